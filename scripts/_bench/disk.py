@@ -227,7 +227,7 @@ class Beside:
             repeat(self._tree, self._leaf, packed([1000 + number, *ids(20_000)]), 0)
             for node in self._tree.nodes():
                 node.last_used -= 100.0  # it has settled
-            disk.write(is_idle=False)
+            disk.tick(is_idle=False)
         begun_s = time.perf_counter()
         work()
         elapsed_ms = 1000 * (time.perf_counter() - begun_s)
@@ -235,7 +235,7 @@ class Beside:
             raise BenchmarkError("The writer had ended before the rows had.")
         disk._writer._paused_until_s = float("inf")
         while disk._writer.is_writing:
-            disk.take_news(0.1)
+            disk.tick(is_idle=False, wait_s=0.1)
         for node in [node for node in self._tree.nodes() if node.key is not None and node is not self._leaf]:
             if node.key is not None:
                 self._tree.drop(node.space, node.key)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_mlx.cache.disk_index import DiskIndex, rule_json
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import ResumeRule
+from vllm_mlx.disk.index import DiskIndex, rule_json
 from vllm_mlx.disk.record import Header, Record, Tensor
 
 SPACE = ("model", "")

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_mlx.cache.disk_index import DiskIndex, rule_json
-from vllm_mlx.cache.disk_removal import PIECES, DiskRemoval
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import Node, ResumeRule
 from vllm_mlx.cache.victims import worth
+from vllm_mlx.disk.index import DiskIndex, rule_json
 from vllm_mlx.disk.record import Header, Record
+from vllm_mlx.disk.removal import PIECES, Removal
 
 NUM_RECORDS = 1000
 FILE_BYTES = 1000
@@ -44,7 +44,7 @@ class Tier:
         self.files, self.index, self.weighed = Files(), DiskIndex(), 0
         self.index.add_model("model", RULE, 1.0)
         self.index.tree._worth = self._weigh
-        self.removal = DiskRemoval(self.files, self.index, lambda work: work())  # type: ignore[arg-type]
+        self.removal = Removal(self.files, self.index, lambda work: work())  # type: ignore[arg-type]
         self.records = [record(number, salts[number % len(salts)]) for number in range(num_records)]
         for one in self.records:
             assert self.index.add(one)
@@ -103,14 +103,3 @@ def test_what_is_cleared_is_not_found_from_then_on_and_its_files_go_in_small_pie
     assert max(removed for _, removed in tier.work()) <= PIECES
     assert tier.files.names == {one.name for one in tier.records if one.header.salt == "ben"}
     assert len(tier.index) == len(tier.files.names)
-
-
-def test_what_another_server_removed_is_forgotten_in_small_pieces() -> None:
-    tier = Tier()
-    tier.removal.lost([one.name for one in tier.records[:300]])
-    before = len(tier.index)
-    steps = 0
-    for _ in tier.work():
-        assert before - len(tier.index) <= PIECES
-        before, steps = len(tier.index), steps + 1
-    assert len(tier.index) == NUM_RECORDS - 300 and steps > 300 // PIECES

@@ -11,9 +11,9 @@ from mlx_lm.utils import load_model
 
 from tests.support.checkpoints import OWN_STATE
 from vllm_mlx.cache import layers, leaving, snapshot
-from vllm_mlx.cache.disk_arrays import Run, run_tensors, slabs_of, window_slabs
 from vllm_mlx.cache.node import Piece
 from vllm_mlx.cache.snapshot import Captured, KVSegment
+from vllm_mlx.disk.arrays import run_tensors
 
 TOKENS = [(7 * i) % 500 for i in range(60)]
 
@@ -48,8 +48,7 @@ def restored(model: Any, captured: Captured) -> list[mx.array]:
 
 def record(segment: KVSegment) -> tuple[dict[str, Any], list[tuple[object, ...]]]:
     """What is written of a segment."""
-    windows = window_slabs(segment, segment.window_offset, segment.length)
-    layout, tensors = run_tensors(Run((*slabs_of(segment, 0, segment.length),), (*windows,), segment.window_offset))
+    layout, tensors = run_tensors(segment, 0, segment.length, segment.window_offset)
     return layout, [(name, dtype, shape, joined(data)) for name, dtype, shape, data in tensors]
 
 

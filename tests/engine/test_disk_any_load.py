@@ -177,7 +177,7 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
         report = server.disk.report()
         assert report.off_reason is None, (seed, report.off_reason)
         num_hits, num_damaged = num_hits + report.hits, num_damaged + report.num_damaged
-        eventually(lambda server=server: server.disk.take_news() or server.disk.reserved_bytes == 0)
+        eventually(lambda server=server: server.disk.tick(is_idle=True) or server.disk.reserved_bytes == 0)
         assert not server.disk.reading
         server.engine.cache_tree.check_integrity()
         server.disk._index.tree.check_integrity()

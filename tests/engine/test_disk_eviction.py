@@ -66,7 +66,7 @@ def test_conversations_that_memory_has_no_room_for_go_on_from_disk(architecture:
         assert [reply for _, reply in found] == [reply for _, reply in expected]
         assert all(few <= num for (num, _), (few, _) in zip(found, expected, strict=True))
         assert report.hits == 3 * (TURNS - 1)
-        eventually(lambda: server.disk.take_news() or server.disk.reserved_bytes == 0)
+        eventually(lambda: server.disk.tick(is_idle=True) or server.disk.reserved_bytes == 0)
         assert server.engine.cache_tree.used_bytes <= server.engine.cache_tree.max_bytes
 
 

@@ -16,7 +16,7 @@ from tests.engine.test_disk_any_load import files, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
 from tests.support.running import eventually
-from vllm_mlx.cache import disk_writer
+from vllm_mlx.disk import writer
 
 DAY_S = 24 * 3600
 PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
@@ -105,18 +105,18 @@ def test_a_path_is_due_after_a_second_and_after_a_minute_once_half_of_the_day_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = checkpoint("qwen3")
-    monkeypatch.setattr(disk_writer, "time", Clock)
+    monkeypatch.setattr(writer, "time", Clock)
     with started(path, tmp_path / "measured") as server:
         server.generate(PROMPT)
     num_bytes = sum(file.stat().st_size for file in files(tmp_path / "measured"))
     with started(path, tmp_path / "cache", cache_disk_daily_bytes=2 * num_bytes - 1) as server:
-        for wait_s, prompt in ((disk_writer.SETTLED_S, PROMPT), (disk_writer.SPARING_S, PROMPT[::-1])):
+        for wait_s, prompt in ((writer.SETTLED_S, PROMPT), (writer.SPARING_S, PROMPT[::-1])):
             server.generate(prompt)
             before = set(files(tmp_path))
             Clock.now_s += wait_s * 0.9
-            server.disk.write(is_idle=True)
+            server.disk.tick(is_idle=True)
             assert not server.disk._writer.is_writing and set(files(tmp_path)) == before
             Clock.now_s += wait_s * 0.2
-            server.disk.write(is_idle=True)
+            server.disk.tick(is_idle=True)
             assert server.disk._writer.is_writing
-            eventually(lambda: server.disk.take_news(0.01) or not server.disk._writer.is_writing)
+            eventually(lambda: server.disk.tick(is_idle=True, wait_s=0.01) or not server.disk._writer.is_writing)

@@ -114,7 +114,7 @@ def play(architecture: str, root: Path, seed: int) -> int:
         settle(pair.twin)
         if not is_cut and rng.random() < 0.6:
             pair.restart(killed=rng.random() < 0.5)
-    assert pair.server.disk.report().reads_not_made == 0
+    assert pair.server.disk.report().reads_not_made == pair.server.disk.report().reads_not_used == 0
     pair.close()
     return num_read
 

@@ -32,7 +32,7 @@ def hold_reads(server: Server) -> threading.Event:
     """Keep the threads that read busy until the event is set."""
     held = threading.Event()
     for _ in range(2):
-        server.disk._reader.submit(lambda: held.wait(30), server.disk.fail)
+        server.disk._threads.read(lambda: held.wait(30), server.disk.fail)
     return held
 
 
@@ -141,7 +141,7 @@ def test_what_is_read_or_written_while_it_is_cleared_leaves_no_file(path: Path, 
         assert server.driver.replies[0].token_ids == plain_loop(path, LONGER, 6)[0]
         assert server.disk.report().hits == 0
         server.engine.clear_cache()
-        server.disk._writer.next(is_idle=True, is_last=True)
+        server.disk._writer.begin(is_idle=True, is_last=True)
         server.engine.clear_cache()
         server.engine.cache_tree.clear()
     assert not files(tmp_path)
@@ -250,9 +250,9 @@ def test_the_cap_is_kept_by_what_is_least_worth(path: Path, tmp_path: Path) -> N
     before = sum(file.stat().st_size for file in files(tmp_path))
     with started(path, tmp_path) as server:
         answers: list[bool] = []
-        server.disk.make_room(before // 2, answers.append)
-        eventually(lambda: server.disk.take_news(0.01) or answers == [True])
-        server.disk._writer.close()
+        server.disk._removal.make_room(before // 2, answers.append)
+        eventually(lambda: server.disk.tick(is_idle=True, wait_s=0.01) or answers == [True])
+        server.disk.close()
         left = sum(file.stat().st_size for file in files(tmp_path))
         assert 0 < left <= before - before // 2
         assert len(server.disk._index) == len(files(tmp_path))
@@ -266,8 +266,7 @@ def test_a_lower_cap_is_kept_from_the_start_on(path: Path, tmp_path: Path) -> No
     cap = sum(file.stat().st_size for file in files(tmp_path)) // 2
 
     def is_kept(server: Server) -> bool:
-        server.disk.write(is_idle=True)
-        server.disk.take_news(0.01)
+        server.disk.tick(is_idle=True, wait_s=0.01)
         with suppress(FileNotFoundError):  # it was removed after the listing
             return sum(file.stat().st_size for file in files(tmp_path)) <= cap
         return False

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.cache import disk_arrays
-from vllm_mlx.cache.disk_arrays import SLAB_TOKENS
+from vllm_mlx.disk import arrays
+from vllm_mlx.disk.arrays import SLAB_TOKENS
 
 from .test_disk_tier import disk_of, opened, tokens_of
 
@@ -46,7 +46,7 @@ def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
 def test_what_is_written_is_copied_on_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
     monkeypatch.setattr(
-        disk_arrays, "_copied", recorded(disk_arrays._copied, lambda _: threads.add(threading.current_thread().name))
+        arrays, "_copied", recorded(arrays._copied, lambda _: threads.add(threading.current_thread().name))
     )
     with opened("qwen3_5", tmp_path) as llm:
         tokens_of(llm, PROMPT)

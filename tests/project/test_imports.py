@@ -13,8 +13,8 @@ from tests.project.sources import PACKAGE, ROOT, imported_modules, python_files
 RANKS = {
     "core": 1,
     "demo": 1,
-    "disk": 2,
-    "cache": 3,
+    "cache": 2,
+    "disk": 3,
     "formats": 3,
     "tokens": 4,
     "guidance": 5,

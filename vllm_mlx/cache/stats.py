@@ -65,6 +65,7 @@ class DiskReport:
     tokens_read: int = 0
     bytes_read: int = 0
     reads_not_made: int = 0  # because computing the tokens was faster
+    reads_not_used: int = 0  # the request resumed before the point up to which was read
     num_damaged: int = 0  # files that were removed, because they were incomplete or changed
 
 

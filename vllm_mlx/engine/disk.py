@@ -6,7 +6,6 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
-from ..cache.disk_tier import DiskTier
 from ..cache.snapshot import STATE_VERSION
 from ..cache.stats import DiskReport
 from ..cache.tree import PrefixTree
@@ -16,6 +15,7 @@ from ..disk.faults import FolderUnusable, NoRoom
 from ..disk.folder import Folder
 from ..disk.memories import NO_MEMORIES, Memories
 from ..disk.place import default_daily_bytes, default_max_bytes, floor_bytes, folder_of, prepare
+from ..disk.tier import DiskTier
 from ..runner.checkpoint import Checkpoint
 from ..runner.model import Model, MultimodalModel
 

@@ -14,7 +14,6 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from ..cache.disk_tier import DiskTier
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
 from ..core.errors import EngineDead, GenerationError, first_line
@@ -23,6 +22,7 @@ from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepOutput, StepPlan
 from ..core.tasks import call_at_exit, raise_in, settle
+from ..disk.tier import DiskTier
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
@@ -31,7 +31,6 @@ from .monitoring.status import image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_LOOK_S = 0.5  # between two looks at what settled state is to be written, while requests run
 _EXIT_S = 60.0  # at the end of the process, for the running step or the part of loading that cannot be interrupted
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 Deliver = Callable[[list[SequenceUpdate]], None]
@@ -42,7 +41,7 @@ class Engine:
         self.facts = facts
         self.disk: DiskTier | None = None
         self._no_disk: DiskReport | None = None  # why there is none, if that is an error
-        self._looked_s = 0.0
+        self._has_disk_work = False  # whether it has more to do at once
         self._scheduler = scheduler
         self._runner = runner
         self._watch = watch
@@ -59,7 +58,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether there is something to do between steps, also if no step is due."""
-        return self.has_work or (self.disk is not None and self.disk.is_busy)
+        return self.has_work or self._has_disk_work
 
     @property
     def num_rows(self) -> int:
@@ -98,7 +97,7 @@ class Engine:
     def wake_on_news(self, wake: Callable[[], None]) -> None:
         """`wake` is called, on any thread, when something was read from disk or written."""
         if self.disk is not None:
-            self.disk.wake = wake
+            self.disk.wake_with(wake)
 
     def close(self, rest_s: Callable[[], float], deliver: Deliver) -> None:
         """End what runs on other threads. While `rest_s` returns a time, write what is not on disk yet."""
@@ -114,14 +113,8 @@ class Engine:
             self.disk.close()
 
     def _look_after_disk(self, *, is_idle: bool) -> None:
-        if self.disk is None:
-            return
-        self.disk.advance()
-        now = time.monotonic()
-        if is_idle or now - self._looked_s >= _LOOK_S:
-            self._looked_s = now
-            self.disk.take_news()
-            self.disk.write(is_idle=is_idle)
+        if self.disk is not None:
+            self._has_disk_work = self.disk.tick(is_idle=is_idle)
 
     def live_bytes(self) -> int:
         return self._runner.live_bytes()
@@ -129,8 +122,7 @@ class Engine:
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or something was read or written."""
         self._is_stalled = False
-        if self.disk is not None:
-            self.disk.take_news()
+        self._look_after_disk(is_idle=not self._scheduler.has_work)
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         self._is_stalled = False

@@ -6,7 +6,7 @@ This is one model's view of the shared tree. It is pure: it hands state on witho
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.node import NODE_BYTES, Match, ResumeRule, Space
@@ -17,43 +17,14 @@ from ..core.memory import RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
 
+if TYPE_CHECKING:  # it knows arrays of mlx
+    from ..disk.tier import DiskTier
+
 T = TypeVar("T")
 
 _MIN_GAIN = 256  # tokens that a snapshot before a fork of two prompts must save
 _STATES_OF_A_CONVERSATION = 4  # newest snapshots kept on one path: those of this turn and of the last one
 MIN_SHARED_TOKENS = 32  # waiting for another prefill to share fewer tokens costs more than it saves
-
-
-class SlowTier(Protocol):
-    """A tier below the tree, from which state can be brought into it."""
-
-    @property
-    def reserved_bytes(self) -> int: ...
-
-    @property
-    def reading(self) -> frozenset[int]: ...
-
-    def awaits(self, seq_id: int, space: Space, key: bytes) -> bool: ...
-
-    def num_read(self, seq_id: int) -> int: ...
-
-    def forget(self, seq_id: int) -> None: ...
-
-    def use(self, space: Space, key: bytes) -> None: ...
-
-    def common_length(self, space: Space, key: bytes) -> int: ...
-
-    def stored(self, space: Space, key: bytes) -> None: ...
-
-    def trim(self, space: Space, key: bytes, keep: int) -> None: ...
-
-    def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Iterable[int]) -> None: ...
-
-    def drop_state(self, space: Space, key: bytes) -> None: ...
-
-    def drop(self, space: Space, key: bytes) -> None: ...
-
-    def raise_fault(self) -> None: ...
 
 
 class PrefixPlanner:
@@ -86,7 +57,7 @@ class PrefixPlanner:
         self._unusable: set[int] = set()  # seq_ids whose match was damaged: they start without the cache
         self._fault: RuntimeError | None = None
         self.num_skipped_captures = 0  # because memory was short
-        self.disk: SlowTier | None = None  # set by the engine, if there is one
+        self.disk: DiskTier | None = None  # set by the engine, if there is one
         tree.add_model(fingerprint, rule)
 
     def open(self, seq: Sequence) -> None:
@@ -133,22 +104,19 @@ class PrefixPlanner:
             self.plan_points(seq)
             return None
         seq.num_computed_tokens = match.length
-        common = match.common
+        common, num_read = match.common, 0
         if self.disk is not None:
-            common = max(common, self.disk.common_length(match.space, self._key(seq, seq.num_tokens)))
+            key = self._key(seq, seq.num_tokens)
+            common = max(common, self.disk.common_length(match.space, key))
+            num_read = self.disk.resumed(seq.seq_id, match.space, key[: match.length * WORD_BYTES])
         if not seq.num_preemptions:
             seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
             seq.num_stored_tokens = min(common, seq.num_prompt_tokens)
-            num_read = 0 if self.disk is None else self.disk.num_read(seq.seq_id)
             seq.num_disk_tokens = min(num_read, seq.num_cached_tokens)
             seq.cache_hit_kind = match.kind
-        if self.disk is not None:
-            self.disk.forget(seq.seq_id)  # so that it may read again if it is preempted
         self.plan_points(seq, common)
         if not match.length:
             return None
-        if self.disk is not None:
-            self.disk.use(match.space, self._key(seq, match.length))
         self._open_matches.append(match)
         return Restore(seq, match)
 
@@ -313,7 +281,7 @@ class PrefixPlanner:
         return True
 
     @property
-    def _caches(self) -> list["PrefixTree | SlowTier"]:
+    def _caches(self) -> list["PrefixTree | DiskTier"]:
         """The tree, and what mirrors it on disk."""
         return [self.tree] if self.disk is None else [self.tree, self.disk]
 

@@ -124,7 +124,8 @@ class DiskStatus(TypedDict):
     """What the prefix cache keeps on disk. Counts are since the server's start.
 
     `off_reason` says why nothing is read or written; null: it works. `used_bytes` count the database too. `hits` are
-    requests for which state was read; `reads_not_made` were slower than computing; `num_damaged` records were removed.
+    requests for which state was read; `reads_not_made` were slower than computing; `reads_not_used` were made for
+    requests that memory then could not resume so far; `num_damaged` records were removed.
     """
 
     folder: str
@@ -139,6 +140,7 @@ class DiskStatus(TypedDict):
     tokens_read: int
     bytes_read: int
     reads_not_made: int
+    reads_not_used: int
     num_damaged: int
 
 

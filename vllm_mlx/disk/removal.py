@@ -1,4 +1,4 @@
-"""Removes cached state from disk: for room, because files are damaged or gone, or because somebody asks for it.
+"""Removes cached state from disk: for room, because files are damaged or gone, or because a user asks for it.
 
 The engine thread does this in small pieces between its steps. Files are removed on the writer's thread.
 """
@@ -7,23 +7,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 
-from ..disk.folder import Folder
-from ..disk.record import Record
-from .disk_index import DiskIndex
-from .node import Node
+from ..cache.node import Node
+from .folder import Folder
+from .index import DiskIndex
+from .record import Record
 
-_AT_ONCE = 4  # records that are forgotten at once, so that nothing reads them again
 PIECES = 64  # nodes that are looked at, or removed, between two steps
 
-Submit = Callable[[Callable[[], None]], None]
 
-
-class DiskRemoval:
+class Removal:
     """Belongs to the engine thread. `submit` runs work on the writer's thread."""
 
-    def __init__(self, folder: Folder, index: DiskIndex, submit: Submit):
+    def __init__(self, folder: Folder, index: DiskIndex, submit: Callable[[Callable[[], None]], object]):
         self._folder, self._index, self._submit = folder, index, submit
         self._chores: deque[Iterator[None]] = deque()
         self._num_clears = 0
@@ -33,14 +29,15 @@ class DiskRemoval:
         return bool(self._chores)
 
     def advance(self) -> None:
-        """Do a few pieces of the work. Called between two steps."""
+        """Do a few pieces of the work, and remove what nothing uses any more. Called between two steps."""
         for _ in range(PIECES):
             if not self._chores:
-                return
+                break
             chore = self._chores.popleft()  # one that raises an error is dropped
             with suppress(StopIteration):
                 next(chore)
                 self._chores.appendleft(chore)
+        self.sweep()
 
     def sweep(self) -> int:
         """Remove the files that no longer contain anything in use. Returns their bytes."""
@@ -83,21 +80,10 @@ class DiskRemoval:
             leaves.pop()
             self.sweep()
             yield
-        self.sweep()  # a read that was cancelled may have used files until now
+        self.sweep()
         self._submit(self._folder.shorten)
 
-    def lost(self, names: Iterable[str]) -> None:
-        """Forget records whose files are gone, and remove what continues them."""
-        rest = iter(names)
-        for name in islice(rest, _AT_ONCE):
-            self._lose(name)
-        self._chores.append(self._losing(rest))
-
-    def _lose(self, name: str) -> None:
-        self._index.lose([name])
-        self.sweep()
-
-    def _losing(self, names: Iterator[str]) -> Iterator[None]:
-        for name in names:
-            self._lose(name)
-            yield
+    def lose(self, record: Record) -> None:
+        """Remove a record that cannot be used, and what continues it."""
+        self._index.lose(record.name)
+        self.remove([record])

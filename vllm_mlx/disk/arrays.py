@@ -11,11 +11,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..disk.record import Record, Tensor, TensorData
-from .layers import Slices
-from .snapshot import Block, DamagedSnapshot, KVSegment, RecurrentState, Stack
+from ..cache.layers import Slices
+from ..cache.snapshot import Block, DamagedSnapshot, KVSegment, RecurrentState, Stack
+from .record import Record, Tensor, TensorData
 
 SLAB_TOKENS = 256
+_PLACES = {"kv": "places", "window": "window_places"}  # where a run's layout has the places of its tensors
 Key = tuple[str, int]  # a record's name and the index of one of its tensors
 
 # MLX's type, how safetensors spells it, and the type of NumPy that carries its bits
@@ -38,7 +39,7 @@ _DTYPES = {name: dtype for dtype, name, _ in _TYPES}
 
 
 @dataclass(frozen=True, slots=True)
-class Slab:
+class _Slab:
     """KV of the next `length` tokens, at most `SLAB_TOKENS`: a range of tokens in arrays of shape (rows, heads, tokens,
     width), which follow the places of their stack."""
 
@@ -47,51 +48,35 @@ class Slab:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The KV of successive tokens, as it is written: attention for all of them, window layers from an offset on."""
-
-    slabs: tuple[Slab, ...]
-    windows: tuple[Slab, ...]
-    window_offset: int
-
-
-def slabs_of(segment: KVSegment, start: int, end: int) -> Iterator[Slab]:
-    """The attention KV of the tokens `[start, end)` of a segment."""
-    for block, (low, high) in segment.spans(start, end):
-        yield from _slabs(block.kv, low, high)
-
-
-def window_slabs(segment: KVSegment, start: int, end: int) -> Iterator[Slab]:
-    """The window layers' KV of the tokens `[start, end)` of a segment, which has them from `window_offset` on."""
-    if segment.windows.buffers:
-        yield from _slabs(segment.windows, start - segment.window_offset, end - segment.window_offset)
-
-
-def _slabs(stack: Stack, start: int, end: int) -> Iterator[Slab]:
+def _slabs(stack: Stack, start: int, end: int) -> Iterator[_Slab]:
     for low in range(start, end, SLAB_TOKENS):
-        yield Slab(stack, low, min(SLAB_TOKENS, end - low))
+        yield _Slab(stack, low, min(SLAB_TOKENS, end - low))
 
 
-def run_tensors(run: Run) -> tuple[dict[str, Any], list[TensorData]]:
-    """The layout and the tensors of a run. The bytes are copied when they are written, a tensor at a time.
+def run_tensors(segment: KVSegment, start: int, end: int, windowed: int) -> tuple[dict[str, Any], list[TensorData]]:
+    """The layout and the tensors of a segment's tokens `[start, end)`, of window layers from `windowed` on.
 
-    Raises DamagedSnapshot if the slabs differ in more than their lengths.
+    The bytes are copied when they are written, a tensor at a time. Raises DamagedSnapshot if the slabs differ in more
+    than their lengths.
     """
-    layout = {"slabs": [slab.length for slab in run.slabs], "window_offset": run.window_offset}
-    layout |= {"window_slabs": [slab.length for slab in run.windows]}
-    layout |= {"places": _places(run.slabs), "window_places": _places(run.windows)}
-    return layout, [*_slab_tensors("kv", run.slabs), *_slab_tensors("window", run.windows)]
+    slabs = [slab for block, (low, high) in segment.spans(start, end) for slab in _slabs(block.kv, low, high)]
+    windows: list[_Slab] = []
+    if segment.windows.buffers:
+        windows = [*_slabs(segment.windows, windowed - segment.window_offset, end - segment.window_offset)]
+    layout = {"slabs": [slab.length for slab in slabs], "window_offset": windowed - start}
+    layout |= {"window_slabs": [slab.length for slab in windows]}
+    layout |= {"places": _places(slabs), "window_places": _places(windows)}
+    return layout, [*_slab_tensors("kv", slabs), *_slab_tensors("window", windows)]
 
 
-def _places(slabs: Sequence[Slab]) -> list[Any]:
+def _places(slabs: Sequence[_Slab]) -> list[Any]:
     places = {slab.stack.alike()[1] for slab in slabs}
     if len(places) > 1:
         raise DamagedSnapshot("blocks of one run differ in their layers")
     return [place and list(place) for place in next(iter(places), ())]
 
 
-def _slab_tensors(name: str, slabs: Iterable[Slab]) -> Iterator[TensorData]:
+def _slab_tensors(name: str, slabs: Iterable[_Slab]) -> Iterator[TensorData]:
     for index, slab in enumerate(slabs):
         for number, buffers in enumerate(slab.stack.alike()[0]):
             _, heads, _, width = buffers[0].shape
@@ -129,7 +114,8 @@ def _copied(bits: np.ndarray) -> memoryview:
     return np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
 
 
-def can_store(buffers: Iterable[mx.array]) -> bool:
+def can_store(segment: KVSegment, state: RecurrentState | None) -> bool:
+    buffers = (*segment.buffers(), *(() if state is None else state.arrays.buffers))
     return all(buffer.dtype in _NAMES for buffer in buffers)
 
 
@@ -162,44 +148,37 @@ class Part:
 
     def tensors(self) -> Iterator[Key]:
         """The tensors to read, in the order of the file."""
-        layout = self.record.header.layout
-        by_name = {tensor.name: index for index, tensor in enumerate(self.record.tensors)}
-        for name, places, spans in (
-            ("kv", layout["places"], _overlapping(layout["slabs"], 0, self.start, self.end)),
-            ("window", layout["window_places"], self._window_spans()),
-        ):
-            for index, _ in spans:
-                for number in range(_num_buffers(places)):
-                    if (found := by_name.get(f"{name}.{index}.{number}")) is None:
-                        raise DamagedSnapshot("a record lacks a tensor")
-                    yield self.record.name, found
+        for name in _PLACES:
+            for index, _ in self._spans(name):
+                yield from self._keys(name, index)
 
     def blocks(self, arrays: Mapping[Key, mx.array]) -> Iterator[Block]:
         """The attention KV. Slabs that are used in part are copied lazily."""
-        layout = self.record.header.layout
-        stacks = self._stacks("kv", layout["places"], arrays)
-        for index, (low, high) in _overlapping(layout["slabs"], 0, self.start, self.end):
-            yield Block(layout["slabs"][index], stacks(index)).cut(low, high)
+        for index, (low, high) in self._spans("kv"):
+            yield Block(self.record.header.layout["slabs"][index], self._stack("kv", index, arrays)).cut(low, high)
 
     def window_kv(self, arrays: Mapping[Key, mx.array]) -> Iterator[Stack]:
         """The window layers' KV, slab by slab."""
-        layout = self.record.header.layout
-        stacks = self._stacks("window", layout["window_places"], arrays)
-        for index, (low, high) in self._window_spans():
-            yield stacks(index).cut(low, high)
+        for index, (low, high) in self._spans("window"):
+            yield self._stack("window", index, arrays).cut(low, high)
 
-    def _window_spans(self) -> list[tuple[int, tuple[int, int]]]:
+    def _spans(self, name: str) -> list[tuple[int, tuple[int, int]]]:
+        """The slabs that are read, each with the range of its tokens."""
         layout = self.record.header.layout
+        if name == "kv":
+            return _overlapping(layout["slabs"], 0, self.start, self.end)
         return _overlapping(layout["window_slabs"], layout["window_offset"], *self.windows)
 
-    def _stacks(self, name: str, places: Sequence[Any], arrays: Mapping[Key, mx.array]) -> Any:
-        by_name = {tensor.name: (self.record.name, index) for index, tensor in enumerate(self.record.tensors)}
+    def _keys(self, name: str, index: int) -> list[Key]:
+        """The tensors of one slab."""
+        places = self.record.header.layout[_PLACES[name]]
+        num_buffers = 1 + max((place[0] for place in places if place is not None), default=-1)
+        by_name = {tensor.name: place for place, tensor in enumerate(self.record.tensors)}
+        return [(self.record.name, by_name[f"{name}.{index}.{number}"]) for number in range(num_buffers)]
 
-        def stack(index: int) -> Stack:
-            buffers = (arrays[by_name[f"{name}.{index}.{number}"]] for number in range(_num_buffers(places)))
-            return Stack(tuple(buffers), _as_places(places))
-
-        return stack
+    def _stack(self, name: str, index: int, arrays: Mapping[Key, mx.array]) -> Stack:
+        buffers = tuple(arrays[key] for key in self._keys(name, index))
+        return Stack(buffers, _as_places(self.record.header.layout[_PLACES[name]]))
 
 
 def segment_of(parts: Sequence[Part], arrays: Mapping[Key, mx.array]) -> KVSegment:
@@ -243,10 +222,6 @@ def _overlapping(lengths: Sequence[int], offset: int, start: int, end: int) -> l
             found.append((index, (low, high)))
         position += length
     return found
-
-
-def _num_buffers(places: Iterable[Any]) -> int:
-    return 1 + max((place[0] for place in places if place is not None), default=-1)
 
 
 def _as_places(places: Iterable[Any]) -> tuple[tuple[int, int] | None, ...]:

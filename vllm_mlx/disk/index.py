@@ -5,15 +5,15 @@ because they share its limit.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..disk.record import Header, Record
-from .index import WORD_BYTES
-from .node import Node, ResumeRule, Space
-from .tree import PrefixTree
+from ..cache.index import WORD_BYTES
+from ..cache.node import Node, ResumeRule, Space
+from ..cache.tree import PrefixTree
+from .record import Header, Record
 
 _WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are not cut
 
@@ -36,14 +36,11 @@ class FileRange:
     first: int
     length: int
     use: _Use
+    num_buffers = 0
 
     @property
     def nbytes(self) -> int:
         return self._bytes_before(self.first + self.length) - self._bytes_before(self.first)
-
-    @property
-    def num_buffers(self) -> int:
-        return 0
 
     def split(self, at: int) -> tuple["FileRange", "FileRange"]:
         return (
@@ -60,18 +57,11 @@ class FileRange:
 class FileState:
     record: Record
     use: _Use
+    num_buffers = 0
 
     @property
     def nbytes(self) -> int:
         return self.record.file_bytes
-
-    @property
-    def num_buffers(self) -> int:
-        return 0
-
-
-def rule_json(rule: ResumeRule) -> dict[str, Any]:
-    return {"needs_state": rule.needs_state, "window": rule.window}
 
 
 class DiskIndex:
@@ -103,27 +93,27 @@ class DiskIndex:
         """
         header = record.header
         rule, offset = _rule(header), header.layout.get("window_offset", 0)
-        if not isinstance(offset, int) or offset < 0:
+        if rule is None or not isinstance(offset, int) or offset < 0:
             return False
-        if rule is None or self._rules.setdefault(header.fingerprint, rule) != rule:
+        if self._rules.setdefault(header.fingerprint, rule) != rule:
             return False
         self.tree.add_model(header.fingerprint, rule, s_per_token=header.s_per_token)
-        key, before = self._key(header), self._use_of(header.parent)
+        key, before = self._key(header), self._uses.get(header.parent, _no_use)()
         if key is None or (header.parent and before is None):
             return False
         use = _Use(before)
         common = self.tree.common_length(space_of(header), key)
         if header.kind == "run" and common >= header.end:
             self._repeated.append(use)
-        if not self._insert(record, use, key, common):
+        if not self._insert(record, use, key, common, min(offset, header.end - header.start)):
             return False
         self._records[record.name] = record
         self._uses[record.name] = weakref.ref(use, partial(self._has_ended, record.name))
         return True
 
-    def _insert(self, record: Record, use: _Use, key: bytes, common: int) -> bool:
+    def _insert(self, record: Record, use: _Use, key: bytes, common: int, offset: int) -> bool:
         header = record.header
-        segment, state = FileRange(record, 0, header.end - header.start, use), None
+        state = None
         if header.kind == "state":
             if common != header.start or self.has_state(space_of(header), key):
                 return False
@@ -132,25 +122,18 @@ class DiskIndex:
             space_of(header),
             key,
             start=header.start,
-            segment=segment,
-            window_start=header.start + min(header.layout.get("window_offset", 0), header.end - header.start),
+            segment=FileRange(record, 0, header.end - header.start, use),
+            window_start=header.start + offset,
             state=state,
             now=record.used_s,
         )
 
-    def _use_of(self, name: str) -> _Use | None:
-        use = self._uses.get(name)
-        return None if use is None else use()
+    def _has_ended(self, name: str, _: object) -> None:
+        self._ended.append(name)
 
     def drop_repeated(self) -> None:
         """Keep runs whose tokens other runs hold only where something continues them."""
         self._repeated.clear()
-
-    def _has_ended(self, name: str, _: object) -> None:
-        self._ended.append(name)
-
-    def window_of(self, fingerprint: str) -> int | None:
-        return self._rules[fingerprint].window
 
     def has_state(self, space: Space, key: bytes) -> bool:
         """Whether a state is stored at exactly the key's end."""
@@ -173,18 +156,16 @@ class DiskIndex:
     def records_on(self, space: Space, key: bytes) -> list[Record]:
         return [record for node in self.tree.path(space, key) for record in _records(node)]
 
-    def lose(self, names: Iterable[str]) -> None:
-        """Forget records whose files are gone, and what continues them."""
-        for name in names:
-            record = self._records.get(name)
-            if record is None:
-                continue
-            header, key = record.header, self._key(record.header)
-            if key is not None and header.kind == "run":
-                self.tree.drop(space_of(header), key, start=header.start)
-            elif key is not None:
-                self.tree.drop_state(space_of(header), key, is_lost=True)
-            self._records.pop(name, None)
+    def lose(self, name: str) -> None:
+        """Forget a record whose file is gone, and what continues it."""
+        if (record := self._records.get(name)) is None:
+            return
+        header, key = record.header, self._key(record.header)
+        if key is not None and header.kind == "run":
+            self.tree.drop(space_of(header), key, start=header.start)
+        elif key is not None:
+            self.tree.drop_state(space_of(header), key, is_lost=True)
+        self._records.pop(name, None)
 
     def unused(self) -> list[Record]:
         """Forget the records that nothing uses any more, and return them: their files can go.
@@ -216,11 +197,8 @@ def space_of(header: Header) -> Space:
     return (header.fingerprint, header.salt)
 
 
-def _records(node: Node) -> Iterator[Record]:
-    """The run whose tokens the node holds, and its state."""
-    yield node.segment.record  # type: ignore[attr-defined]
-    if node.state is not None:
-        yield node.state.record  # type: ignore[attr-defined]
+def rule_json(rule: ResumeRule) -> dict[str, Any]:
+    return {"needs_state": rule.needs_state, "window": rule.window}
 
 
 def _rule(header: Header) -> ResumeRule | None:
@@ -230,3 +208,14 @@ def _rule(header: Header) -> ResumeRule | None:
             return ResumeRule(needs_state=needs_state, window=window)
         case _:
             return None
+
+
+def _records(node: Node) -> Iterator[Record]:
+    """The run whose tokens the node holds, and its state."""
+    yield node.segment.record  # type: ignore[attr-defined]
+    if node.state is not None:
+        yield node.state.record  # type: ignore[attr-defined]
+
+
+def _no_use() -> None:
+    """The use of a record that is not in the tree."""

@@ -1,0 +1,86 @@
+"""Threads that do the work they are given, in order, and what they report, which the engine thread takes.
+
+The threads are daemons: a disk that hangs keeps no process alive.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from ..core.fence import Fence
+
+_NUM_READERS = 2
+
+Act = Callable[[], object]
+Failed = Callable[[Exception], object]
+
+
+class Threads:
+    """Two threads read, and one writes. All methods may be called on any thread."""
+
+    def __init__(self) -> None:
+        self.wake: Act = _nobody_waits  # called on any thread when there are news
+        self._news: SimpleQueue[Act] = SimpleQueue()
+        self._reads: SimpleQueue[tuple[Act, Failed] | None] = SimpleQueue()
+        self._writes: SimpleQueue[tuple[Act, Failed] | None] = SimpleQueue()
+        names = [f"disk-read-{number}" for number in range(_NUM_READERS)]
+        self._readers = [Thread(target=self._run, args=(self._reads,), name=name, daemon=True) for name in names]
+        self._writer = Thread(target=self._run, args=(self._writes,), name="disk-write", daemon=True)
+        self.is_closed = False
+        for thread in (*self._readers, self._writer):
+            thread.start()
+
+    def read(self, work: Act, failed: Failed) -> None:
+        """Run work on a thread that reads. `failed` is called on the engine thread if it raises an error."""
+        self._reads.put((work, failed))
+
+    def write(self, work: Act, failed: Failed) -> None:
+        """Run work on the thread that writes, after the work before it. Once the threads are closed, it is dropped."""
+        if not self.is_closed:
+            self._writes.put((work, failed))
+
+    def post(self, act: Act) -> None:
+        """Have `act` called on the engine thread."""
+        self._news.put(act)
+        self.wake()
+
+    @property
+    def has_news(self) -> bool:
+        return not self._news.empty()
+
+    def take_news(self, timeout_s: float) -> None:
+        """Do what was posted. Called on the engine thread, which waits no longer than `timeout_s` for it."""
+        while True:
+            try:
+                act = self._news.get(timeout_s > 0, timeout_s)
+            except Empty:
+                return
+            act()
+            del act  # what it refers to is not kept until the next one comes
+            timeout_s = 0.0
+
+    def close(self, timeout_s: float) -> None:
+        """Let the threads end after the work that they were given, and wait so long for what is written."""
+        self.is_closed = True
+        for queue in (self._writes, *[self._reads] * _NUM_READERS):
+            queue.put(None)
+        self._writer.join(timeout_s)
+
+    def _run(self, queue: SimpleQueue[tuple[Act, Failed] | None]) -> None:
+        while (item := queue.get()) is not None:
+            work, failed = item
+            if (error := contained(work)) is not None:
+                self.post(partial(failed, error))
+            del item, work, failed, error  # what they refer to is not kept until the next work comes
+
+
+def contained(work: Act) -> Exception | None:
+    """Do the work, and return the error that ended it, if any did."""
+    with Fence("the server, which goes on without what is on disk", is_logged=False) as fence:
+        work()
+    return fence.error
+
+
+def _nobody_waits() -> None:
+    """Stand in for `wake` until it is set."""

@@ -1,0 +1,337 @@
+"""Writes what memory keeps of its paths, on a thread of its own, one record at a time.
+
+The disk mirrors what memory keeps of a path: a node is one record with its windows, and a second one for its state. So
+no rule of its own decides what a restarted server can resume from. A path is due a second after a part of it was
+stored, so that what a later turn cannot contain has left it before. What is evicted from memory before it was written
+is lost.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from ..cache.index import WORD_BYTES, common_tokens
+from ..cache.node import Node, ResumeRule, Space
+from ..cache.snapshot import DamagedSnapshot, KVSegment, RecurrentState
+from ..cache.stats import DiskReport
+from ..cache.tree import PrefixTree
+from .arrays import SLAB_TOKENS, can_store, run_tensors, state_tensors
+from .faults import FolderUnusable, NoRoom
+from .folder import Folder, FolderUsage
+from .index import DiskIndex, rule_json
+from .record import Header, Record, TensorData
+from .removal import Removal
+from .threads import Threads
+
+logger = logging.getLogger(__name__)
+
+SETTLED_S = 1.0  # a reply's end is trimmed within this time
+SPARING_S = 60.0  # once half of the day's bytes are written: the next turn replaces some states within this time
+_MAX_RUN_TOKENS = 4096
+_MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
+_MAX_DUE = 256  # paths that wait; of more, the ones that wait longest are forgotten
+_BESIDE_BYTES_PER_S = 100e6  # while rows run, which need the bandwidth of the memory
+_LOOK_S = 30.0  # between two looks at the size of the folder
+_PAUSE_S = 60.0  # without room, nothing is tried for this time
+_CAP_SLACK = 20  # a twentieth of the cap is removed at once
+
+Path = tuple[Space, bytes]
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A record to write. Its tensors refer to arrays in memory, whose bytes are copied as they are written."""
+
+    key: bytes  # up to the record's end
+    header: Header
+    tensors: list[TensorData]
+    num_bytes: int
+    is_cleared: bool = False  # it is removed once it is complete
+
+    @property
+    def space(self) -> Space:
+        return (self.header.fingerprint, self.header.salt)
+
+
+class Writer:
+    """Belongs to the engine thread, but for `_write` and `_paced`."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        folder: Folder,
+        memory: PrefixTree,
+        index: DiskIndex,
+        removal: Removal,
+        fail: Callable[[Exception | None], None],
+        *,
+        fingerprint: str,
+        rule: ResumeRule,
+        s_per_token: float,
+        report: DiskReport,
+    ):
+        """`report` has the limits."""
+        self._threads, self._folder, self._memory, self._index = threads, folder, memory, index
+        self._removal, self._fail = removal, fail
+        self._fingerprint, self._rule, self._s_per_token = fingerprint, rule, s_per_token
+        self._slack_bytes, self._daily_bytes = report.max_bytes // _CAP_SLACK, report.daily_bytes
+        self._due: dict[Path, float] = {}  # when each was stored last, the newest at the end
+        self._thins: dict[Path, tuple[int, frozenset[int]]] = {}  # to be done once the path is written
+        self._running: Job | None = None
+        self._limit: str | None = None  # why nothing could be written last
+        self._is_beside = False  # whether rows run that need the bandwidth of the memory
+        self._is_making_room = False
+        self._paused_until_s = 0.0
+        self._usage: FolderUsage | None = None  # at the last look
+        self._looked_s = float("-inf")
+
+    @property
+    def is_writing(self) -> bool:
+        return self._running is not None
+
+    # -- what is due
+
+    def stored(self, space: Space, key: bytes) -> None:
+        """Memory has stored a part of this path, or all."""
+        if space[0] != self._fingerprint:
+            return
+        for due in [due for due in self._due if due[0] == space and key.startswith(due[1])]:
+            self._settle(due)
+        self._due[space, key] = time.monotonic()
+        if len(self._due) > _MAX_DUE:
+            self._settle(next(iter(self._due)))
+
+    def thin(self, space: Space, key: bytes, keep_last: int, keep: Iterable[int]) -> None:
+        """Remove states like `PrefixTree.thin`, but the ones that memory keeps, once the path is written.
+
+        So a turn whose server is killed before that has removed nothing.
+        """
+        if (space, key) in self._due:
+            self._thins[space, key] = keep_last, frozenset(keep)
+
+    def _settle(self, path: Path) -> None:
+        del self._due[path]
+        self._thins.pop(path, None)
+
+    def begin(self, *, is_idle: bool, is_last: bool = False) -> bool:
+        """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
+        self._is_beside = not is_idle and not self._is_filling
+        self.usage_since(_LOOK_S)
+        now = time.monotonic()
+        if self._is_making_room or now < self._paused_until_s or self._running is not None:
+            return False
+        latest_s = now - (0.0 if is_last or self._is_filling else self._settled_s)
+        for (space, key), stored_s in reversed(list(self._due.items())):
+            if stored_s > latest_s:
+                continue
+            if (job := self._next(space, key)) is not None:
+                self._running = job
+                self._threads.write(partial(self._write, job), partial(self._not_written, job))
+                return True
+            self._settle((space, key))
+        return False
+
+    @property
+    def _is_filling(self) -> bool:
+        """Whether memory will soon evict."""
+        return self._memory.used_bytes > 0.85 * self._memory.max_bytes
+
+    @property
+    def _settled_s(self) -> float:
+        """How long ago a path must have been stored to be due."""
+        written_bytes = 0 if self._usage is None else self._usage.written_bytes
+        return SPARING_S if 2 * written_bytes > self._daily_bytes else SETTLED_S
+
+    # -- the next record of a path
+
+    def _next(self, space: Space, key: bytes) -> Job | None:
+        """Return the next record of a path, or None if all that memory has of it is on disk."""
+        path = self._path(space, key)
+        try:
+            job = self._lacking(path, space, key)
+        except DamagedSnapshot as error:
+            logger.warning("Cached state is not written to disk: %s", error)
+            return None
+        if job is None:
+            for node in path:
+                node.is_copied = True
+            if (found := self._thins.get((space, key))) is not None:
+                kept = found[1].union(node.end for node in path if node.state is not None)
+                self._index.tree.thin(space, key, keep_last=found[0], keep=kept)
+        return job
+
+    def _path(self, space: Space, key: bytes) -> list[Node]:
+        """What memory has of a path, as far as its nodes end there."""
+        return [node for node in self._memory.path(space, key) if node.end * WORD_BYTES <= len(key)]
+
+    def _lacking(self, path: list[Node], space: Space, key: bytes) -> Job | None:
+        if not all(can_store(node.segment, node.state) for node in path):  # type: ignore[arg-type]
+            return None
+        stored, common = self._index.tree.path(space, key), self._index.tree.common_length(space, key)
+        states = {node.end for node in stored if node.state is not None}
+        for node in path:
+            if (span := self._span(node, stored, common)) is not None:
+                return self._run_job(node, key, *span)
+            if node.state is not None and node.end not in states:
+                assert isinstance(node.state, RecurrentState)
+                return self._job("state", node, key, node.end, node.end, *state_tensors(node.state), node.state_bytes)
+        return None
+
+    def _span(self, node: Node, stored: list[Node], common: int) -> tuple[int, int] | None:
+        """The first tokens of a node that the disk lacks, or has without their windows."""
+        if self._rule.window is not None:
+            for part in stored:
+                low, high = max(part.start, node.window_start), min(part.window_start, node.end, common)
+                if low < high:
+                    return low, high
+        return (max(node.start, common), node.end) if common < node.end else None
+
+    def _run_job(self, node: Node, key: bytes, start: int, end: int) -> Job:
+        segment, length = node.segment, node.end - node.start
+        assert isinstance(segment, KVSegment)
+        most = min(_MAX_RUN_TOKENS, _MAX_RUN_BYTES * length // max(length, node.segment_bytes))
+        end = min(end, start + max(1, most // SLAB_TOKENS) * SLAB_TOKENS)
+        windowed = min(max(node.window_start, start), end)
+        tensors = run_tensors(segment, *(position - node.start for position in (start, end, windowed)))
+        return self._job("run", node, key, start, end, *tensors, node.segment_bytes * (end - start) // length)
+
+    def _job(
+        self,
+        kind: Literal["run", "state"],
+        node: Node,
+        key: bytes,
+        start: int,
+        end: int,
+        layout: dict[str, Any],
+        tensors: list[TensorData],
+        num_bytes: int,
+    ) -> Job:
+        before = self._index.run_before(node.space, key[: start * WORD_BYTES])
+        header = Header(
+            kind=kind,
+            fingerprint=node.space[0],
+            salt=node.space[1],
+            parent="" if before is None else before.name,
+            start=start,
+            words=key[start * WORD_BYTES : end * WORD_BYTES],
+            layout=layout,
+            s_per_token=self._s_per_token,
+            rule=rule_json(self._rule),
+        )
+        return Job(key[: end * WORD_BYTES], header, tensors, num_bytes)
+
+    # -- the thread
+
+    def _write(self, job: Job) -> None:
+        """Write one record. Runs on the writer's thread."""
+        tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
+        record = self._folder.add(job.header, tensors)
+        self._threads.post(partial(self._written, job, record, self._folder.usage()))
+
+    def _paced(self, data: Any) -> Iterator[memoryview]:
+        for part in data:
+            yield part
+            if self._is_beside:
+                time.sleep(part.nbytes / _BESIDE_BYTES_PER_S)
+
+    def _written(self, job: Job, record: Record, usage: FolderUsage) -> None:
+        self._limit = self._running = None
+        if record.name not in self._index and (job.is_cleared or not self._index.add(record)):
+            self._forget(job)  # it would be written again and again
+            self._removal.remove([record])
+        self._looked(usage)
+
+    def _not_written(self, job: Job, error: Exception) -> None:
+        self._running = None
+        match error:
+            case NoRoom(limit="cap" | "free"):
+                num_held = self._num_held(job)
+                self._make_room(job.num_bytes + self._slack_bytes, partial(self._has_room, error, job, num_held))
+            case NoRoom():
+                self._pause(error)
+            case FolderUnusable():
+                self._pause()
+                self._fail(error)
+            case FileNotFoundError():  # the record that this one continues was removed by hand
+                self._index.lose(job.header.parent)
+            case _:
+                self._fail(error)
+
+    def _make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
+        self._is_making_room = True
+        self._removal.make_room(num_bytes, then)
+
+    def _has_room(self, error: NoRoom, job: Job, num_held: int, is_larger: bool) -> None:
+        self._is_making_room = False
+        if self._num_held(job) < num_held:
+            self._forget(job)  # it is larger than the folder may become, and would push its own records out for ever
+        if not is_larger:
+            self._pause(error)
+
+    def _paths_of(self, job: Job) -> list[Path]:
+        return [due for due in self._due if due[0] == job.space and due[1].startswith(job.key)]
+
+    def _num_held(self, job: Job) -> int:
+        """How many records the disk has of the paths that need this one."""
+        return sum(len(self._index.records_on(*due)) for due in self._paths_of(job))
+
+    def _forget(self, job: Job) -> None:
+        for due in self._paths_of(job):
+            self._settle(due)
+
+    def _pause(self, error: NoRoom | None = None) -> None:
+        """Try again in a minute. The log has one line until something could be written."""
+        if error is not None:
+            if error.limit != self._limit:
+                logger.warning("%s", error)
+            self._limit = error.limit
+        self._paused_until_s = time.monotonic() + _PAUSE_S
+
+    # -- what leaves memory or the disk
+
+    def clear(self, salts: str) -> None:
+        """Forget what waits of salts that begin with `salts`. What is being written is removed once it is complete."""
+        for due in [due for due in self._due if due[0][1].startswith(salts)]:
+            self._settle(due)
+        if self._running is not None and self._running.space[1].startswith(salts):
+            self._running.is_cleared = True
+
+    def trim(self, space: Space, key: bytes, keep: int) -> None:
+        """Remove the running record once it is complete, if it lies on this path after its first `keep` tokens."""
+        job = self._running
+        if job is None or job.space != space or common_tokens(job.key, key) <= keep:
+            return
+        if job.header.start >= keep + (job.header.kind == "state"):
+            job.is_cleared = True
+
+    # -- figures
+
+    def usage_since(self, age_s: float) -> FolderUsage | None:
+        """The size of the folder at the last look. Look again soon if that is older."""
+        if time.monotonic() - self._looked_s > age_s:
+            self._looked_s = time.monotonic()
+            self._threads.write(lambda: self._threads.post(partial(self._looked, self._folder.usage())), self._fail)
+        return self._usage
+
+    def _looked(self, usage: FolderUsage) -> None:
+        """Note the size of the folder, and make it smaller if it is too large."""
+        self._fail(None)
+        self._usage, self._looked_s = usage, time.monotonic()
+        if usage.excess_bytes and not self._is_making_room:
+            self._make_room(usage.excess_bytes, self._has_shrunk)
+
+    def _has_shrunk(self, _: bool) -> None:
+        self._is_making_room = False
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes in memory that are to be written."""
+        nodes = {node.node_id: node for space, key in self._due for node in self._path(space, key)}
+        return sum(node.segment_bytes + node.state_bytes for node in nodes.values() if not node.is_copied)
+
+    def hurry(self) -> None:
+        """Write at full speed, because the server ends."""
+        self._is_beside = False
