@@ -324,6 +324,10 @@ class Writer:
             self._make_room(usage.excess_bytes, self._has_shrunk)
 
     def _has_shrunk(self, _: bool) -> None:
+        """A look that was made before the files are removed does not count."""
+        self._threads.write(lambda: self._threads.post(self._end_of_shrinking), self._fail)
+
+    def _end_of_shrinking(self) -> None:
         self._is_making_room = False
 
     @property
