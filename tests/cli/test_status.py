@@ -107,6 +107,7 @@ DISK: dict[str, Any] = {
     "tokens_read": 0,
     "bytes_read": 0,
     "reads_not_made": 0,
+    "reads_not_used": 0,
     "num_damaged": 0,
 }
 READ = {"hits": 3, "tokens_read": 120_000, "bytes_read": 3_100_000_000}

@@ -11,6 +11,7 @@ from tests.project.walk import (
     CACHED_TURN,
     CHAT,
     PAGE,
+    RESTORED_TURN,
     Form,
     Leg,
     Sighting,
@@ -24,8 +25,8 @@ from tests.project.walk import (
 )
 
 # Lower these when a walk gets shorter. A file on it changes the form of what it gets, or hands it on.
-MAX_FILES = {"chat": 21, "cached turn": 10}
-MAX_MAKERS = {"chat": 13, "cached turn": 6}
+MAX_FILES = {"chat": 21, "cached turn": 10, "turn after a restart": 7}
+MAX_MAKERS = {"chat": 13, "cached turn": 6, "turn after a restart": 3}
 # Where a hand-over value is constructed, beside the file on the walk.
 OTHER_MAKERS = {
     "Request": {"llm.py", "api/anthropic/decode.py", "api/responses/decode.py"},  # other protocols
@@ -40,7 +41,7 @@ OTHER_MAKERS = {
     "Match": set(),
     "EncodedText": set(),
 }
-FORMS = {"chat": CHAT, "cached turn": CACHED_TURN}
+FORMS = {"chat": CHAT, "cached turn": CACHED_TURN, "turn after a restart": RESTORED_TURN}
 
 
 @pytest.fixture(scope="module")

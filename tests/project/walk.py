@@ -11,6 +11,7 @@ Files that only look at a value (logs, counts, limits) and helpers that make no 
 import dataclasses
 import json
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ import mlx.core as mx
 from tests.support.running import eventually, serving
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.cache.node import Match, Node, Piece
+from vllm_mlx.cache.snapshot import KVSegment
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart
@@ -32,6 +34,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.sequence import Sequence as EngineSequence
 from vllm_mlx.core.step import Restore, SequenceUpdate, StepOutput, StepPlan
+from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.prompt.encoded import EncodedText
 from vllm_mlx.runner.sampler import Sampled
@@ -109,6 +112,12 @@ CACHED_TURN = (
     Form("Match", lambda value: isinstance(value, Match) and bool(value.length)),
     _instance("Restore", Restore),
     Form("keys and values", _is_layer_state),
+)
+RESTORED_TURN = (
+    Form("packed token ids", _is_key),
+    Form("bytes of a tensor", lambda value: isinstance(value, memoryview) and bool(value.nbytes)),
+    _instance("KVSegment", KVSegment),
+    _instance("Node", Node),
 )
 
 
@@ -262,23 +271,35 @@ def counted(name: str, legs: Sequence[Leg]) -> str:
 
 
 def walks() -> dict[str, list[Leg]]:
-    """Of a chat request, and of the turn after it, whose prompt extends it."""
+    """Of a chat request, of the turn after it, whose prompt extends it, and of one after a restart."""
+    with tempfile.TemporaryDirectory() as folder:
+        found, messages = _walks(folder)
+        with _served(folder) as (client, traced), traced(RESTORED_TURN) as order:
+            _ask(client, messages)
+            assert client.get("/v1/status").json()["cache"]["disk"]["hits"], "nothing was read from disk"
+    found["turn after a restart"] = walk(RESTORED_TURN, order)
+    return found
+
+
+def _walks(folder: str) -> tuple[dict[str, list[Leg]], list[dict[str, str]]]:
+    """The walks of the first process, and the messages of a next turn."""
     found = {}
-    with _served() as (client, traced):
+    with _served(folder) as (client, traced):
         question = [_user(_QUESTION)]
         with traced(CHAT) as order:
             reply, num_tokens = _ask(client, question)
         found["chat"] = walk(CHAT, order)
         eventually(lambda: _is_stored(client, num_tokens))
         with traced(CACHED_TURN) as order:
-            _ask(client, [*question, {"role": "assistant", "content": reply}, _user("Again.")])
+            messages = [*question, {"role": "assistant", "content": reply}, _user("Again.")]
+            _ask(client, messages)
         assert client.get("/v1/status").json()["cache"]["hits"], "the second turn found nothing"
         found["cached turn"] = walk(CACHED_TURN, order)
-    return found
+    return found, messages
 
 
 @contextmanager
-def _served() -> Iterator[tuple[httpx.Client, Any]]:
+def _served(folder: str) -> Iterator[tuple[httpx.Client, Any]]:
     """A server whose threads are all watched, where a block asks for it."""
     watch: list[Tracer] = []
     failures: list[Exception] = []
@@ -297,10 +318,12 @@ def _served() -> Iterator[tuple[httpx.Client, Any]]:
         watch.clear()
         assert not failures, failures
 
-    config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True)
+    config = EngineConfig(
+        model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True, cache_dir=folder
+    )
     threading.setprofile(observe)
     try:
-        with serving(start_engine(config)) as running, running.http() as client:
+        with serving(start_engine(config, open_disk(config))) as running, running.http() as client:
             yield client, traced
     finally:
         threading.setprofile(None)

@@ -219,9 +219,7 @@ class PrefixTree:
         The tree may change in a pause.
         """
         queue = self._victims(())
-        for node in self._store.nodes():
-            queue.push(node)
-            yield
+        yield from (queue.push(node) for node in self._store.nodes())  # no name keeps the last node when it is evicted
         while self._evict_next(queue, 0):
             yield
 

@@ -34,7 +34,6 @@ _AHEAD_BYTES = 256 << 20  # arrays that are made before they are read: a disk re
 _MADE_BYTES = 32 << 20  # arrays that are made at a time
 # Raised by layouts that this program did not write:
 _MALFORMED = (DamagedSnapshot, LookupError, TypeError, ValueError, AttributeError)
-_NO_MATCH = Match(space=("", ""))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -43,8 +42,8 @@ class _Reading:
 
     seq_id: int
     space: Space
-    key: bytes  # of a read that is planned, up to the resume point
-    match: Match = _NO_MATCH  # pinned in the index
+    key: bytes  # it ends at the resume point once the read is planned
+    match: Match | None = None  # pinned in the index
     start: int = 0  # position of the first token that is read
     parts: tuple[Part, ...] = ()
     state: Record | None = None
@@ -147,7 +146,8 @@ class Reader:
         reading.is_cancelled = True
         reading.empty.put(None)
         reading.arrays.clear()
-        self._index.tree.release(reading.match)
+        if reading.match is not None:
+            self._index.tree.release(reading.match)
         if reserved_bytes:
             self._memory.set_limit(self._memory.max_bytes + reserved_bytes)
 
@@ -266,13 +266,14 @@ class Reader:
         """Insert what was read into the tree in memory."""
         if reading.is_cancelled:
             return
-        arrays = dict(reading.arrays)
+        arrays, match = dict(reading.arrays), reading.match
+        assert match is not None
         self._end(reading)
         try:
             segment = segment_of(reading.parts, arrays)
             state = None if reading.state is None else state_of(reading.state, arrays)
         except _MALFORMED as error:
-            self._drop(reading.match, error)
+            self._drop(match, error)
             return
         self._insert(reading, segment, state)
 
