@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.disk import arrays
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import plain_loop
+from vllm_mlx.disk import arrays, reader
 from vllm_mlx.disk.arrays import SLAB_TOKENS
 
+from .test_disk_any_load import started
 from .test_disk_tier import disk_of, opened, tokens_of
 
 PROMPT = [7 + (5 * place * place + 3 * place) % 180 for place in range(1500)]
@@ -52,3 +55,33 @@ def test_what_is_written_is_copied_on_another_thread(tmp_path: Path, monkeypatch
         tokens_of(llm, PROMPT)
         engine = llm._engine._thread._thread.name
     assert threads and engine not in threads
+
+
+class SlowClock:
+    """Each look at it takes an hour, so that any read was slow."""
+
+    now_s = 0.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        cls.now_s += 3600.0
+        return cls.now_s
+
+
+def test_a_disk_that_was_slow_is_not_read_for_a_while_and_then_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("qwen3")
+    prompts = [(number, *PROMPT[:300]) for number in range(1, 8)]
+    with started(path, tmp_path) as server:
+        for prompt in prompts:
+            server.generate(prompt)
+    monkeypatch.setattr(reader, "time", SlowClock)
+    monkeypatch.setattr(reader, "_LARGE_BYTES", 1)
+    with started(path, tmp_path) as server:
+        counts = []
+        for prompt in prompts:
+            assert server.generate(prompt) == [plain_loop(path, prompt, 6)[0]]
+            report = server.disk.report()
+            counts.append((report.hits, report.reads_not_made))
+    assert counts == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (3, 3), (4, 3)]

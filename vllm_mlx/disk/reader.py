@@ -8,10 +8,12 @@ The files are read on threads of their own, straight into arrays that the engine
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
+from statistics import median
 
 import mlx.core as mx
 
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 _READ_S = 0.005  # what a read takes in addition to its bytes: it is queued, and the sequence waits for a step to end
 _AHEAD_BYTES = 256 << 20  # arrays that are made before they are read: a disk reads less in a step of other rows
 _MADE_BYTES = 32 << 20  # arrays that are made at a time
+_LARGE_BYTES = 16 << 20  # the speed of smaller reads says little of the disk
+_NUM_SPEEDS = 5  # last reads whose middle speed counts
 # Raised by layouts that this program did not write:
 _MALFORMED = (DamagedSnapshot, LookupError, TypeError, ValueError, AttributeError)
 
@@ -54,6 +58,7 @@ class _Reading:
     arrays: dict[Key, mx.array] = field(default_factory=dict)
     empty: SimpleQueue[tuple[mx.array, memoryview] | None] = field(default_factory=SimpleQueue)  # arrays to fill
     num_made: int = 0  # arrays were made for the first ones of `loads`
+    seconds: float = 0.0  # that the disk took
     ahead_bytes: int = 0  # arrays that were made and have not arrived yet
     is_cancelled: bool = False
 
@@ -81,7 +86,9 @@ class Reader:
     ):
         self._threads, self._folder, self._memory, self._index = threads, folder, memory, index
         self._removal, self._fail = removal, fail
-        self._rule, self._s_per_token, self._read_bytes_per_s = rule, s_per_token, read_bytes_per_s
+        self._rule, self._s_per_token = rule, s_per_token
+        self._assumed_bytes_per_s = memory.read_bytes_per_s = read_bytes_per_s  # until reads were measured
+        self._speeds = deque([read_bytes_per_s] * _NUM_SPEEDS, maxlen=_NUM_SPEEDS)
         self._clock = clock
         self._readings: dict[int, _Reading] = {}  # by seq_id
         self._asked: list[_Reading] = []  # those of them that are not planned yet
@@ -191,10 +198,16 @@ class Reader:
         return True
 
     def _is_faster(self, reading: _Reading) -> bool:
-        seconds = _READ_S + reading.num_bytes / self._read_bytes_per_s
+        seconds = _READ_S + reading.num_bytes / median(self._speeds)
         is_slower = seconds >= reading.num_gained * self._s_per_token
-        self.num_not_made += is_slower
+        if is_slower:
+            self.num_not_made += 1
+            self._note_speed(self._assumed_bytes_per_s)  # so that a disk that was slow for a while is tried again
         return not is_slower
+
+    def _note_speed(self, bytes_per_s: float) -> None:
+        self._speeds.append(bytes_per_s)
+        self._memory.read_bytes_per_s = median(self._speeds)
 
     def _place(self, reading: _Reading, match: Match, num_gained: int) -> None:
         """Read what memory lacks of the KV, and of the windows at the resume point."""
@@ -235,7 +248,9 @@ class Reader:
                 return
             reading.current = record
             array, data = empty
+            begun_s = time.monotonic()
             self._folder.read_into(record, index, data)
+            reading.seconds += time.monotonic() - begun_s
             self._threads.post(partial(self._arrived, reading, record, index, array))
         self._threads.post(partial(self._read_done, reading))
 
@@ -266,6 +281,8 @@ class Reader:
         """Insert what was read into the tree in memory."""
         if reading.is_cancelled:
             return
+        if reading.num_bytes >= _LARGE_BYTES:
+            self._note_speed(reading.num_bytes / max(reading.seconds, 1e-9))
         arrays, match = dict(reading.arrays), reading.match
         assert match is not None
         self._end(reading)

@@ -49,6 +49,8 @@ class DiskTier:
     ):
         """`memory`: the tree of the engine's cache. `s_per_token`: what computing a token of its model takes.
 
+        `read_bytes_per_s`: the speed of the disk before the first reads were measured.
+
         `report` has the settings; `DiskTier.report` adds what happens.
         """
         self._folder = folder
@@ -70,7 +72,6 @@ class DiskTier:
         self._is_missing = False  # whether the folder could not be used when it was needed last
         self._cleared: list[str] = []  # salts that were cleared before all records were known
         self._loaded = Event()
-        memory.read_bytes_per_s = read_bytes_per_s
 
     # -- the index at start
 
