@@ -2,6 +2,9 @@
 the middle of each session and started again on the same folder. Reports how much of each prompt was cached.
 
 What a prompt can share within its session is what the run without a stop found cached.
+
+With `--every-reply` the server is stopped after each reply, or killed one second after it, and each session is played
+to a folder of its own. The table gives the computed tokens over those that no earlier prompt or reply holds.
 """
 
 import argparse
@@ -18,6 +21,7 @@ from itertools import groupby
 from pathlib import Path
 
 from scripts._bench.servers import await_ready, free_port
+from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import SHAPES, write
 from .conversation import Conversations
@@ -25,6 +29,7 @@ from .ideal import Ideals
 from .player import Outcome, Player
 from .trace import Recorded, load
 
+ALL_WRITTEN_S = 1.0  # after a reply: by then what its turn stored is promised to survive a kill
 SETTLED_S = 2.0  # after the last request, before a kill: what is kept on disk has been written then
 _STOP_S = 60.0
 _MODEL = "model"
@@ -89,6 +94,25 @@ async def played(
     return outcomes, later
 
 
+async def played_apart(
+    trace: list[Recorded], model: Path, folder: Path, after: Callable[[Server], None] | None
+) -> list[Outcome]:
+    """Request after request; `after` is called after each reply but the last."""
+    server = Server(model, folder)
+    server.start()
+    outcomes: list[Outcome] = []
+    try:
+        conversations = Conversations(trace, model=_MODEL, max_tokens=32, echo=True)
+        player = Player(f"http://127.0.0.1:{server.port}", conversations)
+        for number, recorded in enumerate(trace, 1):
+            await player.play([recorded], outcomes.append)
+            if after is not None and recorded.protocol is not None and number < len(trace):
+                after(server)
+    finally:
+        server.stop(signal.SIGTERM)
+    return outcomes
+
+
 def stopped(server: Server) -> None:
     server.stop(signal.SIGTERM)
     server.start()
@@ -100,7 +124,14 @@ def killed(server: Server) -> None:
     server.start()
 
 
+def killed_soon(server: Server) -> None:
+    time.sleep(ALL_WRITTEN_S)
+    server.stop(signal.SIGKILL)
+    server.start()
+
+
 BETWEEN: dict[str, Callable[[Server], None] | None] = {"not stopped": None, "SIGTERM": stopped, "kill -9": killed}
+AFTER = {**BETWEEN, "kill -9": killed_soon}
 
 
 def share(outcomes: list[Outcome], numbers: set[int], checkpoint: Path) -> tuple[int, int, int, int]:
@@ -120,22 +151,66 @@ def share(outcomes: list[Outcome], numbers: set[int], checkpoint: Path) -> tuple
     )
 
 
+def print_halves(trace: list[Recorded], model: Path, root: Path) -> None:
+    print("| stop | requests after it | prompts | cached | could be | share |\n|---|--:|--:|--:|--:|--:|")
+    for name, between in BETWEEN.items():
+        outcomes, later = asyncio.run(played(trace, model, root / name.replace(" ", "-"), between))
+        num_requests, prompts, cached, ideal = share(outcomes, later, model)
+        row = (name, num_requests, f"{prompts:,}", f"{cached:,}", f"{ideal:,}", f"{100 * cached / ideal:.2f} %")
+        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+
+
+def print_every_reply(trace: list[Recorded], model: Path, root: Path, stops: list[str]) -> None:
+    print("| session | stop | replies | prompts | computed | ideal | computed ÷ ideal |\n|---|---|--:|--:|--:|--:|--:|")
+    for session, group in groupby(trace, key=lambda each: each.session):
+        requests = list(group)
+        for name in stops:
+            folder = root / f"{session} {name}".replace(" ", "-")
+            outcomes = asyncio.run(played_apart(requests, model, folder, AFTER[name]))
+            print(_computed_row(session, name, outcomes, Ideals(model)), flush=True)
+
+
+def _computed_row(session: str, stop: str, outcomes: list[Outcome], ideals: Ideals) -> str:
+    """A row of the table; a line on stderr names each request that computed more than it had to."""
+    prompts = computed = wanted = num_replies = 0
+    for number, ideal in ideals.of(outcomes).items():
+        [reply] = [each.reply for each in outcomes if each.recorded.number == number]
+        assert reply is not None
+        num_replies += 1
+        prompts += reply.prompt_tokens
+        computed += reply.prompt_tokens - reply.cached_tokens
+        wanted += reply.prompt_tokens - ideal.tokens
+        if (again := ideal.tokens - reply.cached_tokens) > 0:
+            line = f"{session}, {stop}, request {number}: {reply.cached_tokens} of {ideal.tokens} tokens were cached"
+            print(f"{line}, {again} were computed again of a prompt of {reply.prompt_tokens}", file=sys.stderr)
+    failures = [each.error for each in outcomes if each.error]
+    if failures:
+        print(f"{session}, {stop}: {len(failures)} requests failed, the first with {failures[0]}", file=sys.stderr)
+    cells = (session, stop, num_replies, f"{prompts:,}", f"{computed:,}", f"{wanted:,}", f"{computed / wanted:.4f}")
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, metavar="TRACE")
     parser.add_argument("--session", action="append", default=[], metavar="S", help="play this session only")
     parser.add_argument("--architecture", choices=SHAPES, default="qwen3")
+    parser.add_argument("--model", metavar="M", help="a folder of a checkpoint, or demo (default: a tiny random one)")
+    parser.add_argument("--every-reply", action="store_true", help="stop or kill the server after every reply")
+    parser.add_argument("--stop", action="append", choices=AFTER, help="with --every-reply: only this; may repeat")
     arguments = parser.parse_args()
     trace = load(arguments.trace, arguments.session)
-    print("| stop | requests after it | prompts | cached | could be | share |\n|---|--:|--:|--:|--:|--:|")
-    with tempfile.TemporaryDirectory(prefix="vllm-mlx-restart-") as root:
-        model = Path(root) / "model"
-        write(model, arguments.trace, arguments.architecture)
-        for name, between in BETWEEN.items():
-            outcomes, later = asyncio.run(played(trace, model, Path(root) / name.replace(" ", "-"), between))
-            num_requests, prompts, cached, ideal = share(outcomes, later, model)
-            row = (name, num_requests, f"{prompts:,}", f"{cached:,}", f"{ideal:,}", f"{100 * cached / ideal:.2f} %")
-            print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+    with tempfile.TemporaryDirectory(prefix="vllm-mlx-restart-") as folder:
+        root = Path(folder)
+        if arguments.model is None:
+            model = root / "model"
+            write(model, arguments.trace, arguments.architecture)
+        else:
+            model = find_checkpoint(arguments.model).path
+        if arguments.every_reply:
+            print_every_reply(trace, model, root, arguments.stop or list(AFTER))
+        else:
+            print_halves(trace, model, root)
 
 
 if __name__ == "__main__":

@@ -219,7 +219,11 @@ class PrefixTree:
         The tree may change in a pause.
         """
         queue = self._victims(())
-        yield from (queue.push(node) for node in self._store.nodes())  # no name keeps the last node when it is evicted
+        node: Node | None
+        for node in self._store.nodes():
+            queue.push(node)
+            yield
+        node = None  # so that nothing keeps it when it is evicted
         while self._evict_next(queue, 0):
             yield
 

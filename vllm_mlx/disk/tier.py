@@ -158,6 +158,11 @@ class DiskTier:
             logger.error("The cache on disk is off: %s", self._off_reason, exc_info=error)
         self._reader.cancel()
 
+    @property
+    def is_due_soon(self) -> bool:
+        """Whether `tick` should be called within a fraction of a second, also if nothing else happens."""
+        return self.is_on and self._writer.is_due_soon
+
     def raise_fault(self) -> None:
         """Raise the device fault that a tick met, if any did."""
         fault, self._fault = self._fault, None

@@ -28,7 +28,7 @@ from .threads import Threads
 
 logger = logging.getLogger(__name__)
 
-SETTLED_S = 1.0  # a reply's end is trimmed within this time
+SETTLED_S = 0.5  # a reply's end is trimmed within this time, and all is to be written a second after it
 SPARING_S = 60.0  # once half of the day's bytes are written: the next turn replaces some states within this time
 _MAX_RUN_TOKENS = 4096
 _MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
@@ -92,6 +92,16 @@ class Writer:
     def is_writing(self) -> bool:
         return self._running is not None
 
+    @property
+    def is_due_soon(self) -> bool:
+        """Whether something waits that can be written."""
+        return bool(self._due) and self._running is None and not self._is_barred
+
+    @property
+    def _is_barred(self) -> bool:
+        """Whether nothing can be written now: there is no room, or it is being made."""
+        return self._is_making_room or time.monotonic() < self._paused_until_s
+
     # -- what is due
 
     def stored(self, space: Space, key: bytes) -> None:
@@ -120,10 +130,9 @@ class Writer:
         """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
         self._is_beside = not is_idle and not self._is_filling
         self.usage_since(_LOOK_S)
-        now = time.monotonic()
-        if self._is_making_room or now < self._paused_until_s or self._running is not None:
+        if self._is_barred or self._running is not None:
             return False
-        latest_s = now - (0.0 if is_last or self._is_filling else self._settled_s)
+        latest_s = time.monotonic() - (0.0 if is_last or self._is_filling else self._settled_s)
         for (space, key), stored_s in reversed(list(self._due.items())):
             if stored_s > latest_s:
                 continue

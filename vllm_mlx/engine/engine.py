@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _EXIT_S = 60.0  # at the end of the process, for the running step or the part of loading that cannot be interrupted
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
+_SOON_S = 0.2  # and this often while state is to be written soon
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
@@ -59,6 +60,11 @@ class Engine:
     def is_busy(self) -> bool:
         """Whether there is something to do between steps, also if no step is due."""
         return self.has_work or self._has_disk_work
+
+    @property
+    def idle_s(self) -> float:
+        """How long the thread may wait for messages if it is not busy."""
+        return _SOON_S if self.disk is not None and self.disk.is_due_soon else _IDLE_S
 
     @property
     def num_rows(self) -> int:
@@ -375,7 +381,7 @@ class EngineThread:
         block = not engine.is_busy
         while True:
             try:
-                message = self._inbox.get(block, _IDLE_S)
+                message = self._inbox.get(block, engine.idle_s)
             except Empty:
                 return True
             match message:
