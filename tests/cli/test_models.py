@@ -83,13 +83,13 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_the_cache_is_shown_and_cleared(demo_url: str) -> None:
     run("chat", "What is 2 + 3?", "--url", demo_url, "--no-thinking")
-    held = json.loads(run("cache", "--json", "--url", demo_url).stdout)
+    held = json.loads(run("cache", "memory", "--json", "--url", demo_url).stdout)
     assert held["data"]
-    shown = run("cache", "--url", demo_url).stdout
+    shown = run("cache", "memory", "--url", demo_url).stdout
     assert "tokens 0–" in shown
-    assert "The cache is empty: " in run("cache", "--clear", "--url", demo_url).stdout
-    assert json.loads(run("cache", "--json", "--url", demo_url).stdout)["data"] == []
-    assert "No server answers" in refusal("cache", "--clear", "--url", "http://127.0.0.1:9")
+    assert run("cache", "clear", "--yes", "--url", demo_url).stdout.endswith(" freed.\n")
+    assert json.loads(run("cache", "memory", "--json", "--url", demo_url).stdout)["data"] == []
+    assert "No server answers" in refusal("cache", "clear", "--yes", "--url", "http://127.0.0.1:9")
 
 
 def test_shared_beginnings_stand_once_above_what_continues_them() -> None:
