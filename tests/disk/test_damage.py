@@ -9,6 +9,7 @@ import pytest
 from tests.disk.samples import expected, numbers, opened, read, run, state
 from vllm_mlx.disk.faults import Damaged
 
+PARTS = 16
 SMALL = [("keys", "U8", (2, 16))]
 
 
@@ -25,10 +26,10 @@ def filled(root: Path) -> tuple[dict[str, bytes], dict[str, int]]:
         return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}, seeds
 
 
-@pytest.mark.parametrize("num", [15, pytest.param(1 << 20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("first", [None, *(pytest.param(part, marks=pytest.mark.full) for part in range(PARTS))])
 @pytest.mark.parametrize("kind", ["database", "log", "file"])
-def test_each_damaged_byte_is_a_miss_or_a_clean_start(tmp_path, kind, num, caplog):
-    """`num`: of the bytes, at most so many."""
+def test_each_damaged_byte_is_a_miss_or_a_clean_start(tmp_path, kind, first, caplog):
+    """`first`: each `PARTS`-th byte from there on; None: fifteen of them."""
     caplog.set_level(logging.CRITICAL)
     there, seeds = filled(tmp_path / "there")
     if kind == "database":  # as a server leaves it that is stopped: all of it is in one file
@@ -38,7 +39,7 @@ def test_each_damaged_byte_is_a_miss_or_a_clean_start(tmp_path, kind, num, caplo
     ends = {"database": ".sqlite", "log": "-wal", "file": ".kv"}
     [name, *_] = [name for name in there if name.endswith(ends[kind])]
     content = there[name]
-    places = range(0, len(content), max(1, len(content) // num) | 1)
+    places = range(0, len(content), len(content) // 15 | 1) if first is None else range(first, len(content), PARTS)
     num_intact = 0
     for at in places:
         root = tmp_path / f"{at}"
