@@ -28,6 +28,7 @@ from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.disk.files import PIECE_BYTES
+from vllm_mlx.disk.place import RECORDS
 from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import load_engine
 from vllm_mlx.llm import LLM
@@ -54,6 +55,7 @@ _SETTINGS: dict[str, Any] = {
     "cache_disk_bytes": 40 << 30,
     "cache_disk_daily_bytes": 1 << 42,
 }
+_QUIET_S = 20.0  # the longest wait for a record that is being written
 _STEPS, _PREFILL = 100, 256  # of a decode that is timed, and tokens of a prefill
 
 
@@ -196,9 +198,10 @@ class Beside:
         self._driver.engine = self._engine = load_engine(config, find_checkpoint(str(model)), disk=open_disk(config))
         self._first = 0
         self._driver.generate([ids(_COMPUTED)], max_tokens=1)
-        tree = self._engine.cache_tree
-        assert tree is not None
-        self._tree, self._leaf = tree, longest(tree)
+        tree, disk = self._engine.cache_tree, self._engine.disk
+        assert tree is not None and disk is not None
+        self._tree, self._leaf, self._disk = tree, longest(tree), disk
+        self._records = folder / RECORDS
 
     def decode_ms(self, *, is_writing: bool) -> float:
         """A step of one row."""
@@ -219,28 +222,29 @@ class Beside:
         return self._timed(is_writing, lambda: self._driver.generate([prompt], max_tokens=1))
 
     def _timed(self, is_writing: bool, work: Callable[[], object]) -> float:
-        disk = self._engine.disk
-        assert disk is not None
-        disk._writer._paused_until_s = 0.0 if is_writing else float("inf")
+        self._forget_all()
         if is_writing:
-            number = self._next()
-            repeat(self._tree, self._leaf, packed([1000 + number, *ids(20_000)]), 0)
-            for node in self._tree.nodes():
-                node.last_used -= 100.0  # it has settled
-            disk.tick(is_idle=False)
+            words = packed([1000 + self._next(), *ids(20_000)])
+            repeat(self._tree, self._leaf, words, 0)
+            self._disk.stored(self._leaf.space, words)
+            self._disk.tick(is_idle=False, is_last=True)  # it is due at once
+            while not any(self._records.glob("*.kv")):
+                time.sleep(0.001)
         begun_s = time.perf_counter()
         work()
         elapsed_ms = 1000 * (time.perf_counter() - begun_s)
-        if is_writing and not disk._writer.is_writing:
+        if is_writing and not self._disk.report().num_waiting_bytes:
             raise BenchmarkError("The writer had ended before the rows had.")
-        disk._writer._paused_until_s = float("inf")
-        while disk._writer.is_writing:
-            disk.tick(is_idle=False, wait_s=0.1)
+        self._forget_all()
+        return elapsed_ms
+
+    def _forget_all(self) -> None:
+        """Nothing is written and nothing waits afterwards, and only the path that stands for others is in memory."""
+        self._disk.clear()
+        self._disk.write_all(lambda: _QUIET_S)
         for node in [node for node in self._tree.nodes() if node.key is not None and node is not self._leaf]:
             if node.key is not None:
                 self._tree.drop(node.space, node.key)
-        disk.clear()
-        return elapsed_ms
 
     def _next(self) -> int:
         self._first += 1
