@@ -73,7 +73,7 @@ class Folder:
         self.database.open()
 
     def path_of(self, record: Record) -> Path:
-        return self._path(record.name)
+        return path_of(self.root, record.name)
 
     def note_model(self, fingerprint: str, model: str) -> None:
         """Name the checkpoint that runs. What other versions of its libraries have written is removed by `scan`."""
@@ -99,15 +99,17 @@ class Folder:
         with usable(self.root), self._lock:
             self._sizes = {record.name: record.file_bytes for record in found}
             for name in sizes.keys() - self._sizes.keys():
-                self._path(name).unlink(missing_ok=True)
+                path_of(self.root, name).unlink(missing_ok=True)
         yield from found
 
     def _sorted_out(self, rows: list[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]]]:
         """The records that are of use, and the ids of the others."""
         intact, lost, reasons = listed(rows, sizes)
-        self.damages += [Damage(self._path(name), reason) for name, reason in reasons.items()]
+        self.damages += [Damage(path_of(self.root, name), reason) for name, reason in reasons.items()]
         for name, reason in reasons.items():
-            logger.warning("Removed a damaged record from the cache on disk: %s (%s).", self._path(name), reason)
+            logger.warning(
+                "Removed a damaged record from the cache on disk: %s (%s).", path_of(self.root, name), reason
+            )
         kept: dict[str, Record] = {}
         now, num_ahead, num_orphans = self._clock(), 0, 0
         for record in sorted(intact, key=lambda record: record.header.start):
@@ -140,7 +142,7 @@ class Folder:
         name = name_of(row_id)
         self._make_folders()
         self._reserve(name, size)
-        path, day = self._path(name), self._day
+        path, day = path_of(self.root, name), self._day
         try:
             with usable(self.root):
                 written = files.write(path, tensors)
@@ -232,9 +234,6 @@ class Folder:
     @property
     def _day(self) -> int:
         return int(self._clock() // _DAY_S)
-
-    def _path(self, name: str) -> Path:
-        return path_of(self.root, name)
 
     def _make_folders(self) -> None:
         """Make the folders that are missing. Those above are not made: a disk may have been unplugged."""

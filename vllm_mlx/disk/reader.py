@@ -263,7 +263,7 @@ class Reader:
     def _read_failed(self, reading: _Reading, error: Exception) -> None:
         """The sequence computes what could not be read."""
         self._end(reading)
-        if not isinstance(error, Damaged | FileNotFoundError):
+        if not isinstance(error, Damaged):
             self._fail(error)
         elif reading.current is not None:
             self._removal.lose(reading.current)

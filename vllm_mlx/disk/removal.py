@@ -46,12 +46,8 @@ class Removal:
     def remove(self, records: Iterable[Record]) -> int:
         records = list(records)
         if records:
-            self._submit(partial(self._remove_files, records))
+            self._submit(partial(self._folder.remove, records))  # before the next write
         return sum(record.file_bytes for record in records)
-
-    def _remove_files(self, records: Iterable[Record]) -> None:
-        """Runs on the writer's thread, so that it comes before the next write."""
-        self._folder.remove(records)
 
     def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
         """Remove the files of least worth, until `num_bytes` more fit. `then` gets whether anything was removed."""

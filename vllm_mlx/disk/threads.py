@@ -20,7 +20,7 @@ class Threads:
     """Two threads read, and one writes. All methods may be called on any thread."""
 
     def __init__(self) -> None:
-        self.wake: Act = _nobody_waits  # called on any thread when there are news
+        self.wake: Act = lambda: None  # called on any thread when there are news
         self._news: SimpleQueue[Act] = SimpleQueue()
         self._reads: SimpleQueue[tuple[Act, Failed] | None] = SimpleQueue()
         self._writes: SimpleQueue[tuple[Act, Failed] | None] = SimpleQueue()
@@ -80,7 +80,3 @@ def contained(work: Act) -> Exception | None:
     with Fence("the server, which goes on without what is on disk", is_logged=False) as fence:
         work()
     return fence.error
-
-
-def _nobody_waits() -> None:
-    """Stand in for `wake` until it is set."""

@@ -126,12 +126,12 @@ class Writer:
         del self._due[path]
         self._thins.pop(path, None)
 
-    def begin(self, *, is_idle: bool, is_last: bool = False) -> bool:
+    def begin(self, *, is_idle: bool, is_last: bool = False) -> None:
         """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
         self._is_beside = not is_idle and not self._is_filling
         self.usage_since(_LOOK_S)
         if self._is_barred or self._running is not None:
-            return False
+            return
         latest_s = time.monotonic() - (0.0 if is_last or self._is_filling else self._settled_s)
         for (space, key), stored_s in reversed(list(self._due.items())):
             if stored_s > latest_s:
@@ -139,9 +139,8 @@ class Writer:
             if (job := self._next(space, key)) is not None:
                 self._running = job
                 self._threads.write(partial(self._write, job), partial(self._not_written, job))
-                return True
+                return
             self._settle((space, key))
-        return False
 
     @property
     def _is_filling(self) -> bool:
@@ -264,8 +263,6 @@ class Writer:
             case FolderUnusable():
                 self._pause()
                 self._fail(error)
-            case FileNotFoundError():  # the record that this one continues was removed by hand
-                self._index.lose(job.header.parent)
             case _:
                 self._fail(error)
 
