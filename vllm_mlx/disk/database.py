@@ -41,12 +41,6 @@ CREATE TABLE IF NOT EXISTS kept (
 CREATE INDEX IF NOT EXISTS put ON kept (put);
 CREATE INDEX IF NOT EXISTS used ON kept (used);
 """
-_COLUMNS = (
-    "id, about, words, used, checksum FROM record",
-    "fingerprint, name FROM model",
-    "day, bytes FROM day",
-    "kind, scope, name, salt, base, value, bytes, put, used, checksum FROM kept",
-)
 
 
 class Database:
@@ -186,8 +180,6 @@ def _connect(path: Path) -> sqlite3.Connection:
         if found != "ok" or version not in (0, VERSION):
             raise sqlite3.DatabaseError(found if found != "ok" else f"its format is {version}")
         connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        for columns in _COLUMNS:
-            connection.execute(f"SELECT {columns}")
         with connection:
             connection.execute("DELETE FROM kept WHERE kind NOT LIKE ?", (f"%.{KEPT_VERSION}",))
     except sqlite3.Error:
