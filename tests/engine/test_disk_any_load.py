@@ -14,7 +14,7 @@ from tests.support.engine_driver import Driver, plain_loop
 from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.folder import look
-from vllm_mlx.engine.disk import OpenDisk, open_disk, start_tier
+from vllm_mlx.engine.disk import OpenDisk, open_disk
 
 NUM_TOKENS = 6
 SESSIONS = 4  # a load has so many servers, one after the other
@@ -39,7 +39,7 @@ class Server:
         planner, model = self.engine._scheduler.prefix_cache, self.engine._runner._model
         planner._fingerprint = fingerprint
         tree.add_model(fingerprint, model.resume_rule, s_per_token=1.0)
-        self.engine.attach(start_tier(disk, fingerprint, model, tree, 1.0))
+        self.engine.attach(disk.start(tree, model, "", fingerprint, 1.0))
         self.disk = self.engine.disk
         assert self.disk is not None
 

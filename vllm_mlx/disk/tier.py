@@ -76,12 +76,9 @@ class DiskTier:
     # -- the index at start
 
     def load(self) -> None:
-        """Begin to read the headers of the folder's records."""
+        """Begin to read the index, and wait for it a while, so that the first request finds what there is."""
         self._threads.read(self._scan, self._scan_failed)
-
-    def await_load(self, timeout_s: float = _LOAD_S) -> None:
-        """Wait for the index, so that the first request finds what there is. Called on the engine thread."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _LOAD_S
         while not self._loaded.is_set() and (rest_s := deadline - time.monotonic()) > 0:
             self.tick(is_idle=True, wait_s=min(0.1, rest_s))
 

@@ -37,7 +37,20 @@ class OpenDisk:
 
     def start(self, memory: PrefixTree, model: Model, name: str, fingerprint: str, s_per_token: float) -> DiskTier:
         """Put the tier together, read the index, and note whose state is kept. Called on the engine thread."""
-        return start_tier(self, fingerprint, model, memory, s_per_token, name)
+        rule = model.resume_rule
+        assert rule is not None, "there is a prefix cache"
+        self.folder.note_model(fingerprint, name)
+        tier = DiskTier(
+            self.folder,
+            memory,
+            fingerprint=fingerprint,
+            rule=rule,
+            s_per_token=s_per_token,
+            read_bytes_per_s=_READ_BYTES_PER_S,
+            report=self.report,
+        )
+        tier.load()
+        return tier
 
     def close(self) -> None:
         """Free the folder if no tier was started, which closes it otherwise."""
@@ -80,27 +93,6 @@ def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
 def _no_disk(report: DiskReport, reason: str) -> NoDisk:
     logger.warning("Nothing is kept on disk: %s", reason)
     return NoDisk(replace(report, off_reason=reason))
-
-
-def start_tier(
-    disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTree, s_per_token: float, name: str = ""
-) -> DiskTier:
-    """Put the tier together, and read the index. Called on the engine thread."""
-    rule = model.resume_rule
-    assert rule is not None, "there is a prefix cache"
-    disk.folder.note_model(fingerprint, name)
-    tier = DiskTier(
-        disk.folder,
-        memory,
-        fingerprint=fingerprint,
-        rule=rule,
-        s_per_token=s_per_token,
-        read_bytes_per_s=_READ_BYTES_PER_S,
-        report=disk.report,
-    )
-    tier.load()
-    tier.await_load()
-    return tier
 
 
 def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
