@@ -4,7 +4,6 @@ Requests run one at a time: the clairvoyant rule must know the times of all requ
 That leaves nothing for the scheduler to decide. Rows take memory of their own.
 """
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from vllm_mlx.cache.victims import Worth
 from vllm_mlx.core.sequence import PromptInputs, TokenSampling
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.core.step import Snapshot
+from vllm_mlx.disk.writer import SETTLED_S, SPARING_S
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 
 from .device_model import Device, Shape
@@ -26,7 +26,6 @@ from .recorded_sessions import DAY, Request
 
 CHUNK = 2048
 DISK_NODE = 4096  # most tokens of a node on disk
-SETTLED_S = 60.0  # since its last use, before a path is written to disk; at once while memory is short
 SHORT = 0.1  # share of memory that is free then
 READ_BYTES_PER_S = 3e9
 DAILY_BYTES = 50 * 10**9
@@ -96,6 +95,7 @@ class Simulation:
         *,
         memory_bytes: int = NO_LIMIT,
         disk_bytes: int = 0,
+        daily_bytes: int = DAILY_BYTES,
         rules: Rules,
     ):
         self.spent = Spent()
@@ -103,6 +103,7 @@ class Simulation:
         self._requests = requests
         self._rules = rules
         self._limits = (memory_bytes, disk_bytes)
+        self._daily_bytes = daily_bytes
         self._has_disk = disk_bytes > 0
         self._rule = rule_of(device.shape)
         self._memory, self._disk = (
@@ -117,12 +118,12 @@ class Simulation:
         self._planner = PrefixPlanner(
             self._memory, SPACE[0], self._rule, footprint(device.shape), max_bytes=memory_bytes, snapshot_every=0
         )
-        self._unwritten: deque[tuple[float, int, bytes]] = deque()  # time of the last use, request, key
+        self._unwritten: deque[tuple[float, bytes]] = deque()  # time of the last use, and key
         self._written_today, self._today = 0, 0
 
     def run(self) -> Spent:
         for number, request in enumerate(self._requests):
-            self._write_settled(request.at_s - SETTLED_S, request.at_s)
+            self._write_due(request.at_s)
             for rule in self._rules:
                 if isinstance(rule, Clairvoyant):
                     rule.begin(number)
@@ -131,7 +132,7 @@ class Simulation:
                 tree.set_limit(NO_LIMIT)
             self._serve(number, request)
             if self._has_disk and self._memory.used_bytes > (1 - SHORT) * self._limits[0]:
-                self._write_settled(math.inf, request.at_s)
+                self._write_due(request.at_s, is_filling=True)
             self._disk.set_limit(self._limits[1])
             if self._has_disk:
                 self._forget_evicted()
@@ -159,7 +160,9 @@ class Simulation:
         self._capture(row, row.num_tokens, now)
         planner.close(row)
         if self._has_disk:
-            self._unwritten.append((now, number, pack(row.key())))
+            key = pack(row.key())
+            self._unwritten = deque(path for path in self._unwritten if not key.startswith(path[1]))
+            self._unwritten.append((now, key))
 
     def _capture(self, row: Row, end: int, now: float) -> None:
         capture = self._planner.plan_capture(row, end)
@@ -217,19 +220,26 @@ class Simulation:
                 self._memory.mark_copied(SPACE, key[: part.end * WORD_BYTES])
         self._disk.release(found)
 
-    def _write_settled(self, used_until: float, until_s: float) -> None:
-        """Write the paths that were not used since, as far as memory still has them."""
-        while self._unwritten and self._unwritten[0][0] <= used_until:
-            used, _, key = self._unwritten.popleft()
-            if int(used // DAY) != self._today:
-                self._today, self._written_today = int(used // DAY), 0
-            now = min(until_s, used + SETTLED_S)
+    def _write_due(self, until_s: float, *, is_filling: bool = False) -> None:
+        """Write the paths that are due at this time, as far as memory still has them, and all if it will soon evict."""
+        while self._unwritten and (is_filling or self._unwritten[0][0] + self._settled_s <= until_s):
+            used, key = self._unwritten.popleft()
+            now = min(until_s, used + self._settled_s)
+            if int(now // DAY) != self._today:
+                self._today, self._written_today = int(now // DAY), 0
             self._disk.touch(SPACE, key, now=now)
             leaf, common = self._memory._store.nearest(SPACE, key)
             if leaf is not None and common:
-                for node in leaf.at(common).path():
+                path = leaf.at(common).path()
+                for node in path:
                     self._write(node, key, now)
-                self._disk.thin(SPACE, key[: common * WORD_BYTES], keep_last=2)
+                kept = [node.end for node in path if node.state is not None]
+                self._disk.thin(SPACE, key[: common * WORD_BYTES], keep_last=1, keep=kept)
+
+    @property
+    def _settled_s(self) -> float:
+        """Since its last use, before a path is due."""
+        return SPARING_S if 2 * self._written_today > self._daily_bytes else SETTLED_S
 
     def _forget_evicted(self) -> None:
         """Take the mark from nodes that the disk has no more."""
@@ -258,7 +268,7 @@ class Simulation:
             segment = Segment(source, start, stop, min(stop, max(start, node.window_start)), shape)
             state = node.state if is_last and node.end == end else None
             size = segment.nbytes + (state.nbytes if state is not None else 0)
-            if self._written_today + size > DAILY_BYTES:
+            if self._written_today + size > self._daily_bytes:
                 return
             part = key[: stop * WORD_BYTES]
             if not self._disk.insert(
