@@ -160,7 +160,8 @@ class Journal:
             with self._lock:
                 self._held.pop(name, None)
             return
-        self._journals.charge_all(len(body))
+        if not self._journals.charge(len(body)):
+            raise _NotNow
         [put] = connection.execute("SELECT coalesce(max(put), 0) + 1 FROM kept").fetchone()
         row = (*self._place, name, _bytes(salt), base, body)
         connection.execute(
@@ -187,12 +188,6 @@ class Journal:
                 found = connection.execute(f"SELECT base FROM kept {where}", row).fetchone()
                 name = found and found[0]
 
-    def forget(self, names: Iterable[str]) -> None:
-        """These values were removed for room."""
-        with self._lock:
-            for name in names:
-                self._held.pop(name, None)
-
 
 class _NotNow(Exception):
     """The daily budget is used up, or the disk has too little free space."""
@@ -206,8 +201,8 @@ class Journals:
 
         The database is closed with the thread.
         """
-        self.max_bytes = max_bytes
-        self._database, self._charge = database, charge
+        self.charge, self.max_bytes = charge, max_bytes
+        self._database = database
         self._condition = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._waiting: list[tuple[Journal, _Change]] = []
@@ -325,11 +320,6 @@ class Journals:
         if self.run(lambda connection: clear_kept(connection, salts, kinds)):
             self._database.shorten()
 
-    def charge_all(self, num_bytes: int) -> None:
-        """Raises _NotNow if so many bytes may not be written."""
-        if not self._charge(num_bytes):
-            raise _NotNow
-
     def run(self, work: Callable[[sqlite3.Connection], None]) -> bool:
         """Do work in one transaction. Returns False if the database cannot be used now."""
         try:
@@ -355,7 +345,7 @@ class Journals:
             connection.executemany("DELETE FROM kept WHERE rowid = ?", [(row[0],) for row in removed])
             for _, scope, name, _ in removed:
                 if (journal := self._opened.get((kind, scope))) is not None:
-                    journal.forget([name])
+                    journal.drop([name])  # so that nothing counts on it as a base
 
 
 def _checksum(*fields: object) -> bytes:
