@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.record import Header, Record
 
@@ -24,7 +25,15 @@ _MOST = 1.5  # times a bare read
 def _record(folder: Folder) -> Record:
     numbers = memoryview(os.urandom(_TENSOR_BYTES))
     header = Header(
-        kind="run", fingerprint="", salt="", parent="", start=0, words=bytes(8), layout={}, s_per_token=0.0, rule={}
+        kind="run",
+        fingerprint="",
+        salt="",
+        parent="",
+        start=0,
+        words=bytes(8),
+        layout={},
+        s_per_token=0.0,
+        rule=ResumeRule(),
     )
     return folder.add(header, [(f"{slab}", "U8", (_TENSOR_BYTES,), numbers) for slab in range(_NUM_TENSORS)])
 

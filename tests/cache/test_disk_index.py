@@ -7,7 +7,7 @@ import pytest
 
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.disk.index import DiskIndex, rule_json
+from vllm_mlx.disk.index import DiskIndex
 from vllm_mlx.disk.record import Header, Record, Tensor
 
 SPACE = ("model", "")
@@ -42,7 +42,7 @@ class Disk:
             words=words,
             layout={"window_offset": 0},
             s_per_token=0.1,
-            rule=rule_json(self.rule),
+            rule=self.rule,
         )
         tensor = Tensor("kv", "U8", (100,), 100, 0, 0)
         name = f"{kind} {start} {len(self.records)} {key!r}"

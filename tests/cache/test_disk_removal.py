@@ -7,7 +7,7 @@ from typing import Any
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import Node, ResumeRule
 from vllm_mlx.cache.victims import worth
-from vllm_mlx.disk.index import DiskIndex, rule_json
+from vllm_mlx.disk.index import DiskIndex
 from vllm_mlx.disk.record import Header, Record
 from vllm_mlx.disk.removal import PIECES, Removal
 
@@ -32,7 +32,7 @@ class Files:
 def record(number: int, salt: str = "") -> Record:
     header = Header(
         kind="run", fingerprint="model", salt=salt, parent="", start=0, words=pack([number, *range(40)]),
-        layout={}, s_per_token=1.0, rule=rule_json(RULE),
+        layout={}, s_per_token=1.0, rule=RULE,
     )  # fmt: skip
     return Record(name=f"{number}", header=header, tensors=(), file_bytes=FILE_BYTES, used_s=float(number))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mlx.cache.index import pack
+from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.disk.database import LOCK
 from vllm_mlx.disk.files import size_of
 from vllm_mlx.disk.folder import Folder
@@ -21,12 +22,12 @@ SPECS: Specs = [("keys.0", "BF16", (1, 2, 4, 5)), ("values.0", "BF16", (1, 2, 4,
 def run(start: int = 0, num_tokens: int = 8, *, parent: str = "", seed: int = 0, **fields: Any) -> Header:
     rng = random.Random(seed)
     words = pack([rng.randrange(1 << 17) for _ in range(num_tokens - 1)] + [(1 << 63) + seed])
-    values = {"fingerprint": "model", "salt": "", "layout": LAYOUT, "s_per_token": 0.25, "rule": {"window": None}}
+    values = {"fingerprint": "model", "salt": "", "layout": LAYOUT, "s_per_token": 0.25, "rule": ResumeRule()}
     return Header(kind="run", start=start, parent=parent, words=words, **(values | fields))
 
 
 def state(start: int, parent: str, **fields: Any) -> Header:
-    values = {"fingerprint": "model", "salt": "", "layout": LAYOUT, "s_per_token": 0.25, "rule": {"window": None}}
+    values = {"fingerprint": "model", "salt": "", "layout": LAYOUT, "s_per_token": 0.25, "rule": ResumeRule()}
     return Header(kind="state", start=start, parent=parent, **(values | fields))
 
 

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ..cache.index import WORD_BYTES
 from ..cache.node import Node, ResumeRule, Space
@@ -92,12 +91,9 @@ class DiskIndex:
         it, until `drop_repeated`.
         """
         header = record.header
-        rule, offset = _rule(header), header.layout.get("window_offset", 0)
-        if rule is None or not isinstance(offset, int) or offset < 0:
+        if self._rules.setdefault(header.fingerprint, header.rule) != header.rule:
             return False
-        if self._rules.setdefault(header.fingerprint, rule) != rule:
-            return False
-        self.tree.add_model(header.fingerprint, rule, s_per_token=header.s_per_token)
+        self.tree.add_model(header.fingerprint, header.rule, s_per_token=header.s_per_token)
         key, before = self._key(header), self._uses.get(header.parent, _no_use)()
         if key is None or (header.parent and before is None):
             return False
@@ -105,13 +101,13 @@ class DiskIndex:
         common = self.tree.common_length(space_of(header), key)
         if header.kind == "run" and common >= header.end:
             self._repeated.append(use)
-        if not self._insert(record, use, key, common, min(offset, header.end - header.start)):
+        if not self._insert(record, use, key, common):
             return False
         self._records[record.name] = record
         self._uses[record.name] = weakref.ref(use, partial(self._has_ended, record.name))
         return True
 
-    def _insert(self, record: Record, use: _Use, key: bytes, common: int, offset: int) -> bool:
+    def _insert(self, record: Record, use: _Use, key: bytes, common: int) -> bool:
         header = record.header
         state = None
         if header.kind == "state":
@@ -123,7 +119,7 @@ class DiskIndex:
             key,
             start=header.start,
             segment=FileRange(record, 0, header.end - header.start, use),
-            window_start=header.start + offset,
+            window_start=min(header.start + header.layout.get("window_offset", 0), header.end),
             state=state,
             now=record.used_s,
         )
@@ -195,19 +191,6 @@ class DiskIndex:
 
 def space_of(header: Header) -> Space:
     return (header.fingerprint, header.salt)
-
-
-def rule_json(rule: ResumeRule) -> dict[str, Any]:
-    return {"needs_state": rule.needs_state, "window": rule.window}
-
-
-def _rule(header: Header) -> ResumeRule | None:
-    """The rule of the header's checkpoint; None if it is none."""
-    match header.rule:
-        case {"needs_state": bool(needs_state), "window": None | int(_) as window} if window is None or window > 0:
-            return ResumeRule(needs_state=needs_state, window=window)
-        case _:
-            return None
 
 
 def _records(node: Node) -> Iterator[Record]:

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import isfinite, prod
 from typing import Any, Literal
 
 from xxhash import xxh3_64
 
+from ..cache.index import WORD_BYTES
+from ..cache.node import ResumeRule
 from .faults import Damaged
 
-WORD_BYTES = 8
 _KINDS = ("run", "state")
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8"), 8),
@@ -19,7 +20,7 @@ _BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64"), 64),
 }
-_DESCRIBED = ("kind", "fingerprint", "salt", "parent", "start", "layout", "s_per_token", "rule")
+_DESCRIBED = ("kind", "fingerprint", "salt", "parent", "start", "layout", "s_per_token")
 _MALFORMED = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 Data = memoryview | Iterable[memoryview]
@@ -39,7 +40,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a record holds. Of the JSON in `layout` and `rule`, this package knows nothing."""
+    """What a record holds. Of the JSON in `layout`, only `arrays` knows more."""
 
     kind: Literal["run", "state"]
     fingerprint: str  # the checkpoint's
@@ -49,7 +50,7 @@ class Header:
     words: bytes = b""  # one big-endian word of 8 bytes a token; a state has none
     layout: dict[str, Any]
     s_per_token: float
-    rule: dict[str, Any]
+    rule: ResumeRule  # the checkpoint's
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS or len(self.words) % WORD_BYTES or bool(self.words) is not (self.kind == "run"):
@@ -87,6 +88,7 @@ def tensors_of(specs: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[
 
 def row_of(record: Record) -> Row:
     about = {key: getattr(record.header, key) for key in _DESCRIBED}
+    about["rule"] = asdict(record.header.rule)
     about["tensors"] = [[tensor.name, tensor.dtype, tensor.shape, tensor.checksum] for tensor in record.tensors]
     row_id, text = int(record.name, 16), json.dumps(about, separators=(",", ":")).encode()
     return row_id, text, record.header.words, record.used_s, _checksum(row_id, text, record.header.words)
@@ -102,7 +104,7 @@ def record_of(row: Row) -> Record:
         tensors = tensors_of(
             (name, dtype, tuple(shape), checksum) for name, dtype, shape, checksum in about.pop("tensors")
         )
-        header = Header(**about, words=words)
+        header = Header(**{**about, "rule": ResumeRule(**about["rule"])}, words=words)
     except _MALFORMED as error:
         raise Damaged(f"its row makes no sense ({error!r})") from error
     return Record(

@@ -21,7 +21,7 @@ from ..cache.tree import PrefixTree
 from .arrays import SLAB_TOKENS, can_store, run_tensors, state_tensors
 from .faults import FolderUnusable, NoRoom
 from .folder import Folder, FolderUsage
-from .index import DiskIndex, rule_json
+from .index import DiskIndex
 from .record import Header, Record, TensorData
 from .removal import Removal
 from .threads import Threads
@@ -227,7 +227,7 @@ class Writer:
             words=key[start * WORD_BYTES : end * WORD_BYTES],
             layout=layout,
             s_per_token=self._s_per_token,
-            rule=rule_json(self._rule),
+            rule=self._rule,
         )
         return Job(key[: end * WORD_BYTES], header, tensors, num_bytes)
 
