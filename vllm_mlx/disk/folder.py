@@ -39,12 +39,6 @@ class FolderUsage:
     num_records: int
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    path: Path
-    reason: str
-
-
 def path_of(root: Path, name: str) -> Path:
     return root / RECORDS / f"{name}.kv"
 
@@ -68,7 +62,7 @@ class Folder:
         self._fingerprint = ""
         self._lock = threading.Lock()  # guards the sizes
         self._sizes: dict[str, int] = {}  # bytes of the files that are there or being written, by name
-        self.damages: list[Damage] = []  # what was found damaged
+        self.damages: dict[Path, str] = {}  # what was found damaged, and why
         self.database = Database(root)
         self.database.open()
 
@@ -105,11 +99,8 @@ class Folder:
     def _sorted_out(self, rows: list[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]]]:
         """The records that are of use, and the ids of the others."""
         intact, lost, reasons = listed(rows, sizes)
-        self.damages += [Damage(path_of(self.root, name), reason) for name, reason in reasons.items()]
         for name, reason in reasons.items():
-            logger.warning(
-                "Removed a damaged record from the cache on disk: %s (%s).", path_of(self.root, name), reason
-            )
+            self._note_damage(path_of(self.root, name), reason)
         kept: dict[str, Record] = {}
         now, num_ahead, num_orphans = self._clock(), 0, 0
         for record in sorted(intact, key=lambda record: record.header.start):
@@ -171,10 +162,12 @@ class Folder:
 
     def lose(self, record: Record, reason: str) -> None:
         """Remove a record that was found damaged."""
-        path = self.path_of(record)
-        self.damages.append(Damage(path, reason))
-        logger.warning("Removed a damaged record from the cache on disk: %s (%s).", path, reason)
+        self._note_damage(self.path_of(record), reason)
         self.remove([record])
+
+    def _note_damage(self, path: Path, reason: str) -> None:
+        self.damages[path] = reason
+        logger.warning("Removed a damaged record from the cache on disk: %s (%s).", path, reason)
 
     def remove(self, records: Iterable[Record]) -> None:
         """Remove records; that one is gone already is no error. A full disk does not hinder it."""
@@ -212,13 +205,8 @@ class Folder:
 
         They are few, and grow at the cost of records: a full folder does not keep them from being written.
         """
-        try:
-            free_bytes = shutil.disk_usage(self.root).free
-        except OSError:
-            return False
-        if self.database.written.get(self._day, 0) + num_bytes > self._daily_bytes:
-            return False
-        if free_bytes - num_bytes < self._floor_bytes:
+        usage = self.usage()
+        if usage.written_bytes + num_bytes > self._daily_bytes or usage.free_bytes - num_bytes < self._floor_bytes:
             return False
         self.database.charge(self._day, num_bytes)
         return True
@@ -302,7 +290,7 @@ def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]
     """
     if folder is not None:
         records = list(folder.scan())
-        faults = {damage.path: damage.reason for damage in folder.damages}
+        faults = dict(folder.damages)
     else:
         found = look(root)
         records = found.records

@@ -182,7 +182,6 @@ class DiskTier:
         while self._removal.is_busy:
             self._removal.advance()
         self._removal.sweep()
-        self._writer.hurry()
         self._threads.close(_END_S)
         self._folder.close()
 

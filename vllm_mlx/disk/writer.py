@@ -242,7 +242,7 @@ class Writer:
     def _paced(self, data: Any) -> Iterator[memoryview]:
         for part in data:
             yield part
-            if self._is_beside:
+            if self._is_beside and not self._threads.is_closed:
                 time.sleep(part.nbytes / _BESIDE_BYTES_PER_S)
 
     def _written(self, job: Job, record: Record, usage: FolderUsage) -> None:
@@ -341,7 +341,3 @@ class Writer:
         """Bytes in memory that are to be written."""
         nodes = {node.node_id: node for space, key in self._due for node in self._path(space, key)}
         return sum(node.segment_bytes + node.state_bytes for node in nodes.values() if not node.is_copied)
-
-    def hurry(self) -> None:
-        """Write at full speed, because the server ends."""
-        self._is_beside = False
