@@ -14,6 +14,7 @@ from tests.disk.samples import opened
 from tests.support.commands import address, refusal, run, served
 from tests.support.rows import cases
 from tests.support.running import eventually
+from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.kept import Journals
 from vllm_mlx.disk.record import Header, Record
@@ -30,8 +31,8 @@ def add(folder: Folder, parent: Record | None, ids: list[int], *, start: int | N
     return folder.add(
         Header(
             kind="run" if ids else "state", parent="" if parent is None else parent.name, start=begins,
-            words=b"".join(token_id.to_bytes(8, "big") for token_id in ids), layout={}, s_per_token=0.001, rule={},
-            **fields,
+            words=b"".join(token_id.to_bytes(8, "big") for token_id in ids), layout={}, s_per_token=0.001,
+            rule=ResumeRule(), **fields,
         ),
         [("keys.0", "U8", (TENSOR_BYTES,), memoryview(random.Random(len(ids)).randbytes(TENSOR_BYTES)))],
     )  # fmt: skip
