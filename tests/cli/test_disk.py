@@ -47,6 +47,7 @@ def filled(root: Path) -> dict[str, Record]:
         salted = add(folder, None, [31, 32], salt="ann/")
         folder.note_use([salted], salted.used_s - 40 * DAY_S)
         folder.note_model("named-text", "my model")
+        list(folder.scan())
         named = add(folder, None, [1], fingerprint="named-text")
         kept = Journals(folder.database.shared())
         replies = kept.open("replies", FOREIGN)

@@ -17,6 +17,7 @@ def filled(root: Path) -> tuple[dict[str, bytes], dict[str, int]]:
     """The files of a folder whose server was killed, and the seeds of the records' numbers by their names."""
     with opened(root) as place:
         place.note_model("model", "Name")
+        list(place.scan())
         first = place.add(run(), numbers(0, SMALL))
         second = place.add(run(8, 4, parent=first.name, seed=1), numbers(1, SMALL))
         third = place.add(state(12, second.name), numbers(2, SMALL))

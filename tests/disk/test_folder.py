@@ -257,6 +257,7 @@ def test_a_look_beside_the_owner_finds_the_same_and_changes_nothing(tmp_path):
     assert look(tmp_path).records == [] and list(tmp_path.iterdir()) == []
     with opened(tmp_path) as place:
         place.note_model("model", "Name")
+        list(place.scan())
         records = grown(place)
         place.path_of(records[-1]).unlink()
         found = look(tmp_path)

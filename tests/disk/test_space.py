@@ -160,10 +160,12 @@ except NoRoom as error:
 for use in (lambda: place.note_use(records, 5.0), lambda: place.remove(records[1:])):
     with suppress(FolderUnusable):
         use()
+place.note_model("model", "Name")
+print(len(list(place.scan())), place.models())
 print(len(list((Path(sys.argv[1]) / "records").iterdir())), place.usage().num_records)
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "disk\n1 1\n"
+    assert done.stdout == "disk\n1 {}\n1 1\n"
     with opened(tmp_path) as place:
         assert len(list(place.scan())) == 1
 
@@ -262,3 +264,12 @@ def test_the_limit_of_open_files_is_not_reached(tmp_path):
             assert len(read(place, record)) == 1, seed
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_folder_that_cannot_be_opened_is_left_free(tmp_path):
+    (tmp_path / "index.sqlite").mkdir()
+    with pytest.raises(FolderUnusable):
+        folder(tmp_path)
+    (tmp_path / "index.sqlite").rmdir()
+    with opened(tmp_path) as place:
+        assert place.add(run(), numbers())

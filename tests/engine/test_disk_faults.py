@@ -17,6 +17,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
 from tests.support.running import eventually
 from vllm_mlx.disk import writer
+from vllm_mlx.disk.faults import NoRoom
 
 DAY_S = 24 * 3600
 PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
@@ -61,6 +62,15 @@ def test_a_full_disk_changes_no_token_and_is_said_once(
     with started(path, tmp_path) as server:
         assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
         assert server.disk.report().hits == 1 and not server.disk.report().num_damaged
+
+
+def test_a_disk_without_room_for_a_row_turns_nothing_off(tmp_path: Path) -> None:
+    """As when a clear cannot empty the database's log."""
+    path = checkpoint("qwen3")
+    with started(path, tmp_path) as server:
+        server.disk.fail(NoRoom("disk", "Nothing more can be written."))
+        assert server.generate(PROMPT) == [plain_loop(path, PROMPT, 6)[0]]
+        assert server.disk.report().off_reason is None
 
 
 def test_a_clock_that_was_put_back_changes_no_token_and_is_said(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..core.errors import setting
-from .faults import FolderUnusable, InUse, usable
+from .faults import FolderUnusable, InUse, NoRoom, usable
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,11 @@ class Database:
         self._charged: set[int] = set()  # days whose sums changed since they were stored
 
     def open(self) -> None:
-        """Own the folder, and read the sums of the days."""
-        self.run(lambda connection: None)
+        """Own the folder, and read the sums of the days. An error leaves the folder free."""
+        with contextlib.ExitStack() as undone:
+            undone.callback(self.close)
+            self.run(lambda connection: None)
+            undone.pop_all()
 
     def shared(self) -> "Database":
         """The same database for another user, who closes it too."""
@@ -93,8 +96,8 @@ class Database:
             self._charged.add(day)
 
     def shorten(self) -> None:
-        """Empty the write-ahead log, which keeps what was removed until then."""
-        with self._turn, usable(self.root):
+        """Empty the write-ahead log, which keeps what was removed until then; on a full disk, until the stop."""
+        with self._turn, contextlib.suppress(NoRoom), usable(self.root):
             self._connected().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def size(self) -> int:

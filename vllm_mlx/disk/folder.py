@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 
 from ..core.errors import setting
 from . import files
 from .database import NAME, Database, reading
-from .faults import Damaged, NoRoom, usable
+from .faults import Damaged, FolderUnusable, NoRoom, usable
 from .place import RECORDS, record_files, remove_old
 from .record import Header, Record, Row, TensorData, name_of, record_of, row_of
 
@@ -59,7 +61,7 @@ class Folder:
         self.root = root
         self._max_bytes, self._daily_bytes, self._floor_bytes = max_bytes, daily_bytes, floor_bytes
         self._clock = clock
-        self._fingerprint = ""
+        self._model = ("", "")  # the checkpoint that runs: its fingerprint and its name
         self._lock = threading.Lock()  # guards the sizes
         self._sizes: dict[str, int] = {}  # bytes of the files that are there or being written, by name
         self.damages: dict[Path, str] = {}  # what was found damaged, and why
@@ -70,9 +72,8 @@ class Folder:
         return path_of(self.root, record.name)
 
     def note_model(self, fingerprint: str, model: str) -> None:
-        """Name the checkpoint that runs. What other versions of its libraries have written is removed by `scan`."""
-        self._fingerprint = fingerprint
-        self.database.run(lambda c: c.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", (fingerprint, model)))
+        """Name the checkpoint that runs. `scan` keeps the name, and removes what other versions of it have written."""
+        self._model = fingerprint, model
 
     def models(self) -> dict[str, str]:
         """Names of models by fingerprint."""
@@ -88,13 +89,20 @@ class Folder:
             remove_old(self.root)
             sizes = dict(record_files(self.root))
         found, lost = self._sorted_out(self.database.run(lambda c: c.execute(_ROWS).fetchall()), sizes)
-        if lost:
-            self.database.run(lambda c: c.executemany("DELETE FROM record WHERE id = ?", lost))
+        with contextlib.suppress(
+            NoRoom, FolderUnusable
+        ):  # what cannot be written can be read, and the next start removes these rows
+            self.database.run(partial(self._tidy, lost))
         with usable(self.root), self._lock:
             self._sizes = {record.name: record.file_bytes for record in found}
             for name in sizes.keys() - self._sizes.keys():
                 path_of(self.root, name).unlink(missing_ok=True)
         yield from found
+
+    def _tidy(self, lost: list[tuple[int]], connection: Connection) -> None:
+        connection.executemany("DELETE FROM record WHERE id = ?", lost)
+        if self._model[0]:
+            connection.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", self._model)
 
     def _sorted_out(self, rows: list[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]]]:
         """The records that are of use, and the ids of the others."""
@@ -124,8 +132,8 @@ class Folder:
 
     def _is_outdated(self, fingerprint: str) -> bool:
         """Whether it is this checkpoint's, but of another version of what computes it: the last part differs."""
-        mine = self._fingerprint.rpartition("-")[0]
-        return bool(mine) and fingerprint != self._fingerprint and fingerprint.rpartition("-")[0] == mine
+        mine = self._model[0].rpartition("-")[0]
+        return bool(mine) and fingerprint != self._model[0] and fingerprint.rpartition("-")[0] == mine
 
     def add(self, header: Header, tensors: Sequence[TensorData]) -> Record:
         """Write a record. Raises NoRoom."""

@@ -16,7 +16,7 @@ from ..cache.node import ResumeRule, Space
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
 from ..core.faults import device_fault
-from .faults import FolderUnusable
+from .faults import FolderUnusable, NoRoom
 from .folder import Folder
 from .index import DiskIndex
 from .reader import Reader
@@ -139,13 +139,13 @@ class DiskTier:
         self._removal.sweep()
 
     def fail(self, error: Exception | None) -> None:
-        """Note what failed; None: the folder works. If only the folder is missing, the tier stays on."""
+        """Note what failed; None: the folder works. If it is only missing or full, the tier stays on."""
         if error is None:
             self._is_missing = False
             return
         if device_fault(error) is not None:
             self._fault = error
-        elif isinstance(error, FolderUnusable):
+        elif isinstance(error, FolderUnusable | NoRoom):
             if not self._is_missing:
                 logger.warning("%s", error)
             self._is_missing = True
