@@ -103,12 +103,12 @@ def test_beside_a_server_it_is_listed_verified_and_cleared_by_the_server(tmp_pat
         [(model, salt)] = listed(tmp_path)
         assert (model, salt) == ("demo", "") and cache(tmp_path, "verify").returncode == 0
         line = refusal("cache", "clear", "--cache-dir", str(tmp_path), "--yes")
-        assert f"process {process.pid}" in line and "--url" in line, (
+        assert f"process {process.pid}" in line and "--url" in line and "Choose" not in line, (
             "the server has another port than `serve` is set to"
         )
         port = url.rpartition(":")[2]
         line = refusal("cache", "clear", "--cache-dir", str(tmp_path), "--model", "demo", "--yes", code=2)
-        assert f"process {process.pid}" in line
+        assert f"process {process.pid}" in line and "Stop it first" in line
         done = cache(tmp_path, "clear", "--yes", VLLM_MLX_PORT=port)
         assert done.returncode == 0 and "freed" in done.stdout, done.stderr
         eventually(lambda: not files(tmp_path))

@@ -111,7 +111,7 @@ DISK: dict[str, Any] = {
     "num_damaged": 0,
 }
 READ = {"hits": 3, "tokens_read": 120_000, "bytes_read": 3_100_000_000}
-HELD = "12.3 GB of 80.0 GB in 3,120 files; 1.2 GB of 50.0 GB written today"
+HELD = "12.3 GB of 80.0 GB in 3,120 records; 1.2 GB of 50.0 GB written today"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ HELD = "12.3 GB of 80.0 GB in 3,120 files; 1.2 GB of 50.0 GB written today"
         (None, "off"),
         (DISK, HELD),
         (DISK | READ, f"{HELD}; 3 requests read 120,000 tokens, 3.1 GB"),
-        (DISK | {"num_damaged": 2}, f"{HELD}; 2 damaged files removed"),
+        (DISK | {"num_damaged": 2}, f"{HELD}; 2 damaged records removed"),
         (DISK | {"off_reason": "The disk is full."}, "off: The disk is full."),
     ],
 )

@@ -139,7 +139,7 @@ def _clear_here(folder: "Folder", salt: str, model: str | None) -> tuple[int, in
 def _clear_there(root: Path | None, server: Remote, salt: str | None, model: str | None, why: str) -> int:
     """Ask the server that owns the folder. Returns the bytes."""
     if model is not None:
-        raise WrongUsage(f"--model is about a folder that no server uses. {why}".strip())
+        raise WrongUsage(f"{why} Stop it first: --model needs a folder that no server uses.".strip())
     try:
         disk = server.get("/v1/status")["cache"].get("disk") or {} if root is not None else {}
     except NoServer as error:
@@ -213,7 +213,7 @@ def _opened(root: Path | None) -> Iterator[tuple["Folder | None", str]]:
             if root is not None:
                 folder = Folder(root, max_bytes=sys.maxsize, daily_bytes=sys.maxsize, floor_bytes=0)
         except InUse as error:
-            why = str(error)
+            why = error.fact
         try:
             yield folder, why
         finally:

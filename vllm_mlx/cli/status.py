@@ -134,13 +134,13 @@ def disk_line(disk: Mapping[str, Any] | None) -> str:
         return "off"
     if disk["off_reason"] is not None:
         return f"off: {disk['off_reason']}"
-    held = f"{readable(disk['used_bytes'])} of {readable(disk['max_bytes'])} in {disk['num_records']:,} files"
+    held = f"{readable(disk['used_bytes'])} of {readable(disk['max_bytes'])} in {disk['num_records']:,} records"
     written = f"{readable(disk['written_today_bytes'])} of {readable(disk['daily_bytes'])} written today"
     parts = [held, written]
     if disk["hits"]:
         parts.append(f"{disk['hits']:,} requests read {disk['tokens_read']:,} tokens, {readable(disk['bytes_read'])}")
     if disk["num_damaged"]:
-        parts.append(f"{disk['num_damaged']:,} damaged files removed")
+        parts.append(f"{disk['num_damaged']:,} damaged records removed")
     return "; ".join(parts)
 
 

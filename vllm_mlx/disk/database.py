@@ -154,7 +154,7 @@ def own(root: Path) -> int:
         os.close(file)
         advice = f"Choose another folder with {setting('cache_dir')}."
         if isinstance(error, BlockingIOError):
-            raise InUse(f"The folder {root} is in use by another server (process {holder}). {advice}") from None
+            raise InUse(f"The folder {root} is in use by another server (process {holder}).", advice) from None
         why = f"lies on a volume that knows no locks ({error.strerror})"
         raise FolderUnusable(f"The folder {root} {why}. {advice}") from None
     os.ftruncate(file, 0)

@@ -29,7 +29,11 @@ class FolderUnusable(Exception):
 
 
 class InUse(FolderUnusable):
-    """Another process owns the folder."""
+    """Another process owns the folder. `fact` says so without the advice for a server."""
+
+    def __init__(self, fact: str, advice: str):
+        super().__init__(f"{fact} {advice}")
+        self.fact = fact
 
 
 @contextlib.contextmanager
