@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import sqlite3
 import threading
 import time
@@ -130,3 +131,18 @@ def test_a_path_is_due_after_a_second_and_after_a_minute_once_half_of_the_day_is
             server.disk.tick(is_idle=True)
             assert server.disk._writer.is_writing
             eventually(lambda: server.disk.tick(is_idle=True, wait_s=0.01) or not server.disk._writer.is_writing)
+
+
+def test_a_conversation_is_kept_whole_after_its_folder_was_deleted(tmp_path: Path) -> None:
+    """What is written later must not continue records that are gone: the next start could not use it."""
+    path, root = checkpoint("qwen3"), tmp_path / "cache"
+    with started(path, root) as server:
+        for prompt in (PROMPT[:200], PROMPT):
+            server.generate(prompt)
+            server.disk.write_all(lambda: 10.0)
+        shutil.rmtree(root)
+        server.generate(LONGER)
+        server.disk.write_all(lambda: 10.0)
+    with started(path, root) as server:
+        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        assert server.disk.report().tokens_read == len(LONGER) - 1

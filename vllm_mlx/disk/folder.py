@@ -136,7 +136,7 @@ class Folder:
         return bool(mine) and fingerprint != self._model[0] and fingerprint.rpartition("-")[0] == mine
 
     def add(self, header: Header, tensors: Sequence[TensorData]) -> Record:
-        """Write a record. Raises NoRoom."""
+        """Write a record. Raises NoRoom; and Damaged if the one that it continues is gone."""
         row_id, size = secrets.randbits(63), files.size_of(tensors)
         name = name_of(row_id)
         self._make_folders()
@@ -147,7 +147,7 @@ class Folder:
                 written = files.write(path, tensors)
             record = Record(name=name, header=header, tensors=written, file_bytes=size, used_s=self._clock())
             self.database.charge(day, size)
-            self.database.run(lambda c: c.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row_of(record)))
+            self.database.run(partial(_insert, record))
         except BaseException:
             with self._lock:
                 del self._sizes[name]
@@ -265,6 +265,13 @@ class Folder:
             )  # fmt: skip
         with self._lock:
             self._sizes[name] = size
+
+
+def _insert(record: Record, connection: Connection) -> None:
+    if parent := record.header.parent:
+        if connection.execute("SELECT 1 FROM record WHERE id = ?", (int(parent, 16),)).fetchone() is None:
+            raise Damaged("what it continues is gone")
+    connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row_of(record))
 
 
 def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]], dict[str, str]]:

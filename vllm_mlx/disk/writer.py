@@ -19,7 +19,7 @@ from ..cache.snapshot import DamagedSnapshot, KVSegment, RecurrentState
 from ..cache.stats import DiskReport
 from ..cache.tree import PrefixTree
 from .arrays import SLAB_TOKENS, can_store, run_tensors, state_tensors
-from .faults import FolderUnusable, NoRoom
+from .faults import Damaged, FolderUnusable, NoRoom
 from .folder import Folder, FolderUsage
 from .index import DiskIndex
 from .record import Header, Record, TensorData
@@ -263,6 +263,8 @@ class Writer:
             case FolderUnusable():
                 self._pause()
                 self._fail(error)
+            case Damaged():  # the folder was removed, or its database emptied
+                self._index.lose(job.header.parent)
             case _:
                 self._fail(error)
 
