@@ -268,9 +268,9 @@ class Folder:
 
 
 def _insert(record: Record, connection: Connection) -> None:
-    if parent := record.header.parent:
-        if connection.execute("SELECT 1 FROM record WHERE id = ?", (int(parent, 16),)).fetchone() is None:
-            raise Damaged("what it continues is gone")
+    parent = record.header.parent
+    if parent and not connection.execute("SELECT 1 FROM record WHERE id = ?", (int(parent, 16),)).fetchall():
+        raise Damaged("what it continues is gone")
     connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row_of(record))
 
 
