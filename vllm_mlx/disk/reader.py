@@ -269,7 +269,7 @@ class Reader:
             self._removal.lose(reading.current)
 
     def _drop(self, match: Match, error: Exception) -> None:
-        """Remove records that are intact, and not what their headers say."""
+        """Remove records that are intact, and not what their rows say."""
         logger.warning("Records of the cache on disk cannot be used: %s", error)
         self._index.tree.release(match)
         for piece in match.pieces:

@@ -83,7 +83,7 @@ class DiskTier:
             self.tick(is_idle=True, wait_s=min(0.1, rest_s))
 
     def _scan(self) -> None:
-        """Read all headers. Runs on a reader's thread."""
+        """Read all rows. Runs on a reader's thread."""
         batch: list[Record] = []
         for record in self._folder.scan():
             batch.append(record)
