@@ -60,3 +60,16 @@ def test_each_damaged_byte_is_a_miss_or_a_clean_start(tmp_path, kind, first, cap
             assert again in place.scan() and read(place, again) == expected(9, SMALL), "it goes on"
         shutil.rmtree(root)
     assert num_intact < len(places) and (kind != "database" or num_intact)
+
+
+def test_tables_of_another_shape_are_made_again(tmp_path):
+    """A bit of the schema may flip so that SQLite goes on, and reads other values: here no id of a row."""
+    with opened(tmp_path) as place:
+        place.add(run(), numbers(0, SMALL))
+    database = tmp_path / "index.sqlite"
+    content = database.read_bytes()
+    assert b"id INTEGER PRIMARY" in content
+    database.write_bytes(content.replace(b"id INTEGER PRIMARY", b"id INTEGES PRIMARY"))
+    with opened(tmp_path) as place:
+        assert list(place.scan()) == []
+        assert place.add(run(), numbers(0, SMALL)) in place.scan()

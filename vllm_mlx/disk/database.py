@@ -183,12 +183,20 @@ def _connect(path: Path) -> sqlite3.Connection:
         if found != "ok" or version not in (0, VERSION):
             raise sqlite3.DatabaseError(found if found != "ok" else f"its format is {version}")
         connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+            empty.executescript(_TABLES)
+            if _schema(connection) != _schema(empty):
+                raise sqlite3.DatabaseError("its tables are other ones")
         with connection:
             connection.execute("DELETE FROM kept WHERE kind NOT LIKE ?", (f"%.{KEPT_VERSION}",))
     except sqlite3.Error:
         connection.close()
         raise
     return connection
+
+
+def _schema(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    return connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
 
 
 def reading(path: Path) -> sqlite3.Connection:

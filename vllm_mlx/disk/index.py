@@ -1,6 +1,6 @@
 """What the folder on disk holds, as a prefix tree whose segments are ranges of files. It reads and writes no file.
 
-It is made from the headers of the records, so it can always be made again. All checkpoints of the folder are in it,
+It is made from the rows of the records, so it can always be made again. All checkpoints of the folder are in it,
 because they share its limit.
 """
 
