@@ -68,8 +68,8 @@ def test_tables_of_another_shape_are_made_again(tmp_path):
         place.add(run(), numbers(0, SMALL))
     database = tmp_path / "index.sqlite"
     content = database.read_bytes()
-    assert b"id INTEGER PRIMARY" in content
-    database.write_bytes(content.replace(b"id INTEGER PRIMARY", b"id INTEGES PRIMARY"))
+    assert b"INTEGER PRIMARY" in content
+    database.write_bytes(content.replace(b"INTEGER PRIMARY", b"INTEGERaPRIMARY"))
     with opened(tmp_path) as place:
         assert list(place.scan()) == []
         assert place.add(run(), numbers(0, SMALL)) in place.scan()
