@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS kept (
 CREATE INDEX IF NOT EXISTS put ON kept (put);
 CREATE INDEX IF NOT EXISTS used ON kept (used);
 """
+_SCHEMA = "SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"
 
 
 class Database:
@@ -185,7 +186,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
         with contextlib.closing(sqlite3.connect(":memory:")) as empty:
             empty.executescript(_TABLES)
-            if _schema(connection) != _schema(empty):
+            found, expected = (each.execute(_SCHEMA).fetchall() for each in (connection, empty))
+            if found != expected:
                 raise sqlite3.DatabaseError("its tables are other ones")
         with connection:
             connection.execute("DELETE FROM kept WHERE kind NOT LIKE ?", (f"%.{KEPT_VERSION}",))
@@ -193,10 +195,6 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _schema(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    return connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
 
 
 def reading(path: Path) -> sqlite3.Connection:
