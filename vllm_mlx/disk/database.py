@@ -186,8 +186,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
         with contextlib.closing(sqlite3.connect(":memory:")) as empty:
             empty.executescript(_TABLES)
-            found, expected = (each.execute(_SCHEMA).fetchall() for each in (connection, empty))
-            if found != expected:
+            if connection.execute(_SCHEMA).fetchall() != empty.execute(_SCHEMA).fetchall():
                 raise sqlite3.DatabaseError("its tables are other ones")
         with connection:
             connection.execute("DELETE FROM kept WHERE kind NOT LIKE ?", (f"%.{KEPT_VERSION}",))
