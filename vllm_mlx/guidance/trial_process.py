@@ -129,9 +129,8 @@ def _fault(grammar: str, vocabulary: ByteVocabulary, tokenizer: LLTokenizer) -> 
         if _WRONG_TOKEN in matcher.get_error():
             break  # an end of the turn that was drawn as a token
         if matcher.is_error() or time.thread_time() - start_s > _MAX_STEP_S:
-            return (
-                f"its grammar is too slow to follow: {reason(matcher) or 'one token takes too long.'} Make it simpler."
-            )
+            why = reason(matcher) or "one token takes too long"
+            return f"its grammar is too slow to follow: {why.rstrip('.')}. Make it simpler."
         if not allowed or matcher.is_stopped():
             break
     return ""
