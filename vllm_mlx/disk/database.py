@@ -118,7 +118,7 @@ class Database:
                 self._free()
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection, made again where somebody has removed the folder or its files."""
+        """The connection. It is opened again if the folder or its files were removed."""
         if not self.root.is_dir():
             self.root.mkdir(mode=0o700)
         if self._lock is None or not _is_same(self._lock, self.root / LOCK):

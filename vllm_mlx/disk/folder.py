@@ -89,9 +89,8 @@ class Folder:
             remove_old(self.root)
             sizes = dict(record_files(self.root))
         found, lost = self._sorted_out(self.database.run(lambda c: c.execute(_ROWS).fetchall()), sizes)
-        with contextlib.suppress(
-            NoRoom, FolderUnusable
-        ):  # what cannot be written can be read, and the next start removes these rows
+        # What cannot be written can be read, and the next start removes these rows.
+        with contextlib.suppress(NoRoom, FolderUnusable):
             self.database.run(partial(self._tidy, lost))
         with usable(self.root), self._lock:
             self._sizes = {record.name: record.file_bytes for record in found}

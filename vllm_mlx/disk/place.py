@@ -1,6 +1,6 @@
 """Which folder keeps the prefix cache on disk, which of its files are the cache's own, and how much it may take.
 
-All other files, whoever put them there, are neither counted nor touched, and links are not followed.
+Files of other programs are neither counted nor touched, and links are not followed.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def record_files(folder: Path) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             if not stat.S_ISDIR(status.st_mode):
-                yield path.stem, status.st_size if stat.S_ISREG(status.st_mode) else -1  # a link is no record
+                yield path.stem, status.st_size if stat.S_ISREG(status.st_mode) else -1  # links do not count as records
 
 
 def remove_old(folder: Path) -> None:

@@ -1,9 +1,9 @@
 """Writes what memory keeps of its paths, on a thread of its own, one record at a time.
 
 The disk mirrors what memory keeps of a path: a node is one record with its windows, and a second one for its state. So
-no rule of its own decides what a restarted server can resume from. A path is due a second after a part of it was
-stored, so that what a later turn cannot contain has left it before. What is evicted from memory before it was written
-is lost.
+no rule of its own decides what a restarted server can resume from. A path is due half a second after a part of it
+was stored, so that what a later turn cannot contain has left it before. What is evicted from memory before it was
+written is lost.
 """
 
 import logging
@@ -99,7 +99,7 @@ class Writer:
 
     @property
     def _is_barred(self) -> bool:
-        """Whether nothing can be written now: there is no room, or it is being made."""
+        """Whether writing has to wait: the folder is full, or room is being made."""
         return self._is_making_room or time.monotonic() < self._paused_until_s
 
     # -- what is due
