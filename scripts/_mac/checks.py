@@ -186,7 +186,7 @@ class MacChecks:
             status = server.status()
         first_s = stream.moments[0] - stream.sent_s
         peak, limit = status["metal"]["peak_memory_gb"], status["metal"]["limit_memory_gb"]
-        is_planned = not status["giving_way"]["shorter_chunks"] and not status["memory"]["lacking_bytes"]
+        is_planned = not status["shrinking"]["shorter_chunks"] and not status["memory"]["lacking_bytes"]
         text = f"{num_tokens} tokens, first token after {first_s:.1f} s; peak {peak} GB of {limit} GB. "
         return verdict(peak <= limit and is_planned, text + _pressure(status))
 
@@ -333,5 +333,5 @@ def _run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def _pressure(status: Status) -> str:
     pressure = sysctl("kern.memorystatus_vm_pressure_level")
-    counts = ", ".join(f"{name} {count}" for name, count in status["giving_way"].items() if count)
+    counts = ", ".join(f"{name} {count}" for name, count in status["shrinking"].items() if count)
     return f"Under pressure: {counts or 'nothing'}." + (f" Pressure level {pressure}." if pressure else "")

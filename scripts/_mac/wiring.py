@@ -64,7 +64,7 @@ class Wiring:
                 pool.submit(self._ask_until, server, until_s, seen)
             pool.shutdown()
             after, status = virtual_memory(), server.status()
-        evictions = status["giving_way"]["cache_evictions"]
+        evictions = status["shrinking"]["cache_evictions"]
         text = f"{self.minutes:g} min, {seen.num_replies} replies, {evictions} evictions"
         if before is not None and after is not None:
             text += f", {(after.wired_bytes - before.wired_bytes) / 1e9:+.2f} GB wired"

@@ -19,7 +19,7 @@ from .figures import milliseconds
 from .probe import seen_by, start_probe
 
 SAMPLE_S = 10.0  # from one look at the process's memory to the next
-KEPT = ("num_preemptions", "giving_way", "outcomes", "total_requests_processed")
+KEPT = ("num_preemptions", "shrinking", "outcomes", "total_requests_processed")
 
 
 def mixed_load(options: argparse.Namespace) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_a_full_line_refuses_and_those_in_it_are_served(checkpoint):
         results = await asyncio.gather(*asked, return_exceptions=True)
         await until_idle(engine)
         again = await collect(engine, request())
-        gave_way = (await engine.status())["giving_way"]
+        gave_way = (await engine.status())["shrinking"]
         assert gave_way["refused"] == 5 and gave_way["waiting"] == gave_way["preemptions"] == 0
         await engine.shutdown(0)
         return [*results, again]

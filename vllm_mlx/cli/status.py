@@ -60,7 +60,7 @@ def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], Rendera
 _PARTS = (
     ("weights_bytes", "weights", "blue"),
     ("transient_bytes", "working", "red"),
-    ("pictures_bytes", "decoded images", "magenta"),
+    ("image_bytes", "decoded images", "magenta"),
     ("live_bytes", "replies", "green"),
     ("media_bytes", "image features", "cyan"),
     ("cache_bytes", "cache", "yellow"),

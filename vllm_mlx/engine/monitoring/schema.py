@@ -104,7 +104,7 @@ class MemoryStatus(TypedDict):
     live_bytes: int
     cache_bytes: int
     media_bytes: int
-    pictures_bytes: int
+    image_bytes: int
     lacking_bytes: int
     free_bytes: int
 
@@ -211,7 +211,7 @@ class EngineFigures(TypedDict):
     metal: DeviceStatus
     system: SystemStatus
     memory: MemoryStatus
-    giving_way: PressureStatus
+    shrinking: PressureStatus
     cache: CacheStatus
     images: ImageStatus
     model_facts: ModelFacts

@@ -86,7 +86,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         },
         "system": _system(report.device.system),
         "memory": memory_status(moment.memory, report),
-        "giving_way": _pressure(report, num_refused),
+        "shrinking": _pressure(report, num_refused),
         "cache": _cache(report, totals),
         "images": report.images,
         "model_facts": moment.facts,
@@ -131,7 +131,7 @@ def memory_status(memory: MemoryBudget, report: EngineReport) -> MemoryStatus:
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
         "media_bytes": report.media_bytes,
-        "pictures_bytes": memory.media_bytes,
+        "image_bytes": memory.media_bytes,
         "lacking_bytes": lacking_bytes,
         "free_bytes": free_bytes - lacking_bytes,
     }

@@ -9,7 +9,7 @@ import { events, json } from "./server.js";
 
 const CACHE_EVERY_MS = 5000;
 const RETRY_MS = 2000;
-const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Reserved for one step"], ["media", "Encoded images"], ["pictures", "Reserved for images"], ["free", "Free"], ["lacking", "Unavailable"]];
+const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Reserved for one step"], ["media", "Encoded images"], ["image", "Reserved for images"], ["free", "Free"], ["lacking", "Unavailable"]];
 
 const throughput = new Plot(byId("throughput"), ["generation", "prefill"], { unit: "tokens per second" });
 const latency = new Plot(byId("latency"), ["between tokens, p50", "between tokens, p99", "to first token, p50"], { unit: "seconds", scale: decades, write: seconds });
