@@ -142,12 +142,6 @@ def test_a_grammar_that_takes_much_memory_is_compiled_again_for_each_request(com
     assert compiler.compile(grammar, "x") is not first
 
 
-def test_a_grammar_that_is_forgotten_is_compiled_again(compiler) -> None:
-    first = compiler.compile(lark('"a"'), "x", "ann")
-    compiler.forget(lark('"a"'), "ann")
-    assert compiler.compile(lark('"a"'), "x", "ann") is not first
-
-
 def test_a_literal_may_contain_any_character(compiler) -> None:
     for char in map(chr, (*range(0x21), 0x22, 0x5C, 0x7F, 0x85, 0x2028, 0xFEFF, 0x1F600)):
         written = compiler.compile(lark(literal(char)), "x").deep_copy()

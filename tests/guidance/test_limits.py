@@ -11,7 +11,6 @@ from vllm_mlx.core.errors import GenerationError, GrammarLimit
 from vllm_mlx.core.request import Choice, Guide, JsonSchema, Regex
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.guidance.grace import GRACE_S, REFILL, Grace
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.runner.masks import Masks
 from vllm_mlx.runner.row_constraint import START_S, TOKEN_S
@@ -36,7 +35,7 @@ class Clock:
         return self.now_s
 
 
-def sequence(grammar: str, written: str = "", grace: Grace | None = None) -> Sequence:
+def sequence(grammar: str, written: str = "") -> Sequence:
     one = sampler()
     matcher = one.compiler.compile(json.dumps({"grammars": [{"lark_grammar": grammar}]}), PARAM)
     return Sequence(
@@ -45,7 +44,7 @@ def sequence(grammar: str, written: str = "", grace: Grace | None = None) -> Seq
         sampling=TokenSampling(),
         max_tokens=9999,
         stop_token_ids=one.tokenizer.eos_token_ids,
-        constraint=Constraint(matcher=matcher, param=PARAM, mask_words=one.compiler.mask_words, grace=grace),
+        constraint=Constraint(matcher=matcher, param=PARAM, mask_words=one.compiler.mask_words),
         output_token_ids=one.tokenizer.encode(written, add_special_tokens=False),
     )
 
@@ -70,34 +69,15 @@ def test_a_grammar_that_takes_its_time_ends_its_own_row() -> None:
     tick_s = 0.05
     num_steps, error = steps_until_failure(Masks(Clock(tick_s)), sequence(LETTERS), 200)
     assert isinstance(error, GrammarLimit) and error.param == PARAM and PARAM in error.message
-    assert num_steps == pytest.approx((GRACE_S + START_S) / (2 * tick_s - TOKEN_S), abs=2)
+    assert num_steps == pytest.approx(START_S / (2 * tick_s - TOKEN_S), abs=2)
 
 
 def test_a_grammar_in_time_goes_on() -> None:
     assert steps_until_failure(Masks(Clock(TOKEN_S / 3)), sequence(LETTERS), 400) == (400, None)
 
 
-def test_slow_grammars_of_one_tenant_share_one_grace() -> None:
-    masks, ann, ben = Masks(Clock(0.05)), Grace(), Grace()
-    first, _ = steps_until_failure(masks, sequence(LETTERS, grace=ann), 200)
-    second, error = steps_until_failure(masks, sequence(LETTERS, grace=ann), 200)
-    assert isinstance(error, GrammarLimit) and second <= 2 < first
-    other, _ = steps_until_failure(masks, sequence(LETTERS, grace=ben), 200)
-    assert other == pytest.approx(first, abs=1)
-
-
-def test_a_grace_comes_back_with_time_and_has_a_limit() -> None:
-    now_s = 0.0
-    grace = Grace(clock=lambda: now_s)
-    assert grace.spend(GRACE_S) and not grace.spend(0.1)
-    now_s += 0.2 / REFILL
-    assert grace.spend(0.09) and not grace.spend(0.1)
-    now_s += 100 * GRACE_S / REFILL
-    assert grace.spend(GRACE_S) and not grace.spend(0.01)
-
-
 def test_one_slow_mask_is_forgiven() -> None:
-    clock = Clock(GRACE_S * 0.9)
+    clock = Clock(START_S * 0.9)
     masks, seq = Masks(clock), sequence(LETTERS)
     masks.start(seq)
     masks.words([seq])
@@ -142,17 +122,19 @@ def test_schemas_of_many_optional_properties_are_within_the_limits(num: int) -> 
 
 
 @pytest.mark.parametrize("tick_s", [0.5, 0])
-def test_a_grammar_that_met_a_limit_of_time_is_not_kept(tick_s: float) -> None:
-    """Its tables have grown, and the trial of the grammar did not count that."""
+def test_a_grammar_that_met_a_limit_of_time_is_refused_from_then_on(tick_s: float) -> None:
     scripted = Scripted(sampler(), "hermes")
     asked = request((), sampling={"guide": Guide(form=Regex("[a-z]*"))})
     first = scripted.constraint(asked)
-    assert first is not None and first.grace is not None
-    seq = replace(sequence(LETTERS), constraint=replace(first, grace=Grace()))
-    _, error = steps_until_failure(Masks(Clock(tick_s)), seq, 30)
+    assert first is not None
+    _, error = steps_until_failure(Masks(Clock(tick_s)), replace(sequence(LETTERS), constraint=first), 30)
     assert isinstance(error, GrammarLimit) == bool(tick_s)
-    again = scripted.constraint(asked)
-    assert again is not None and (again.matcher is first.matcher) == (not tick_s)
+    if tick_s:
+        with pytest.raises(GrammarLimit, match="too slow"):
+            scripted.constraint(asked)
+    else:
+        again = scripted.constraint(asked)
+        assert again is not None and again.matcher is first.matcher
 
 
 def test_as_many_choices_as_are_allowed_are_within_the_limits() -> None:

@@ -77,8 +77,7 @@ class Constraint:
     reasoning: ReasoningRule | None = None  # None: the grammar constrains the reply from its first token on
     barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue after these tokens
     names: Callable[[], NameHold] | None = None  # None: a grammar holds the names of calls, or nothing does
-    grace: Any = None  # a guidance.grace.Grace, which all constraints of a tenant share
-    forget: Callable[[], None] | None = None  # called when the grammar was too slow: its tables are large then
+    refuse: Callable[[], None] | None = None  # called if the grammar was too slow: no other reply may have it
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
-from ..core.errors import InvalidParameter, TooManyRequests, Unsupported, setting
+from ..core.errors import InvalidParameter, Unsupported, setting
 from ..core.fence import Fence
 from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
@@ -16,7 +16,6 @@ from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..tokens.tokenizer import Tokenizer
-from .grace import GRACE_S, Grace
 from .grammar_compiler import MAX_BYTES, GrammarCompiler
 from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
 from .names import CheckpointNames, NameRule
@@ -52,7 +51,6 @@ class ConstraintBuilder:
         self._tool_grammar = config.tool_grammar
         self._default_budget = config.default_thinking_token_budget
         self._grammars = GrammarCompiler(tokenizer, vocab_size, max_grammars_bytes)
-        self._graces: dict[str, Grace] = {}  # by tenant; there are as many as API keys
         self._reasoning = reasoning
         holds_names = tools is not None and config.tool_grammar == "names"
         self._names = CheckpointNames(tokenizer, tools, self._grammars) if tools is not None and holds_names else None
@@ -74,10 +72,6 @@ class ConstraintBuilder:
             raise InvalidParameter(
                 "`thinking_token_budget` cannot be combined with `enable_in_reasoning`.", param="thinking_token_budget"
             )
-        grace = self._graces.setdefault(request.tenant, Grace())
-        if grammar is not None and grace.wait_s:
-            why = f"Grammars of this API key took more than the {GRACE_S:g} s that slow ones may take together."
-            raise TooManyRequests(why, retry_after_s=grace.wait_s)
         matcher = None if grammar is None else self._grammars.compile(grammar, param, request.tenant)
         rule = None if in_reasoning else self._reasoning_rule(request, prompt, budget, bounds_reply=matcher is not None)
         return Constraint(
@@ -87,8 +81,7 @@ class ConstraintBuilder:
             reasoning=rule,
             barred=self._barred(matcher) if _declared(request) and rule is not None else (),
             names=names,
-            grace=grace,
-            forget=None if grammar is None else partial(self._grammars.forget, grammar, request.tenant),
+            refuse=None if grammar is None else partial(self._grammars.refuse, grammar, request.tenant),
         )
 
     def _checked_grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cached_property
@@ -11,7 +11,7 @@ from typing import IO, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from ..core.errors import InvalidParameter, Overloaded
+from ..core.errors import GrammarLimit, InvalidParameter, Overloaded
 from ..core.fair_queue import FairQueue
 from ..core.tasks import python_process
 from ..tokens.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ MAX_KEPT_BYTES = 32 << 20  # a grammar that takes more is compiled again for eac
 MAX_BYTES = 256 << 20  # all grammars that are kept
 _MAX_ITEMS = 200_000  # parser items of a mask: 450 optional properties need 150,000 with 262,144 tokens
 _MAX_ODD_ITEMS = 20_000  # in other grammars, whose rows may be long: their time grows with the square
+_MAX_REFUSED = 1000  # grammars that were too slow and are remembered
 _BYTES_PER_CHAR = 12  # a grammar without odd shapes takes as much
 _STARTING = threading.Lock()
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class GrammarCompiler:
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._vocabulary: LLTokenizer | None = None
         self._compiled = CompiledGrammars(max_bytes=max_bytes)
+        self._refused: deque[int] = deque(maxlen=_MAX_REFUSED)  # hashes
         self._places = FairQueue(_MAX_COMPILING, per_key=1)
         self._lock = threading.Lock()
         self.num_compiled = 0
@@ -50,14 +52,17 @@ class GrammarCompiler:
         return (self.vocab_size + 31) // 32
 
     def compile(self, grammar: str, param: str, tenant: str = "") -> LLMatcher:
-        """Return a matcher at its start, of which the caller uses a copy. Raises InvalidParameter, naming `param`.
+        """Return a matcher at its start, of which the caller uses a copy.
 
-        `tenant` owns the grammar: no other tenant is served faster because of it. Raises Overloaded if grammars of
-        others take too long.
+        `tenant` owns the grammar: no other tenant is served faster because of it. Raises InvalidParameter or
+        GrammarLimit, naming `param`, if the grammar costs too much, and Overloaded if other grammars take too long.
         """
         known = self._compiled.get(tenant, grammar)
         if known is not None:
             return known
+        if hash((tenant, grammar)) in self._refused:
+            why = "it was too slow to follow in an earlier reply. Make it simpler."
+            raise GrammarLimit(f"The reply cannot be guided by `{param}`: {why}", param=param)
         if len(grammar) > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(f"`{param}` is too large: its grammar has {len(grammar)} characters.", param=param)
         self.read_vocabulary()
@@ -81,9 +86,10 @@ class GrammarCompiler:
         known = self._compiled.get(tenant, grammar)
         return known or self._keep(grammar, tenant, self._new(grammar), _BYTES_PER_CHAR * len(grammar))
 
-    def forget(self, grammar: str, tenant: str) -> None:
-        """Compile the grammar again for its next request: a reply that was too slow has made its tables large."""
+    def refuse(self, grammar: str, tenant: str) -> None:
+        """Refuse the grammar from now on, and drop it: a reply that was too slow has made its tables large."""
         self._compiled.remove(tenant, grammar)
+        self._refused.append(hash((tenant, grammar)))
 
     def _keep(self, grammar: str, tenant: str, matcher: LLMatcher, num_bytes: int) -> LLMatcher:
         assert not matcher.is_error(), matcher.get_error()

@@ -90,8 +90,8 @@ class Masks:
             yield fence
         if fence.error is not None:
             self._fail(seq_id, fence.error)
-            if isinstance(fence.error, GrammarLimit) and constraint.forget is not None:
-                constraint.forget()
+            if isinstance(fence.error, GrammarLimit) and constraint.refuse is not None:
+                constraint.refuse()
 
     def _fail(self, seq_id: int, error: Exception) -> None:
         if not isinstance(error, GenerationError):

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..core.errors import GenerationError, GrammarLimit
 from ..core.sequence import Constraint, ReasoningRule, Sequence, Tag, TagWatch
-from ..guidance.grace import GRACE_S, REFILL, Grace
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,); bit i of word w stands for token 32 w + i
 _ALL = np.uint32(0xFFFFFFFF)
@@ -25,45 +24,37 @@ Clock = Callable[[], float]
 thread_time: Clock = time.thread_time  # processor time of the thread, so that a busy machine counts against nobody
 
 TOKEN_S = 0.005  # per token; a large schema over a large vocabulary takes 0.0001 s on average
-START_S = 0.05  # allowance for the first masks of a reply
+START_S = 0.5  # allowance for the first masks of a reply, and for a slow one
 
 
 class GrammarTime:
     """The time that one reply's grammar takes.
 
-    All rows wait while one grammar is evaluated, so each grammar has an allowance that grows with its tokens. Time
-    beyond that is taken from the grace of its tenant.
+    All rows wait while one grammar is evaluated, so each grammar has an allowance that grows with its tokens.
     """
 
-    def __init__(self, clock: Clock, grace: Grace, param: str):
+    def __init__(self, clock: Clock, param: str):
         """`param` is the field of the request that asks for the grammar."""
         self._clock = clock
-        self._grace = grace
         self._param = param
         self._spent_s = 0.0
-        self._excess_s = 0.0  # time beyond the allowance, taken from the grace
         self._num_tokens = 0
 
     @contextmanager
     def measured(self, *, is_token: bool = False) -> Iterator[None]:
         """Measure the enclosed work. `is_token`: the work adds a token, which adds to the allowance.
 
-        Raises GrammarLimit after the work if allowance and grace are used up.
+        Raises GrammarLimit after the work if the allowance is used up.
         """
         start_s = self._clock()
         yield
         self._spent_s += self._clock() - start_s
         self._num_tokens += is_token
-        excess_s = self._spent_s - START_S - TOKEN_S * self._num_tokens
-        if excess_s <= self._excess_s:
-            return
-        more_s, self._excess_s = excess_s - self._excess_s, excess_s
-        if not self._grace.spend(more_s):
+        if self._spent_s > START_S + TOKEN_S * self._num_tokens:
             raise GrammarLimit(
                 f"The reply ended because its grammar (`{self._param}`) is too slow to follow: it took "
                 f"{self._spent_s:.1f} s for {self._num_tokens} tokens. A reply may take {START_S:g} s and "
-                f"{TOKEN_S * 1000:g} ms for each token, and all replies of one API key a further {GRACE_S:g} s, of "
-                f"which {REFILL:.0%} come back each second. Use a grammar with fewer alternatives and less recursion.",
+                f"{TOKEN_S * 1000:g} ms for each token. Use a grammar with fewer alternatives and less recursion.",
                 param=self._param,
             )
 
@@ -81,9 +72,9 @@ class RowConstraint:
     """Constrains one reply. It can be rebuilt from its sequence at any time: it feeds the known tokens first."""
 
     def __init__(self, constraint: Constraint, seq: Sequence, clock: Clock = thread_time):
-        """`clock` measures the grammar's time. Time beyond its allowance is taken from the constraint's grace."""
+        """`clock` measures the grammar's time."""
         self.constraint = constraint
-        self._time = GrammarTime(clock, constraint.grace or Grace(), constraint.param)
+        self._time = GrammarTime(clock, constraint.param)
         self._rule = constraint.reasoning
         self._matcher = self._new_matcher()
         self._names = None if constraint.names is None else constraint.names()
