@@ -19,10 +19,10 @@ from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.reply_formats import reply_formats
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .player import Outcome
 from .wire import CHAT, MESSAGES, Protocol

@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.support.tokenizers import TEMPLATES, save
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.reply_formats import reply_formats
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .checkpoint import texts_of, train
 from .ideal import decode

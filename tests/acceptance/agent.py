@@ -15,7 +15,7 @@ from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.monitoring.schema import EngineReport
 from vllm_mlx.engine.preparing import TENANT_THREADS
-from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.prompt.encoded import common_prefix
 
 WORDS = ("read the file and say what it does in detail", "write the tests", "list what is in this folder", "why not")

@@ -25,8 +25,8 @@ from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineReport
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.scheduler.prefix_planner import MIN_SHARED_TOKENS
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .agent import Agent, Ledger, Turn, prose, settled
 

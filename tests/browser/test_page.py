@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.support.running import Running, eventually
-from vllm_mlx.demo import demo_path
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from ..server.watched import engine_served, load
 
@@ -33,7 +33,7 @@ def browser() -> Iterator[object]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     kept = tmp_path_factory.mktemp("kept")
-    with engine_served(demo_path(), max_num_seqs=8, cache_dir=str(kept), cache_disk_bytes=10**9) as running:
+    with engine_served(DEMO_PATH, max_num_seqs=8, cache_dir=str(kept), cache_disk_bytes=10**9) as running:
         yield running
 
 

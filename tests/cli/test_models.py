@@ -11,8 +11,7 @@ from tests.support.commands import refusal, run
 from vllm_mlx.cli.cache import cache_tree
 from vllm_mlx.cli.models import describe
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.demo import demo_path
-from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.checkpoint import DEMO_PATH, find_checkpoint
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def test_what_is_there_is_pulled_at_once(hub: Path) -> None:
 
 
 def test_the_demo_is_described_by_its_files() -> None:
-    facts = describe(demo_path())
+    facts = describe(DEMO_PATH)
     assert (facts.architecture, facts.kind, facts.precision, facts.context) == ("qwen3_5", "vision", "float32", 131072)
     assert facts.bytes_per_token == 2 * 2 * 2 * 2 * 64  # keys and values, 16 bits, of two full layers of two heads
     assert facts.tools is not None

@@ -6,14 +6,14 @@ import pytest
 from mlx_lm import load as load_text
 
 from tests.support.demo_cases import Asker, Case, frozen_cases
-from vllm_mlx.demo import demo_path
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 MAX_BYTES = 8_000_000
 
 
 @pytest.fixture(scope="module")
 def demo() -> Asker:
-    return Asker(demo_path())
+    return Asker(DEMO_PATH)
 
 
 @pytest.mark.parametrize("case", frozen_cases(), ids=lambda case: case.name)
@@ -22,16 +22,16 @@ def test_reply_is_the_frozen_one(demo: Asker, case: Case) -> None:
 
 
 def test_folder_stays_small() -> None:
-    assert sum(path.stat().st_size for path in demo_path().iterdir() if path.is_file()) <= MAX_BYTES
+    assert sum(path.stat().st_size for path in DEMO_PATH.iterdir() if path.is_file()) <= MAX_BYTES
 
 
 def test_declares_its_context() -> None:
-    config = json.loads((demo_path() / "config.json").read_text())
+    config = json.loads((DEMO_PATH / "config.json").read_text())
     assert config["text_config"]["max_position_embeddings"] == 131_072
 
 
 def test_mlx_lm_finds_reasoning_tools_and_stop_tokens() -> None:
-    _, tokenizer = load_text(str(demo_path()))
+    _, tokenizer = load_text(str(DEMO_PATH))
     assert tokenizer.has_thinking
     assert tokenizer.has_tool_calling
     assert tokenizer.eos_token_ids == set(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))

@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from vllm_mlx.demo import demo_path
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 CALL = {"type": "function", "function": {"name": "Read", "arguments": {"path": "a.txt", "limit": 3}}}
@@ -11,7 +11,7 @@ CALL = {"type": "function", "function": {"name": "Read", "arguments": {"path": "
 
 @pytest.fixture(scope="module")
 def render():
-    tokenizer = AutoTokenizer.from_pretrained(demo_path())
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_PATH)
 
     def render(messages: list[dict], **options) -> str:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)

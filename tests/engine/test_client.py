@@ -16,7 +16,7 @@ from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import start_engine
-from vllm_mlx.output.pipeline import OutputPipeline
+from vllm_mlx.formats.pipeline import OutputPipeline
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.preparing import LONG_CHARS, is_long
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.formats.tokenizer import Tokenizer
 
 LIMIT_S = 0.2
 CHAT = Request(

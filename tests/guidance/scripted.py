@@ -15,11 +15,11 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.runner.row_constraint import RowConstraint
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .random_sampler import RandomSampler
 

@@ -14,8 +14,8 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Guide, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.formats import SchemaBudget
+from vllm_mlx.formats.pipeline import declared_schemas
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
-from vllm_mlx.output.pipeline import declared_schemas
 
 from .random_sampler import sampler
 

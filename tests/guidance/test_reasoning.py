@@ -15,9 +15,9 @@ from vllm_mlx.core.request import Choice, Guide, Request
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch, TokenSampling
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.formats import ReplyFormats
+from vllm_mlx.formats.pipeline import OutputPipeline
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.guidance.reasoning import CheckpointReasoning, TextWatch
-from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from ..formats.support import REASONING_FORMATS

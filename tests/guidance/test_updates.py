@@ -15,7 +15,7 @@ from vllm_mlx.core.step import SequenceUpdate, TokenOutput
 from vllm_mlx.engine.generation import Reply
 from vllm_mlx.engine.monitoring.counters import ReplyStats
 from vllm_mlx.formats import ReplyFormats
-from vllm_mlx.output.pipeline import OutputPipeline
+from vllm_mlx.formats.pipeline import OutputPipeline
 
 from .random_sampler import sampler
 from .test_reasoning import Model

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.checkpoints import write_tokenizer
 from tests.support.drawing import examples
 from vllm_mlx.core.events import FinishReason
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
 from .test_points import shared

@@ -12,9 +12,9 @@ from tests.support.drawing import examples
 from vllm_mlx.core.errors import RequestError
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request
-from vllm_mlx.demo import DEMO_PATH
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import RequestProcessor
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from .template_variants import TEMPLATE_VARIANTS
 from .turns import make_processor

@@ -11,9 +11,9 @@ from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.core.request import SamplingParams
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
 from .turns import ECHOES, Session, canonical, each_part, letter_by_letter, make_processor, system, user

@@ -10,8 +10,8 @@ import pytest
 from tests.support.checkpoints import write_tokenizer
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
 from .turns import Echo, Session, each_part, make_processor, system, user

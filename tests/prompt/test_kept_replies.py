@@ -24,7 +24,7 @@ from vllm_mlx.core.messages import (
 )
 from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journals
-from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.prompt.kept_replies import message_of, message_value
 from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply
 from vllm_mlx.prompt.reply_memory import RecalledConversation, ReplyMemory, TextDigest

@@ -10,12 +10,12 @@ from tests.support.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.demo import demo_path
-from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.formats.reply import FinishedReply
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.chat import _absent
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from .template_variants import TEMPLATE_VARIANTS
 from .turns import Session, Turn, make_processor, system, user
@@ -101,7 +101,7 @@ def test_a_tool_loop_keeps_what_a_question_strips(processor_with) -> None:
 @pytest.mark.parametrize("thinking", ["off", "on"])
 def test_what_is_kept_is_what_the_next_prompt_has_in_common_with_the_demo_s(thinking: str) -> None:
     """With thinking off, too, a prompt ends in a thought, an empty one, which the next question takes out again."""
-    processor = make_processor(Tokenizer.load(demo_path()), tools="qwen3_xml")
+    processor = make_processor(Tokenizer.load(DEMO_PATH), tools="qwen3_xml")
     session = Session(processor, messages=START, thinking=thinking)
     thought = "" if thinking == "off" else "hm\n</think>\n\n"
     call = "<tool_call>\n<function=read>\n<parameter=path>\na.py\n</parameter>\n</function>\n</tool_call><|im_end|>"

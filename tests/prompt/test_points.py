@@ -10,10 +10,10 @@ from tests.support.rows import row
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.points import volatile_places
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.template import ChatTemplate
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
 from .turns import TOOLS, make_processor, system, user

@@ -12,9 +12,9 @@ from vllm_mlx.core.errors import ContextLengthExceeded, InvalidParameter, Unsupp
 from vllm_mlx.core.messages import ImagePart, Message, TextPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.reply_formats import reply_formats
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 
 def process(

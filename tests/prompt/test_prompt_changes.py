@@ -11,9 +11,9 @@ import pytest
 from vllm_mlx.core.messages import Message, TextPart, ToolResultPart
 from vllm_mlx.core.receipt import ChangeCause, PromptChange
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt import prompt_changes
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
 from .turns import ECHOES, TOOLS, Session, make_processor, system, user

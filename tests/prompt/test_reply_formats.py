@@ -22,10 +22,10 @@ from vllm_mlx.core.events import Finished, FinishReason, ReasoningDelta, TextDel
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Guide, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.output.pipeline import merged
+from vllm_mlx.formats.pipeline import merged
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.prompt.reply_formats import GROUP, reply_formats
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "parsers.md").read_text(encoding="utf-8")
 TEXT, CODE, PROJECT = (

@@ -13,10 +13,10 @@ from types import ModuleType
 import pytest
 
 from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
-from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.formats.reply import FinishedReply
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply
 from vllm_mlx.prompt.reply_memory import ReplyMemory, TextDigest, first_key, next_key
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .turns import Session, letter_by_letter, make_processor, user
 

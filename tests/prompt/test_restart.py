@@ -15,8 +15,8 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import ReasoningPart
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.memories import Memories
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
 from .test_any_conversation import turns

@@ -8,9 +8,9 @@ import pytest
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, Role, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.template import ChatTemplate
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<go>{% endif %}"
 FIRST_ONLY = (

@@ -21,8 +21,8 @@ from vllm_mlx.core.messages import (
     ToolSpec,
 )
 from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.template import ChatTemplate, MediaMarkers, template_messages
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 USER = Message("user", (TextPart("hi"),))
 WEATHER = ToolSpec("get_weather", "Weather.", {"type": "object", "properties": {"city": {"type": "string"}}})

@@ -15,7 +15,7 @@ from tests.support.tokenizers import byte_level_backend, save
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.formats.families import FAMILIES as PRODUCT
 from vllm_mlx.formats.family import Family as ProductFamily
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.formats.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
 from .turns import Session, Turn, make_processor, user

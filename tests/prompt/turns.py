@@ -11,10 +11,10 @@ from vllm_mlx.core.messages import Message, Part, ReasoningPart, TextPart, ToolC
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.disk.memories import NO_MEMORIES, Memories
-from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.formats.reply import FinishedReply
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.prompt.reply_formats import reply_formats
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 TOOLS = (
     ToolSpec("read", "Reads a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),

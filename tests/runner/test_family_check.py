@@ -4,11 +4,11 @@ import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.errors import ModelLoadError
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.media.vision import VisionProbe, VisionProcessor
 from vllm_mlx.runner import family_check
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import MultimodalModel, load_model
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture

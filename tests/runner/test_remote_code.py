@@ -13,11 +13,11 @@ from transformers.models.auto import tokenization_auto
 
 from vllm_mlx import LLM, SamplingParams
 from vllm_mlx.core.errors import ModelLoadError
+from vllm_mlx.formats.remote_code import RemoteCodeRefused, remote_code
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.media.renderers import load_library_processor
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import load_model
-from vllm_mlx.tokens.remote_code import RemoteCodeRefused, remote_code
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 EVIL = """
 import pathlib
@@ -145,7 +145,7 @@ def test_transformers_is_as_before_after_a_load_that_failed(folder, trace, own_c
     assert transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 
 
-# What vllm_mlx.tokens.remote_code relies on in transformers. Where one of these fails, transformers has changed how
+# What vllm_mlx.formats.remote_code relies on in transformers. Where one of these fails, transformers has changed how
 # it runs a checkpoint's code, and that file must follow.
 
 

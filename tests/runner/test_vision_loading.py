@@ -174,7 +174,7 @@ def test_the_largest_size_that_is_read_in_time_follows_from_two_images(low, high
 
 def test_a_larger_picture_is_scaled_down(checkpoint):
     from vllm_mlx.engine.loading import load_vision
-    from vllm_mlx.tokens.tokenizer import Tokenizer
+    from vllm_mlx.formats.tokenizer import Tokenizer
 
     from ..engine.vision_harness import picture
 

@@ -17,15 +17,15 @@ from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.formats.pipeline import OutputPipeline
+from vllm_mlx.formats.tokenizer import Detokenizer, Tokenizer
 from vllm_mlx.media.vision import VisionProcessor
-from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.runner import model as runner_model
 from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.row_constraint import RowConstraint
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sampler import Sampler
-from vllm_mlx.tokens.tokenizer import Detokenizer, Tokenizer
 
 from ..media.samples import corners, encode
 from .test_images import data_url

@@ -11,7 +11,7 @@ from tests.support.rote import rote_checkpoint
 from tests.support.rows import row
 from tests.support.running import Running
 from vllm_mlx.core.config import ReasoningStrings
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.formats.tokenizer import Tokenizer
 
 from .watched import engine_served
 

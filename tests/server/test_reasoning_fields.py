@@ -16,8 +16,8 @@ from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.families import FAMILIES as PRODUCT
-from vllm_mlx.output.pipeline import OutputPipeline
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.formats.pipeline import OutputPipeline
+from vllm_mlx.formats.tokenizer import Tokenizer
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Script
 

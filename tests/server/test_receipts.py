@@ -7,7 +7,7 @@ import pytest
 from tests.support.running import Running, eventually
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.receipt import CacheReceipt, ChangeCause, Expectation, PromptChange, Shortfall
-from vllm_mlx.demo import demo_path
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from .watched import engine_served
 
@@ -40,7 +40,7 @@ def test_why_less_was_cached_than_expected(cached, stored, expected, change, sho
 
 @pytest.fixture(scope="module")
 def server():
-    with engine_served(demo_path()) as running:
+    with engine_served(DEMO_PATH) as running:
         yield running
 
 

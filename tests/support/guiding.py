@@ -10,9 +10,9 @@ from vllm_mlx.core.config import EngineConfig, ReasoningStrings
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Guide, GuideForm, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.sequence import Constraint, PromptInputs
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .checkpoints import VOCAB_SIZE
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.formats.tokenizer import Tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -131,10 +131,10 @@ def cached_models() -> list[CachedModel]:
 
 def local_folder(model: str) -> Path | None:
     """The folder of a model: the demo's, its own, or one in the cache. None: it has to be downloaded."""
-    from ..demo import demo_path
+    from ..runner.checkpoint import DEMO_PATH
 
     if model == "demo":
-        return demo_path()
+        return DEMO_PATH
     if Path(model).expanduser().is_dir():
         return Path(model).expanduser()
     return next((cached.folder for cached in cached_models() if cached.name == model), None)

@@ -21,7 +21,7 @@ from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..disk.memories import NO_MEMORIES, Memories
-from ..output.reply import FinishedReply
+from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .admission import AdmissionQueue
 from .generation import Generation, Reply

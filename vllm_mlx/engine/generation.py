@@ -12,8 +12,8 @@ from ..core.errors import Cancelled, VLLMMLXError, setting
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..output.pipeline import OutputPipeline
-from ..output.reply import FinishedReply
+from ..formats.pipeline import OutputPipeline
+from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest
 from .monitoring.counters import Outcome, ReplyStats
 

@@ -15,6 +15,7 @@ from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
 from ..disk.memories import NO_MEMORIES, Memories
+from ..formats.tokenizer import Tokenizer
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
@@ -42,7 +43,6 @@ from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
-from ..tokens.tokenizer import Tokenizer
 from .client import EngineClient
 from .disk import NoDisk, OpenDisk, fingerprint
 from .engine import Engine, EngineThread

@@ -2,11 +2,11 @@
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, setting
+from ..formats.tokenizer import Tokenizer
 from ..media.sources import MediaRoot
 from ..prompt.reply_formats import check_parsers
 from ..runner.checkpoint import Checkpoint
 from ..runner.device import device_memory
-from ..tokens.tokenizer import Tokenizer
 
 
 def check_settings(config: EngineConfig) -> None:

@@ -15,7 +15,7 @@ from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
-from ..tokens.tokenizer import Tokenizer
+from ..formats.tokenizer import Tokenizer
 from .grammar_compiler import MAX_BYTES, GrammarCompiler
 from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
 from .names import CheckpointNames, NameRule

@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from ..tokens.tokenizer import Tokenizer
+from ..formats.tokenizer import Tokenizer
 
 _SPECIAL = b"\xff"  # llguidance's mark of a token that is no text; no text has this byte
 

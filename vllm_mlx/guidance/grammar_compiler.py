@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from ..core.errors import GrammarLimit, InvalidParameter, Overloaded
 from ..core.fair_queue import FairQueue
 from ..core.tasks import python_process
-from ..tokens.tokenizer import Tokenizer
+from ..formats.tokenizer import Tokenizer
 from . import trial_process as trial
 from .exact_tokenizer import ExactTokenizer
 from .grammars import AddedTokens

@@ -20,7 +20,7 @@ from ..formats.bodies import BodyContext
 from ..formats.bodies.heads import Head
 from ..formats.call_reader import CallReader, UnnamedCall
 from ..formats.family import Opening, Place
-from ..tokens.tokenizer import Tokenizer
+from ..formats.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
 from .grammars import CHOICES, LarkWriter, Lead, NameWriter, further, name_grammar
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..core.config import ReasoningStrings
 from ..core.sequence import ReasoningRule, Tag, TagWatch
 from ..formats import CallChoice, ReasoningChoice, ReasoningFormat, call_tags, reasoning_format
-from ..tokens.tokenizer import Tokenizer
+from ..formats.tokenizer import Tokenizer
 
 Marker = tuple[int, ...]
 _SUFFIX = 32  # tokens that are decoded to find a tag in plain text

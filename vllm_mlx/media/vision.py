@@ -16,7 +16,7 @@ from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
-from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
+from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .limits import LRU, ByteRoom
 from .pixels import Clip, Decoded, DecodedImage
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia

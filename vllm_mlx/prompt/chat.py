@@ -14,11 +14,11 @@ from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
 from ..core.tasks import Deadline
 from ..formats import ReplyFormats
+from ..formats.reply import FinishedReply
+from ..formats.tokenizer import Tokenizer
 from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
-from ..output.reply import FinishedReply
-from ..tokens.context_window import ContextWindow
-from ..tokens.tokenizer import Tokenizer
+from .context_window import ContextWindow
 from .encoded import EncodedText, common_prefix
 from .points import next_requests, plan_points
 from .remembered import Boundary, KnownPrefix, RememberedReply

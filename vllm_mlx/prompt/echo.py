@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ..formats.bodies.tool_schema import resolve
-from ..output.reply import is_flat
+from ..formats.reply import is_flat
 
 _MAX_BRANCHES = 64  # subschemas that are examined for one value; a default in any further one is ignored
 _ALTERNATIVES = ("allOf", "anyOf", "oneOf")

@@ -5,7 +5,7 @@ from typing import Any
 
 import tokenizers
 
-from ..tokens.tokenizer import Tokenizer, context_ids
+from ..formats.tokenizer import Tokenizer, context_ids
 from .remembered import Boundary, KnownPrefix
 
 _WINDOW = 64  # tokens before a place that decide how it is tokenized, where no added token is nearer

@@ -16,7 +16,7 @@ from ..core.messages import (
 )
 from ..disk.kept import Kept
 from ..disk.packed import packed_ids, unpacked_ids
-from ..output.reply import FinishedReply
+from ..formats.reply import FinishedReply
 from .remembered import Boundary, KnownPrefix, RememberedReply
 
 MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)

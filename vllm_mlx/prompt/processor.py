@@ -15,16 +15,16 @@ from ..core.sequence import Constraint, PromptInputs, TokenSampling
 from ..core.tasks import Deadline
 from ..disk.memories import NO_MEMORIES, Memories
 from ..formats import SchemaBudget, Schemas
+from ..formats.pipeline import OutputPipeline, declared_schemas
+from ..formats.reply import FinishedReply
+from ..formats.tokenizer import Tokenizer, read_json
 from ..guidance.constraint_builder import ConstraintBuilder
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.parts import media_parts, replace_media
 from ..media.rendered import RenderedMedia
 from ..media.vision import VisionProcessor
-from ..output.pipeline import OutputPipeline, declared_schemas
-from ..output.reply import FinishedReply
-from ..tokens.context_window import ContextWindow
-from ..tokens.tokenizer import Tokenizer, read_json
 from .chat import ChatPrompt, ChatPrompts
+from .context_window import ContextWindow
 from .prompt_changes import ComparedPrompt, PromptChanges
 from .reply_formats import CheckpointFormats
 from .reply_memory import ReplyMemory

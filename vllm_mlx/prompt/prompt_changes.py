@@ -12,7 +12,7 @@ from sys import getsizeof
 from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ..core.receipt import ChangeCause, Expectation, PromptChange
 from ..core.request import Request
-from ..output.reply import FinishedReply
+from ..formats.reply import FinishedReply
 from .chat import ChatPrompt
 from .echo import calls_of, text_of
 from .encoded import common_prefix

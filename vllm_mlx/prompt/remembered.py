@@ -8,7 +8,7 @@ from sys import getsizeof
 from typing import Any, NamedTuple
 
 from ..core.messages import Part, ReasoningPart, TextPart, ToolCallPart
-from ..output.reply import FinishedReply
+from ..formats.reply import FinishedReply
 
 _FIXED_BYTES = 2048  # the objects, keys and digests of one remembered reply
 _BOUNDARY_BYTES = 128

@@ -15,8 +15,8 @@ from ..formats import Family, ReplyFormats, resolve_formats
 from ..formats.families import call_format, calls_by_name, reasoning_by_name
 from ..formats.response_template import UnreadableTemplate, read_response_template
 from ..formats.selection import CHECKPOINT_NAMES
+from ..formats.tokenizer import Tokenizer
 from ..guidance.reasoning import CheckpointReasoning
-from ..tokens.tokenizer import Tokenizer
 
 GROUP = "vllm_mlx.parsers"
 _PAGE = "docs/parsers.md"

@@ -8,9 +8,9 @@ from functools import partial
 from ..core.messages import Message
 from ..core.request import Request
 from ..formats import ReplyFormats, SchemaBudget, Schemas, call_format, reasoning_format
-from ..output.pipeline import declared_schemas, reply_parser
-from ..output.reply import FinishedReply, ReplyBuilder
-from ..tokens.tokenizer import Tokenizer, context_ids
+from ..formats.pipeline import declared_schemas, reply_parser
+from ..formats.reply import FinishedReply, ReplyBuilder
+from ..formats.tokenizer import Tokenizer, context_ids
 from .echo import is_same
 
 

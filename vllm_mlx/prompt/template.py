@@ -24,8 +24,8 @@ from ..core.messages import (
     VideoPart,
 )
 from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
+from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from ..media.parts import media_parts
-from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .system_turns import SystemTurns
 
 # Private characters. They stand for a marker that is part of the conversation's own text while it is rendered.

@@ -4,7 +4,7 @@ MLX chooses a kernel by the shapes of one call. Where it has none, or prefers ma
 all heads in memory: heads × chunk × context, which no measurement of a short chunk shows. Models of mlx-lm and mlx-vlm
 look the function up when they call it, so it is replaced for the duration of a `with` block, on the engine thread.
 There `mx.where` is replaced, too, while rows in groups decode: latent attention masks its scores with it.
-Besides `tokens/remote_code.py`, this is the only place that replaces anything of a library.
+Besides `formats/remote_code.py`, this is the only place that replaces anything of a library.
 """
 
 from collections.abc import Callable, Iterator, Mapping

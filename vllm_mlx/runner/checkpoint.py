@@ -20,12 +20,12 @@ from huggingface_hub.errors import (
 )
 
 from ..core.errors import ModelLoadError, setting
-from ..demo import demo_path
 from .kernels import text_config
 
 logger = logging.getLogger(__name__)
 
-DEMO = "demo"
+DEMO = "demo"  # names the checkpoint that comes with the package
+DEMO_PATH = Path(__file__).parent.parent / "demo"
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
@@ -87,7 +87,7 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
 
     Raises ModelLoadError.
     """
-    path = demo_path() if model == DEMO else Path(model).expanduser()
+    path = DEMO_PATH if model == DEMO else Path(model).expanduser()
     if not path.is_dir():
         path = download(model, revision)
     elif revision is not None:

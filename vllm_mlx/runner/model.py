@@ -20,7 +20,7 @@ from ..cache.media import MediaCache
 from ..core.errors import ModelLoadError, first_line
 from ..core.memory import ALLOCATION_STEP
 from ..core.sequence import MediaItem, Sequence
-from ..tokens.remote_code import remote_code
+from ..formats.remote_code import remote_code
 from .checkpoint import Checkpoint
 from .kernels import kernel_fault
 from .libraries import load_model as load_text_model

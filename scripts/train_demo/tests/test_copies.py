@@ -7,7 +7,7 @@ from mlx_vlm import convert
 
 from scripts.train_demo import asking, scoring
 from tests.support.demo_cases import Asker, answer, frozen_cases
-from vllm_mlx.demo import demo_path
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 PRECISIONS = {"bf16": {"dtype": "bfloat16"}, "8-bit": {"quantize": True, "q_bits": 8, "q_group_size": 64}}
 MAX_LOSS = 0.03
@@ -17,13 +17,13 @@ SEED, PER_SKILL = 7_001, 20
 @pytest.fixture(scope="module", params=PRECISIONS)
 def copied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copies") / request.param
-    convert(str(demo_path()), str(folder), **PRECISIONS[request.param])
+    convert(str(DEMO_PATH), str(folder), **PRECISIONS[request.param])
     return folder
 
 
 @pytest.fixture(scope="module")
 def original() -> float:
-    return overall(demo_path())
+    return overall(DEMO_PATH)
 
 
 def overall(folder: Path) -> float:

@@ -8,14 +8,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from scripts.train_demo import mixture
 from scripts.train_demo.encode import check_template
-from vllm_mlx.demo import demo_path
+from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 AMOUNT = 10
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(demo_path())
+    return AutoTokenizer.from_pretrained(DEMO_PATH)
 
 
 @pytest.mark.parametrize("make", [*mixture.KINDS.values(), *mixture.PRACTICE.values()], ids=lambda make: make.__name__)

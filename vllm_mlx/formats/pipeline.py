@@ -19,19 +19,14 @@ from ..core.events import (
 from ..core.request import Request
 from ..core.sequence import Constraint, PromptInputs
 from ..core.step import TokenOutput
-from ..formats import (
-    OutputParser,
-    ReasoningOpening,
-    ReplyFormats,
-    SchemaBudget,
-    Schemas,
-    make_parser,
-    read_schemas,
-    reasoning_format,
-)
-from ..tokens.tokenizer import Detokenizer, Piece, Tokenizer
+from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
+from .families import reasoning_format
+from .family import ReasoningOpening
+from .output_parser import OutputParser
 from .reply import FinishedReply, ReplyBuilder, content_of
+from .selection import ReplyFormats, make_parser
 from .stop import StopStage
+from .tokenizer import Detokenizer, Piece, Tokenizer
 
 
 class OutputPipeline:

@@ -2,7 +2,7 @@
 
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
-from vllm_mlx.output.reply import FinishedReply, ReplyBuilder
+from vllm_mlx.formats.reply import FinishedReply, ReplyBuilder
 
 
 def test_parts_stand_in_order_and_arguments_as_written() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mlx.tokens.tokenizer import Detokenizer, Piece, Tokenizer
+from vllm_mlx.formats.tokenizer import Detokenizer, Piece, Tokenizer
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> list[list[Piece]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ..core.request import SamplingParams
-from ..tokens.tokenizer import Piece
+from .tokenizer import Piece
 
 
 class StopStage:

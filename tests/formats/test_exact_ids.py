@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tests.support.tokenizers import byte_level_backend, save, sentencepiece_backend
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.media.renderers import load_library_processor
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 # Transformers builds each of these from a vocabulary by its own code.
 CLASSES = ("GPT2Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "CohereTokenizer", "BertTokenizer",

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import ContextLengthExceeded, InvalidParameter
-from .tokenizer import BYTE_OF_CHAR, Tokenizer
+from ..formats.tokenizer import BYTE_OF_CHAR, Tokenizer
 
 _COUNTED_TOKENS = 32_768  # a prompt that may be shorter is tokenized even if it cannot fit: the error names its length
 _SLICE = 1 << 16  # characters that are counted at once, so that other threads run in between

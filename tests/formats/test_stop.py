@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mlx.output.stop import StopMatcher, _Search
+from vllm_mlx.formats.stop import StopMatcher, _Search
 
 
 def run(pieces: list[str], stop: list[str], **options: bool) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.rows import row
 from tests.support.tokenizers import MARKERS, byte_level_backend, save
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.tokens.tokenizer import LONG_CHARS, Tokenizer
+from vllm_mlx.formats.tokenizer import LONG_CHARS, Tokenizer
 
 TEXTS = ["The quick brown fox", "été 東京 🙂", " a  b\n\n", "<|im_start|>user\nhi<|im_end|>", ""]
 

@@ -17,10 +17,10 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats.tokenizer import Tokenizer
+from vllm_mlx.prompt.context_window import TokenFloor
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.reply_formats import reply_formats
-from vllm_mlx.tokens.context_window import TokenFloor
-from vllm_mlx.tokens.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "vllm_mlx" / "demo"
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}

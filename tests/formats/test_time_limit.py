@@ -12,9 +12,9 @@ import pytest
 from vllm_mlx.core.errors import TemplateError
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats import tokenizer as tokenizer_module
+from vllm_mlx.formats.tokenizer import OutOfTime, Tokenizer, time_limit
 from vllm_mlx.prompt.template import ChatTemplate
-from vllm_mlx.tokens import tokenizer as tokenizer_module
-from vllm_mlx.tokens.tokenizer import OutOfTime, Tokenizer, time_limit
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MACRO = "{% macro say(message) %}{{ message.content }}{% endmacro %}{{ say(messages[0]) }}"
@@ -67,7 +67,7 @@ def test_no_exception_comes_after_the_block(seconds):
 
 PROFILED = """
 import cProfile
-from vllm_mlx.tokens.tokenizer import OutOfTime, time_limit
+from vllm_mlx.formats.tokenizer import OutOfTime, time_limit
 
 try:
     with time_limit({seconds}):

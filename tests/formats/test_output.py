@@ -26,8 +26,8 @@ from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.formats import ReplyFormats
-from vllm_mlx.output.pipeline import OutputPipeline, merged
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.formats.pipeline import OutputPipeline, merged
+from vllm_mlx.formats.tokenizer import Tokenizer
 
 CHAT = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))
 TOOLS = (ToolSpec("now", None, None), ToolSpec("say", None, {"properties": {"text": {"type": "string"}}}))

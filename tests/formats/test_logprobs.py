@@ -13,8 +13,8 @@ from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.formats import ReplyFormats
-from vllm_mlx.output.pipeline import OutputPipeline
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.formats.pipeline import OutputPipeline
+from vllm_mlx.formats.tokenizer import Tokenizer
 
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 CHAT = Request(
