@@ -108,7 +108,7 @@ def told(entry: RememberedReply) -> tuple[Any, ...]:
 
 def answers(memory: ReplyMemory, client: Client) -> list[Any]:
     """What a memory says of every start of every conversation. It does not count as a use of a reply."""
-    before = list(memory._recent.entries)
+    before = memory.entries
     found: list[Any] = []
     for number, sent in enumerate(client.sent):
         for end in range(1, len(sent) + 1):
@@ -117,12 +117,12 @@ def answers(memory: ReplyMemory, client: Client) -> list[Any]:
             found.append((recalled.messages, recalled.key, [told(entry) for entry in recalled.replies]))
             found.append(None if longest is None else longest.name)
     for entry in before:
-        memory._recent.entries.move_to_end(entry)
+        memory._recent.get(entry)
     return found
 
 
 def order(memory: ReplyMemory) -> list[str]:
-    return [entry.name for entry in memory._recent.entries]
+    return [entry.name for entry in memory.entries]
 
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -143,7 +143,7 @@ def test_it_answers_as_the_original(
         assert order(memory) == expected
         memory._journal = None
         assert answers(memory, client) == entries
-        objects = {id(link) for entry in memory._recent.entries for link in entry.chain()}
+        objects = {id(link) for entry in memory.entries for link in entry.chain()}
         assert len(objects) == len(memory), "bases are shared, and none is held beside"
 
 
@@ -165,8 +165,8 @@ def test_a_reply_that_is_gone_costs_what_stands_on_it(tmp_path: Path) -> None:
         for step in STORY:
             client.step(*step)
         assert journals.flush()
-        expected = {entry.name: told(entry) for entry in memory._recent.entries}
-        chains = {entry.name: [link.name for link in entry.chain()] for entry in memory._recent.entries}
+        expected = {entry.name: told(entry) for entry in memory.entries}
+        chains = {entry.name: [link.name for link in entry.chain()] for entry in memory.entries}
     for gone in expected:
         folder = tmp_path / gone
         folder.mkdir()
@@ -177,7 +177,7 @@ def test_a_reply_that_is_gone_costs_what_stands_on_it(tmp_path: Path) -> None:
         with opened(folder, max_replies=8) as (memory, _):
             memory._wait()
             memory._journal = None
-            found = {entry.name: told(entry) for entry in memory._recent.entries}
+            found = {entry.name: told(entry) for entry in memory.entries}
             lost = {name for name, chain in chains.items() if gone in chain}
             assert found == {name: what for name, what in expected.items() if name not in lost}
             answers(memory, client)

@@ -179,7 +179,7 @@ def test_what_is_held_is_bounded(processor_with, monkeypatch: pytest.MonkeyPatch
     processor = processor_with("keeps reasoning")
     sessions = [in_a_loop(processor) for _ in range(5)]
     assert [each.prepare().compared.last is not None for each in sessions] == [False, False, True, True, True]
-    processor._changes._recent._max_bytes = 10
+    processor._changes._recent.max_bytes = 10
     in_a_loop(processor)
     assert [each.prepare().compared.last for each in sessions] == [None] * 5
 
@@ -200,5 +200,5 @@ def test_the_text_of_a_prompt_counts_in_bytes(processor_with, char: str) -> None
     session = Session(processor, messages=(user(char * 20_000),))
     session.answer("Done.<|im_end|>")
     recent = processor._changes._recent
-    [prompt] = recent.entries
-    assert recent.num_bytes >= sys.getsizeof(prompt.text) + sys.getsizeof(prompt.token_ids)
+    [prompt] = recent
+    assert recent.used_bytes >= sys.getsizeof(prompt.text) + sys.getsizeof(prompt.token_ids)

@@ -139,10 +139,10 @@ def test_bounds_hold_and_bases_outlive_what_stands_on_them(options: dict[str, in
     conversations: list[tuple[list[Message], list[RememberedReply]]] = []
     for number in range(60):
         conversations.append(chain(rng.randint(1, 9), str(number), memory))
-        held = list(memory._recent.entries)
+        held = memory.entries
         assert len(held) <= options.get("max_replies", 10**9)
         assert memory.num_bytes == sum(entry.num_bytes for entry in held) <= options.get("max_bytes", 10**9)
-        assert all(entry.base is None or entry.base.entry in memory._recent.entries for entry in held)
+        assert all(entry.base is None or entry.base.entry in memory.entries for entry in held)
         assert sum(map(len, memory._recent._by_key.values())) == len(held) == len(memory)
         memory.recall("", rng.choice(conversations)[0])
     assert memory.recall("", conversations[-1][0]).replies == tuple(conversations[-1][1])
@@ -196,7 +196,7 @@ def test_threads_share_it() -> None:
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(work, name) for name in "abcd"]:
             done.result()
-    assert memory.num_bytes == sum(entry.num_bytes for entry in memory._recent.entries)
+    assert memory.num_bytes == sum(entry.num_bytes for entry in memory.entries)
 
 
 def taken(value: object) -> int:
@@ -232,7 +232,7 @@ def test_a_remembered_reply_holds_its_ids_as_numbers_of_four_bytes(qwen: Tokeniz
     processor = make_processor(qwen)
     session = Session(processor, messages=(user("hi"),), encode=letter_by_letter)
     turn = session.answer("a" * 20_000 + "<|im_end|>")
-    [entry] = processor.replies._recent.entries
+    [entry] = processor.replies.entries
     assert list(entry.reply.token_ids) == list(turn.reply.token_ids)
     assert taken(entry.reply.token_ids) <= 4 * len(turn.reply.token_ids) + 200
     assert processor.replies.num_bytes >= taken(entry)

@@ -57,7 +57,7 @@ def seen(prepared: PreparedRequest) -> tuple[Any, ...]:
 
 def ids_held(processor: RequestProcessor) -> int:
     """The ids of all objects that the remembered replies refer to."""
-    entries = {id(link): link for entry in processor.replies._recent.entries for link in entry.chain()}
+    entries = {id(link): link for entry in processor.replies.entries for link in entry.chain()}
     return sum(len(entry.tail) + len(entry.reply.token_ids) for entry in entries.values())
 
 

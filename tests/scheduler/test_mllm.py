@@ -49,7 +49,7 @@ def chunks(pure: MLLMScheduler, num_steps: int) -> list[list[tuple[int, int, int
             for item in chunk.seq.prompt.media:
                 key = chunk.seq.media_key(item)
                 if item.offset < chunk.end and item.end > chunk.start and key not in pure._media:
-                    pure._media.put(key, Features(item.length * 2))
+                    pure._media.store(key, Features(item.length * 2))
         steps.append([(chunk.seq.seq_id, chunk.start, chunk.end) for chunk in plan.prefill])
         pure.update(StepOutput(prefilled=tuple((chunk.seq.seq_id, chunk.end) for chunk in plan.prefill)))
     return steps
@@ -113,7 +113,7 @@ def run_step(pure: MLLMScheduler) -> list[tuple[int, int, int]]:
             key = chunk.seq.media_key(item)
             if item.offset < chunk.end and item.end > chunk.start and key not in pure._media:
                 inputs = item.inputs if isinstance(item.inputs, dict) else item.inputs.get()
-                pure._media.put(key, Features(item.length * 2 + len(inputs)))
+                pure._media.store(key, Features(item.length * 2 + len(inputs)))
     chunks = [(chunk.seq.seq_id, chunk.start, chunk.end) for chunk in plan.prefill]
     pure.update(StepOutput(prefilled=tuple((seq_id, end) for seq_id, _, end in chunks)))
     return chunks
@@ -124,7 +124,7 @@ def test_an_image_to_encode_does_not_evict_features_that_a_chunk_of_the_same_ste
     pure = scheduler(rows_bytes=1300)  # beside both rows, the features of one of the two images fit
     known = seq(1, 200, (0, 100, b"known"))
     known = replace(known, prompt=replace(known.prompt, media=(replace(known.prompt.media[0], inputs=Inputs()),)))
-    pure._media.put(known.media_key(known.prompt.media[0]), Features(200))
+    pure._media.store(known.media_key(known.prompt.media[0]), Features(200))
     pure.add(known)
     pure.add(seq(2, 300, (0, 250, b"new")))
     assert run_step(pure) == [(1, 0, 64)], "the second image waits for a step that has room"
@@ -136,7 +136,7 @@ def test_an_image_to_encode_does_not_evict_features_that_a_chunk_of_the_same_ste
 def test_a_row_that_leaves_in_a_step_evicts_no_features_that_its_chunks_use():
     pure = scheduler(rows_bytes=1000)
     key = ("", b"known")
-    pure._media.put(key, Features(300))
+    pure._media.store(key, Features(300))
     pure.add(seq(1, 200, (0, 100, b"known")))
     plan = pure.schedule()
     assert [chunk.seq.seq_id for chunk in plan.prefill] == [1]
@@ -150,7 +150,7 @@ def test_a_row_that_leaves_in_a_step_evicts_no_features_that_its_chunks_use():
 def test_features_give_way_to_live_rows():
     pure = scheduler(rows_bytes=1000)
     old = ("", b"old")
-    pure._media.put(old, Features(400))
+    pure._media.store(old, Features(400))
     pure.add(seq(1, 600))
     pure.schedule()
     pure.schedule()

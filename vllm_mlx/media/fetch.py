@@ -5,11 +5,9 @@ second look-up could give another address.
 """
 
 import asyncio
-import re
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
@@ -30,48 +28,12 @@ _MAX_ADDRESSES = 4  # tried for one host name
 # A look-up cannot be ended. One whose request has left counts until the system gives it up.
 _LOOKUPS, _LOOKUPS_PER_TENANT = 32, 24
 _CONNECT_S = 3.0  # to connect to one address
-HEURISTIC_S = 300.0  # freshness of an answer that does not state it
-_MAX_S = 24 * 3600.0
-_MOVED_FOR_NOW = (302, 303, 307)
-_DIRECTIVE = re.compile(r"([a-z-]+)(?:\s*=\s*\"?(\d+)\"?)?")
-
 
 # IANA's special-purpose registries: networks that `is_global` of some versions of Python, or parts of them, lets pass.
 _SPECIAL = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20")))
 _UNICAST_V6 = IPv6Network("2000::/3")  # everything that is assigned to hosts
 _NAT64 = IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)  # the upper half of the interface identifier; the lower is an IPv4 address
-
-
-def fresh_s(status: int, headers: Mapping[str, str]) -> float:
-    """Seconds for which an HTTP answer stays fresh (RFC 9111); 0 if the server has to be asked every time.
-
-    The request carried no credentials or cookies, so the answer is the same for everyone.
-    """
-    control = dict(_DIRECTIVE.findall(headers.get("cache-control", "").lower()))
-    if {"no-store", "no-cache"} & control.keys() or "*" in headers.get("vary", ""):
-        return 0.0
-    for name in ("s-maxage", "max-age"):
-        if control.get(name):
-            return max(0.0, min(_MAX_S, float(control[name][:12])) - _age_s(headers))
-    if "expires" in headers or "no-cache" in headers.get("pragma", "").lower() or status in _MOVED_FOR_NOW:
-        return 0.0
-    return HEURISTIC_S
-
-
-def _age_s(headers: Mapping[str, str]) -> float:
-    age = headers.get("age", "0")
-    return float(age[:12]) if age.isdecimal() else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """An answer. `data` is None if the known data are still current."""
-
-    data: bytes | None
-    url: str  # after all redirects
-    fresh_s: float
-    validators: Mapping[str, str] = field(default_factory=dict)  # request headers that ask whether it has changed
 
 
 class _Connections:
@@ -115,25 +77,20 @@ class MediaFetcher:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
-    async def fetch(self, url: str, *, kind: Kind = "image", known: Fetched | None = None, tenant: str = "") -> Fetched:
-        """Download without credentials, cookies or proxies. Sets no time limit. Raises InvalidImage.
+    async def fetch(self, url: str, *, kind: Kind = "image", tenant: str = "") -> bytes:
+        """Download without credentials, cookies or proxies. Tenants take turns. Sets no time limit.
 
-        `known`: the last answer, so that the server may reply that it is still current. Tenants take turns.
+        Raises InvalidImage.
         """
-        freshness = float("inf")
         for _ in range(self._config.max_media_redirects + 1):
             hop = _checked(url)
             addresses = await self._addresses(hop, tenant)
-            same = known if known is not None and known.url == str(hop) else None
-            accept = {"accept": _ACCEPT.get(kind, f"{kind}/*")}
-            response = await self._send(hop, addresses, {**accept, **(same.validators if same else {})})
+            response = await self._send(hop, addresses, _ACCEPT.get(kind, f"{kind}/*"))
             try:
                 if response.has_redirect_location:
-                    freshness = min(freshness, fresh_s(response.status_code, response.headers))
                     url = _next_url(hop, response)
                     continue
-                answer = await self._answer(hop, response, kind, same)
-                return replace(answer, fresh_s=min(freshness, answer.fresh_s))
+                return await self._body(response, kind)
             except httpx.TransportError as error:
                 raise InvalidImage(f"{_host(hop)} closed the connection before the file was complete.") from error
             finally:
@@ -162,25 +119,11 @@ class MediaFetcher:
             )
         return tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES]
 
-    async def _answer(self, url: httpx.URL, response: httpx.Response, kind: Kind, known: Fetched | None) -> Fetched:
-        """`known`: the last answer from this address, which the server may confirm."""
-        lasts_s, validators = fresh_s(response.status_code, response.headers), _validators(response)
-        if known is None or response.status_code != 304:
-            data = await self._body(response, kind)
-            return Fetched(data=data, url=str(url), fresh_s=lasts_s, validators=validators)
-        says_how_long = {"cache-control", "expires"} & response.headers.keys()
-        return Fetched(
-            data=None,
-            url=known.url,
-            fresh_s=lasts_s if says_how_long else known.fresh_s,
-            validators=validators or known.validators,
-        )
-
-    async def _send(self, url: httpx.URL, addresses: Sequence[str], headers: Mapping[str, str]) -> httpx.Response:
+    async def _send(self, url: httpx.URL, addresses: Sequence[str], accept: str) -> httpx.Response:
         """The response of the first address that answers, up to its headers."""
         for address in addresses:
             opened = _Connections()
-            request = _request(url, address, headers, opened)
+            request = _request(url, address, accept, opened)
             try:
                 return await self._transport.handle_async_request(request)
             except asyncio.CancelledError:
@@ -230,12 +173,12 @@ def _checked(text: str) -> httpx.URL:
     return url
 
 
-def _request(url: httpx.URL, address: str, headers: Mapping[str, str], opened: _Connections) -> httpx.Request:
+def _request(url: httpx.URL, address: str, accept: str, opened: _Connections) -> httpx.Request:
     """A request that goes to `address` and names the host of `url`."""
     return httpx.Request(
         "GET",
         url.copy_with(host=address, fragment=None),
-        headers={**_HEADERS, **headers, "host": url.netloc.decode("ascii")},
+        headers={**_HEADERS, "accept": accept, "host": url.netloc.decode("ascii")},
         extensions={
             "sni_hostname": _host(url).rstrip("."),
             "timeout": {"connect": _CONNECT_S},
@@ -249,13 +192,6 @@ def _next_url(url: httpx.URL, response: httpx.Response) -> str:
         return str(url.join(response.headers["location"]))
     except (httpx.InvalidURL, ValueError) as error:
         raise InvalidImage(f"{_host(url)} redirects to an invalid URL.") from error
-
-
-def _validators(response: httpx.Response) -> dict[str, str]:
-    """Validators that can be sent back unchanged."""
-    asked = {"etag": "if-none-match", "last-modified": "if-modified-since"}
-    given = {question: response.headers.get(name, "") for name, question in asked.items()}
-    return {question: value for question, value in given.items() if 0 < len(value) < 500 and value.isascii()}
 
 
 def _host(url: httpx.URL) -> str:

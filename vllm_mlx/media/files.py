@@ -5,7 +5,7 @@ A file that was decoded before is not read again: its pixels, its contents or it
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Generic, TypeVar
@@ -13,12 +13,13 @@ from typing import Generic, TypeVar
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
 from ..core.fair_queue import FairQueue, FairThreads
+from ..core.lru import LRU
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from .decode import ImageFile
 from .documents import DocumentFile, ReadDocument
-from .fetch import Fetched, MediaFetcher
-from .limits import LRU, Allowance
+from .fetch import MediaFetcher
+from .limits import Allowance
 from .pixels import Decoded
 from .rendered import RenderedMedia
 from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, parse_source, split_frames
@@ -30,8 +31,9 @@ Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of 
 Recalled = dict[MediaPart, RenderedMedia]  # has every part that shows a source: its pixels are not needed
 DIGEST_BYTES = 16
 _MAX_FETCHES, _PER_TENANT = 16, 12  # at once, over all requests and over those of one tenant
-_MAX_ADDRESSES = 1000
-_MAX_ADDRESS_CHARS = 8192
+FRESH_S = 300.0  # for so long, what an address has sent is used again without a request
+_ADDRESSES_BYTES = 2 << 20  # addresses of recent files
+_ADDRESS_BYTES = 1000  # the objects of one address, without its characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,6 @@ class _Reader(Generic[M]):
         return self.allowance.salt + blake2b(data, digest_size=DIGEST_BYTES, key=key).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownAddress:
-    """The last answer from an address."""
-
-    answer: Fetched  # without its data
-    content: bytes
-    fresh_until_s: float  # by the event loop's clock
-
-
 class MediaFiles:
     """Used on one event loop; slow work runs on other threads."""
 
@@ -109,7 +102,8 @@ class MediaFiles:
         self._videos = videos
         self._sampling = sampling
         self._video_limits = VideoLimits.of(config)
-        self._addresses: LRU[tuple[bytes, str, str], _KnownAddress] = LRU(_MAX_ADDRESSES)  # salt, URL, reader's name
+        # By salt, URL and reader's name: the content, and until when it counts, by the event loop's clock.
+        self._addresses: LRU[tuple[bytes, str, str], tuple[bytes, float]] = LRU(_ADDRESSES_BYTES)
         self._fetches = FairQueue(_MAX_FETCHES, per_key=_PER_TENANT)
 
     async def find(self, wanted: Wanted, allowance: Allowance) -> Found[Media]:
@@ -187,26 +181,16 @@ class MediaFiles:
                 return await self._find_remote(url, reader)
 
     async def _find_remote(self, url: str, reader: _Reader[M]) -> Found[M]:
-        """Sends no request while the last answer is fresh, and downloads no data that is known already."""
-        address = (reader.allowance.salt, url, reader.name)
-        last = self._addresses.get(address)
-        known = None if last is None else reader.known(last.content)
-        now = asyncio.get_running_loop().time()
-        if last is not None and known is not None and now < last.fresh_until_s:
-            return Found(last.content, known)
-        answer = await self._fetch(url, reader, None if last is None or known is None else last.answer)
-        if answer.data is not None:
-            found = await self._found(answer.data, reader)
-        else:
-            assert last is not None and known is not None, "only a known answer can be confirmed"
-            found = Found(last.content, known)
-        self._addresses.drop(address)
-        if len(url) + len(answer.url) <= _MAX_ADDRESS_CHARS:
-            fresh_until_s = now + answer.fresh_s
-            self._addresses.put(address, _KnownAddress(replace(answer, data=None), found.content, fresh_until_s))
+        """Send no request for a file that the address has sent within `FRESH_S`, if its result is still known."""
+        address, now = (reader.allowance.salt, url, reader.name), asyncio.get_running_loop().time()
+        content, fresh_until_s = self._addresses.get(address) or (b"", 0.0)
+        if now < fresh_until_s and (known := reader.known(content)) is not None:
+            return Found(content, known)
+        found = await self._found(await self._fetch(url, reader), reader)
+        self._addresses.put(address, (found.content, now + FRESH_S), _ADDRESS_BYTES + 4 * len(url))
         return found
 
-    async def _fetch(self, url: str, reader: _Reader[M], known: Fetched | None) -> Fetched:
+    async def _fetch(self, url: str, reader: _Reader[M]) -> bytes:
         allowance = reader.allowance
         try:
             async with (
@@ -214,7 +198,7 @@ class MediaFiles:
                 allowance.fetches,
                 self._fetches.hold(allowance.tenant, allowance.deadline),
             ):
-                return await self._fetcher.fetch(url, kind=reader.kind, known=known, tenant=allowance.tenant)
+                return await self._fetcher.fetch(url, kind=reader.kind, tenant=allowance.tenant)
         except TimeoutError as error:
             raise InvalidImage(
                 f"it did not arrive within {self._config.media_timeout_s:g} seconds ({setting('media_timeout_s')})."

@@ -1,12 +1,11 @@
-"""What requests with images and videos share: pixels in memory, bytes of files, and recent results."""
+"""What requests with images and videos share: pixels in memory and bytes of files."""
 
 import asyncio
 import threading
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from ..core.errors import InvalidImage, Overloaded
 from ..core.fair_queue import FairQueue, FairThreads
@@ -14,7 +13,6 @@ from ..core.tasks import Deadline
 from .sources import megabytes
 
 T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 
 _SMALL_SHARE = 8  # a request with at most an eighth of all pixels is small
 _FETCHES_PER_REQUEST = 4
@@ -104,52 +102,6 @@ class Allowance:
     def give_back(self) -> None:
         self._room.leave(self._num_bytes)
         self._num_bytes = 0
-
-
-class LRU(Generic[K, T]):
-    """Values whose sizes add up to at most `max_size`; the least recently used is dropped first. Thread-safe."""
-
-    def __init__(
-        self,
-        max_size: int,
-        size_of: Callable[[T], int] = lambda value: 1,
-        dropped: Callable[[K], None] = lambda key: None,
-    ):
-        """`dropped` is called for every value that is dropped, with its key."""
-        self.size = 0
-        self._dropped = dropped
-        self._max_size = max_size
-        self._size_of = size_of
-        self._values: OrderedDict[K, T] = OrderedDict()
-        self._lock = threading.RLock()
-
-    def get(self, key: K) -> T | None:
-        with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                self._values.move_to_end(key)
-            return value
-
-    def put(self, key: K, value: T) -> None:
-        """A value larger than `max_size` is not kept, and drops no other."""
-        with self._lock:
-            self.drop(key)
-            if self._size_of(value) <= self._max_size:
-                self._values[key] = value
-                self.size += self._size_of(value)
-                self.resize(self._max_size)
-
-    def drop(self, key: K) -> None:
-        with self._lock:
-            if (value := self._values.pop(key, None)) is not None:
-                self.size -= self._size_of(value)
-                self._dropped(key)
-
-    def resize(self, max_size: int) -> None:
-        with self._lock:
-            self._max_size = max_size
-            while self.size > max_size:
-                self.drop(next(iter(self._values)))
 
 
 def _in_time(deadline: Deadline, work: Callable[[], T]) -> T:

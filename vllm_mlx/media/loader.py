@@ -13,13 +13,14 @@ from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, ShuttingDown, setting
 from ..core.fair_queue import FairThreads
 from ..core.fence import clear_locals
+from ..core.lru import LRU
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import Deadline, together
 from .decode import ImageFile
 from .documents import DocumentFile, DocumentReader, DocumentRefusal, ReadDocument
 from .fetch import MediaFetcher
 from .files import Found, Media, MediaFiles, Recall, Recalled, Wanted, num_pixels, recall_nothing
-from .limits import LRU, MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate
+from .limits import MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate
 from .parts import naming
 from .pixels import Decoded
 from .processes import Processes
@@ -56,7 +57,7 @@ class MediaLoader:
         """
         self._config = config
         self._fetcher = fetcher or MediaFetcher(config)
-        self._decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes, lambda decoded: decoded.pixels.nbytes)
+        self._decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes)
         self._readers = FairThreads(_READERS, "media file")
         self._decoders = FairThreads(_DECODERS, "image")
         self._frame_workers = FairThreads(1, "video frames")  # so that images need not wait for many frames
@@ -65,7 +66,7 @@ class MediaLoader:
         self._documents = DocumentReader(config, takes_images=takes_images, processes=processes)
         self._videos = VideoReader(processes, sampling or FrameSampling(), VideoLimits.of(config))
         self._files = MediaFiles(config, root, self._fetcher, self._decoded, self._readers, self._videos, sampling)
-        self._read_documents: LRU[bytes, ReadDocument] = LRU(_DOCUMENTS_BYTES, lambda read: read.num_bytes)
+        self._read_documents: LRU[bytes, ReadDocument] = LRU(_DOCUMENTS_BYTES)
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
@@ -182,7 +183,7 @@ class MediaLoader:
                             rendered[part] = await allowance.run(self._renderer, work)
         for content, media in zip(contents, decoded, strict=True):
             if not isinstance(media, dict):
-                self._decoded.put(content, media)
+                self._decoded.put(content, media, media.pixels.nbytes)
         return rendered
 
     async def _read_all(self, parts: Sequence[DocumentPart], allowance: Allowance) -> dict[DocumentPart, ReadDocument]:
@@ -197,7 +198,7 @@ class MediaLoader:
             return DocumentRefusal(error.message)
         if isinstance(found.media, DocumentFile):
             read = await self._documents.read(found.media, allowance.deadline, allowance.tenant)
-            self._read_documents.put(found.content, read)
+            self._read_documents.put(found.content, read, read.num_bytes)
             return read
         return found.media
 

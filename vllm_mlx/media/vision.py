@@ -13,11 +13,12 @@ import numpy as np
 
 from ..core.config import PROBE_PIXELS
 from ..core.errors import InvalidImage, TemplateError, first_line
+from ..core.lru import LRU
 from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
-from .limits import LRU, ByteRoom
+from .limits import ByteRoom
 from .pixels import Clip, Decoded, DecodedImage
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia
 from .renderers import (
@@ -131,7 +132,7 @@ class VisionProcessor:
         self._max_pixels = max_pixels
         self._lock = threading.Lock()  # processors and their tokenizers are not safe to share between threads
         # By content and `max_side`, without encoder inputs. Nothing is kept before `set_memory`.
-        self._known: LRU[Key, RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes)
+        self._known: LRU[Key, RenderedMedia] = LRU(0)
         self._room = ByteRoom()
 
     @classmethod
@@ -207,14 +208,15 @@ class VisionProcessor:
         if (known := self.recall(remake, part, content)) is not None:
             return known
         rendered = self.render_with_inputs(decoded, _max_side(part))
-        self._known.put((content, _max_side(part)), rendered.with_inputs({} for _ in rendered.items))
+        known = rendered.with_inputs({} for _ in rendered.items)
+        self._known.put((content, _max_side(part)), known, known.text_bytes)
         return self._with_inputs(rendered, rendered.arrays, partial(remake, part))
 
     def render_again(self, inputs: MediaInputs, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
         """Compute the part's encoder inputs again, and put them into `inputs`. Raises InvalidImage."""
         rendered = self.render_with_inputs(decoded, _max_side(part))
         if rendered.digest != inputs.digest:
-            self._known.drop((content, _max_side(part)))  # it may have been decoded in another way before a restart
+            self._known.pop((content, _max_side(part)))  # it may have been decoded in another way before a restart
             raise InvalidImage("it has changed since this request was prepared.")
         inputs.put(rendered.arrays)
         return rendered

@@ -88,9 +88,9 @@ class PromptChanges:
             return
         with self._lock:
             prompt = replace(compared.prompt)  # each reply to it makes an entry
-            if compared.last is not None and compared.last in self._recent.entries:
-                self._recent.entries.move_to_end(compared.last, last=False)
-            self._recent.add(prompt, keys)
+            if compared.last is not None and compared.last in self._recent:
+                self._recent.retire(compared.last)
+            self._recent.remember(prompt, keys)
             self._recent.evict()
 
     def _last(self, request: Request, prompt: _Prompt) -> _Prompt | None:

@@ -2,14 +2,14 @@
 
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from ..core.lru import LRU
 from ..core.messages import (
     DocumentPart,
     ImagePart,
@@ -32,7 +32,7 @@ MAX_BYTES = 64 << 20
 DIGEST_BYTES = 16
 
 
-class Entry(Protocol):
+class Entry(Hashable, Protocol):
     """An entry of `Recent`. It is hashed by its identity."""
 
     @property
@@ -64,33 +64,25 @@ class RecalledConversation:
         return best
 
 
-class Recent(Generic[E]):
-    """A bounded number of entries and bytes, found by their keys; evicts the first. Not safe to share."""
+class Recent(LRU[E, tuple[bytes, ...]]):
+    """Entries that are found by their keys, which are the values of this store."""
 
     def __init__(self, max_entries: int, max_bytes: int):
-        self.entries: OrderedDict[E, tuple[bytes, ...]] = OrderedDict()  # and their keys
-        self.num_bytes = 0
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
+        super().__init__(max_bytes, max_entries)
         self._by_key: dict[bytes, list[E]] = {}
 
     def find(self, key: bytes) -> Sequence[E]:
-        """The entries that have the key, the latest last."""
+        """Return the entries that have the key, the latest last."""
         return self._by_key.get(key, ())
 
-    def add(self, entry: E, keys: tuple[bytes, ...]) -> None:
-        self.entries[entry] = keys
-        self.num_bytes += entry.num_bytes
+    def remember(self, entry: E, keys: tuple[bytes, ...]) -> None:
+        self.add(entry, keys, entry.num_bytes)
         for key in keys:
             self._by_key.setdefault(key, []).append(entry)
 
-    def evict(self) -> list[E]:
-        """Evict entries until the rest is within the limits. Returns the evicted ones."""
-        evicted = []
-        while self.entries and (len(self.entries) > self._max_entries or self.num_bytes > self._max_bytes):
-            entry, keys = self.entries.popitem(last=False)
-            evicted.append(entry)
-            self.num_bytes -= entry.num_bytes
+    def evict(self, max_bytes: int | None = None, spared: Container[E] = ()) -> list[tuple[E, tuple[bytes, ...]]]:
+        evicted = super().evict(max_bytes, spared)
+        for entry, keys in evicted:
             for key in keys:
                 self._by_key[key].remove(entry)
                 if not self._by_key[key]:
@@ -114,11 +106,16 @@ class ReplyMemory:
             journal.restore(self._restore)
 
     def __len__(self) -> int:
-        return len(self._recent.entries)
+        return len(self._recent)
+
+    @property
+    def entries(self) -> list[RememberedReply]:
+        """All replies, the least recently used first."""
+        return list(self._recent)
 
     @property
     def num_bytes(self) -> int:
-        return self._recent.num_bytes
+        return self._recent.used_bytes
 
     def recall(self, salt: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> RecalledConversation:
         """Find the replies in a conversation. Whether a message is one depends on all messages before it.
@@ -145,14 +142,14 @@ class ReplyMemory:
         """`prompt_token_ids` are all ids of the prompt: they are stored where the entry's base was evicted."""
         self._wait()
         with self._lock:
-            if entry.base is not None and entry.base.entry not in self._recent.entries:
+            if entry.base is not None and entry.base.entry not in self._recent:
                 entry = entry.alone(prompt_token_ids)
-            self._recent.add(entry, (entry.key,))
+            self._recent.remember(entry, (entry.key,))
             self._touch(entry)
             evicted = self._recent.evict()
             if self._journal is not None:
                 self._keep(self._journal, entry, prompt_token_ids)
-                self._journal.drop(other.name for other in evicted)
+                self._journal.drop(other.name for other, _ in evicted)
 
     def _keep(self, journal: Journal, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
         """An entry whose base the journal does not keep is kept without one."""
@@ -165,11 +162,11 @@ class ReplyMemory:
         found = restored_replies(kept.values)
         with self._lock:
             for entry in found.values():
-                self._recent.add(entry, (entry.key,))
+                self._recent.remember(entry, (entry.key,))
             for name in kept.order:
                 if name in found:
-                    self._recent.entries.move_to_end(found[name])
-            evicted = [entry.name for entry in self._recent.evict()]
+                    self._recent.get(found[name])
+            evicted = [entry.name for entry, _ in self._recent.evict()]
         assert self._journal is not None
         self._journal.drop([*evicted, *(value.name for value in kept.values if value.name not in found)])
 
@@ -196,7 +193,7 @@ class ReplyMemory:
 
     def _touch(self, entry: RememberedReply) -> None:
         for link in entry.chain():
-            self._recent.entries.move_to_end(link)
+            self._recent.get(link)
 
 
 class TextDigest:

@@ -207,7 +207,7 @@ class MultimodalModel(Model):
         if features is None:
             start = time.perf_counter()
             features = encode(self.module, seq.tokens(item.offset, item.end), item)
-            self._cache.put(key, features, seconds=time.perf_counter() - start)
+            self._cache.store(key, features, seconds=time.perf_counter() - start)
             if not isinstance(item.inputs, Mapping):
                 item.inputs.drop()
         return features
