@@ -44,7 +44,7 @@ class ComputedRunner(FakeRunner):
         self.now_s += seconds
         for token in output.tokens:
             self.token_times.setdefault(token.seq_id, []).append(self.now_s)
-        return replace(output, busy_s=seconds, decode_s=seconds if plan.prefill and plan.decode else None)
+        return replace(output, decode_s=seconds if plan.prefill and plan.decode else None)
 
     def prefill(self, chunks) -> StepOutput:
         output = super().prefill(chunks)

@@ -37,7 +37,7 @@ class FakeRunner:
         for seq_id in plan.release:
             self._drop(seq_id)
         assert all(plan.decode), "a group has a row"
-        planned = {seq.seq_id for group in (*plan.decode, *plan.resting) for seq in group}
+        planned = {seq.seq_id for group in plan.decode for seq in group}
         for seq_id in [seq_id for seq_id in self._pending if seq_id not in planned]:
             self._drop(seq_id)
         unread, self._unread = self._unread, []
@@ -52,8 +52,7 @@ class FakeRunner:
                 self._unread.append(self._launch(seq))
         for seq_id in suspects:
             self._drop(seq_id)
-        busy_s = len(unread) * self._s_per_token
-        return StepOutput(tokens=tuple(unread), suspects=tuple(suspects), busy_s=busy_s)
+        return StepOutput(tokens=tuple(unread), suspects=tuple(suspects))
 
     def prefill(self, chunks: tuple[PrefillChunk, ...]) -> StepOutput:
         for chunk in chunks:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mlx.core.sequence import Sequence
+from vllm_mlx.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.core.step import StepPlan
 
 from .fake_runner import reply
@@ -23,8 +23,7 @@ class Tenants(Bench):
 
     def step(self) -> None:
         super().step()
-        new = [seq for seq in self.scheduler._seqs if seq not in self.started]
-        self.started += new
+        self.started += [seq for seq in self.seqs.values() if seq.scheduled_s is not None and seq not in self.started]
 
     def steps_until_first_token(self, seq: Sequence) -> int:
         for num_steps in range(10_000):
@@ -34,7 +33,7 @@ class Tenants(Bench):
         raise AssertionError("it never comes")
 
     def is_running(self, seq: Sequence) -> bool:
-        return seq.seq_id in self.scheduler._seqs
+        return seq.status in (SequenceStatus.PREFILLING, SequenceStatus.DECODING)
 
     def check_replies(self) -> None:
         for seq in self.seqs.values():
@@ -112,55 +111,26 @@ def test_a_tenant_takes_no_more_than_an_even_share_of_places_from_another() -> N
     bench.check_replies()
 
 
-@pytest.mark.parametrize("first", ["ann", "ben"])
-def test_places_are_shared_in_proportion_to_priorities(first: str) -> None:
-    bench = Tenants(max_num_seqs=8)
-    priorities = {"ann": 3, "ben": 1}
-    asked = {}
-    for tenant in sorted(priorities, key=lambda tenant: tenant != first):
-        asked[tenant] = [bench.ask(tenant, 10, 200, priority=priorities[tenant]) for _ in range(20)]
-        for _ in range(5):
-            bench.step()
-    assert {tenant: sum(map(bench.is_running, seqs)) for tenant, seqs in asked.items()} == {"ann": 6, "ben": 2}
-    bench.run()
-    bench.check_replies()
-
-
-@pytest.mark.parametrize("priority", [1, 3, 10])
-def test_engine_time_is_shared_in_proportion_to_priorities(priority: int) -> None:
-    bench = Tenants(max_num_seqs=8)
-    bench.ask("ann", 30_000, priority=priority)
-    bench.ask("ben", 30_000)
-    for _ in range(100):
-        bench.step()
-    ann_s, ben_s = (engine_s(bench.plans, of=tenant) for tenant in ("ann", "ben"))
-    assert ben_s > 0 and abs(ann_s - priority * ben_s) <= 0.2 * (priority + 1), "within one chunk of each"
-
-
-def test_places_that_come_free_go_to_whoever_has_had_least() -> None:
+def test_tenants_take_turns_at_places_that_come_free() -> None:
     bench = Tenants(max_num_seqs=1)
     asked = [bench.ask("ann", 300), bench.ask("ann", 300), bench.ask("ann", 300), *(bench.ask("ben", 30) for _ in "xy")]
     ended: list[int] = []
     while bench.scheduler.has_work:
         bench.step()
         ended += [seq.seq_id for seq in asked if seq.finish_reason is not None and seq.seq_id not in ended]
-    assert ended == [0, 3, 4, 1, 2]
+    assert ended == [0, 3, 1, 4, 2]
 
 
-def test_a_tenant_that_was_away_has_saved_up_nothing() -> None:
-    bench = Tenants(max_num_seqs=1)
-    for _ in range(10):
-        bench.ask("ann", 300)
-    first = bench.ask("ben", 5)
-    while first.finish_reason is None:
+def test_tenants_take_turns_in_prefill() -> None:
+    bench = Tenants(max_num_seqs=8)
+    for tenant in ("ann", "ann", "ben", "cat"):
+        bench.ask(tenant, 30_000)
+    for _ in range(100):
         bench.step()
-    for _ in range(60):
-        bench.step()
-    later = [bench.ask("ben", 300) for _ in range(5)]
-    while any(seq.finish_reason is None for seq in later):
-        bench.step()
-    done = [seq for seq in bench.seqs.values() if seq.tenant == "ann" and seq.finish_reason is not None]
-    assert len(done) >= 5, "the other had its turns meanwhile"
+    heads = [plan.prefill[0].seq.tenant for plan in bench.plans]
+    assert heads == (["ann", "ben", "cat"] * 34)[:100]
+    seconds = [engine_s(bench.plans, of=tenant) for tenant in ("ann", "ben", "cat")]
+    assert max(seconds) - min(seconds) <= 0.2, "within one chunk of each"
 
 
 def engine_s(plans: Rows[StepPlan], *, of: str) -> float:
@@ -171,19 +141,6 @@ def engine_s(plans: Rows[StepPlan], *, of: str) -> float:
     return (tokens + sum(chunk.end - chunk.start for chunk in chunks if chunk.seq.tenant == of)) / 1000
 
 
-@pytest.mark.parametrize("num_prompt", [1, 10, 150, 2000])
-def test_a_prompt_has_half_of_the_engine_beside_wide_steps_of_another_tenant(num_prompt: int) -> None:
-    bench = Tenants(max_num_seqs=200)
-    for _ in range(190):  # their steps take 190 ms each, nearly as long as a step may
-        bench.ask("ann", 3, 3000)
-    for _ in range(10):
-        bench.step()
-    num_before = len(bench.plans)
-    bench.steps_until_first_token(bench.ask("ben", num_prompt))
-    during = bench.plans[num_before:]
-    assert engine_s(during, of="ann") <= engine_s(during, of="ben") + 0.19
-
-
 def longest_chunk(plans: Rows[StepPlan]) -> int:
     return max(chunk.end - chunk.start for plan in plans for chunk in plan.prefill)
 
@@ -192,49 +149,31 @@ def test_no_row_gives_up_its_place_for_a_prompt_that_would_not_fit_then_either()
     bench = Tenants(max_num_seqs=4, rows_bytes=2000)
     theirs = [bench.ask("ann", 80, 20) for _ in range(4)]
     bench.step()
-    chat = bench.ask("ben", 790, 100)
+    chat = bench.ask("ben", 1500, 100)
     while chat.scheduled_s is None:
         bench.step()
-    assert bench.scheduler.num_preemptions == 0 and all(seq.finish_reason is not None for seq in theirs[:2])
+    assert bench.scheduler.num_preemptions == 0 and all(seq.finish_reason is not None for seq in theirs)
     bench.run()
     bench.check_replies()
 
 
-@pytest.mark.parametrize(("num_prompt", "longest"), [(10, 64), (100, 64), (180, 128), (1000, 192)])
-def test_chunks_are_as_short_as_the_prompts_of_a_tenant_that_was_here_recently(num_prompt: int, longest: int) -> None:
+def test_chunks_are_short_while_another_tenant_was_here_recently() -> None:
     bench = Tenants(max_num_seqs=8)
     bench.ask("ann", 100_000, 4)
     for _ in range(3):
         bench.step()
     assert longest_chunk(bench.plans) == 512, "alone, a step may take a second"
-    chat = bench.ask("ben", num_prompt)
+    chat = bench.ask("ben", 100)
     while chat.finish_reason is None:
         bench.step()
     num_before = len(bench.plans)
     for _ in range(20):
         bench.step()
-    assert longest_chunk(bench.plans[num_before:]) == longest
+    assert longest_chunk(bench.plans[num_before:]) == 64
     bench.now = 100.0
     for _ in range(3):
         bench.step()
     assert longest_chunk(bench.plans[-2:]) == 512, "the other was away for more than a minute"
-
-
-@pytest.mark.parametrize("num_streams", [20, 190])
-def test_rows_decode_on_beside_a_tenant_that_always_has_a_prompt_to_read(num_streams: int) -> None:
-    bench = Tenants(max_num_seqs=200)
-    for _ in range(num_streams):
-        bench.ask("ann", 3, 100_000)
-    for _ in range(10):
-        bench.step()
-    num_before = len(bench.plans)
-    for _ in range(300):
-        if bench.scheduler.num_waiting == 0:
-            bench.ask("ben", 500, 1)
-        bench.step()
-    during = bench.plans[num_before:]
-    num_skipped = sum(bool(plan.resting) for plan in during)
-    assert num_skipped <= 3 or engine_s(during, of="ann") >= 0.9 * engine_s(during, of="ben")
 
 
 loads = st.lists(
@@ -299,6 +238,4 @@ def test_one_tenant_is_served_as_without_tenants(load: Rows[tuple[int, int, int]
                 bench.step()
         bench.run()
         plans.append([([seq.seq_id for group in p.decode for seq in group], p.release) for p in bench.plans])
-        assert not bench.scheduler._turns._num_here
-        assert not any(plan.resting for plan in bench.plans)
     assert plans[0] == plans[1]

@@ -89,7 +89,7 @@ class SimulatedRunner:
         snapshots = tuple(self._capture(capture) for capture in plan.captures)
         for restore in plan.restores:
             self._restore(restore)
-        self._arrange([*plan.decode, *plan.resting])
+        self._arrange(plan.decode)
         arranged_s = self.now_s
         last, self._launched = self._launched, None
         if plan.decode:
@@ -100,7 +100,7 @@ class SimulatedRunner:
             tokens += self._read(self._launched)
             self._launched, decode_s = None, self.now_s - arranged_s
             self.longest_decode_s = max(self.longest_decode_s, self.now_s - start_s)
-        return StepOutput(tokens=tokens, snapshots=snapshots, decode_s=decode_s, busy_s=self.now_s - start_s)
+        return StepOutput(tokens=tokens, snapshots=snapshots, decode_s=decode_s)
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
         timings, prefilled, snapshots = [], [], []

@@ -184,7 +184,6 @@ class Sequence:
     constraint: Constraint | None = None
     cache_salt: str = ""
     tenant: str = ""  # the owner of the request; tenants take turns
-    priority: int = 1  # the priority of the tenant, to which its shares are in proportion
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -49,12 +49,11 @@ class PrefillChunk:
 class StepPlan:
     """The work of one step, done in this order: leaving rows are captured and released, restores, decode, prefill.
 
-    `decode` holds the groups of rows whose KV lies together, `resting` the groups that skip this step. All groups of
-    `decode` share one forward pass, except the isolated ones. The runner drops decoding rows that no group names.
+    `decode` holds the groups of rows whose KV lies together. All groups share one forward pass, except the isolated
+    ones. The runner drops decoding rows that no group names.
     """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()
-    resting: tuple[tuple[Sequence, ...], ...] = ()
     isolated: frozenset[int] = frozenset()  # seq_ids of rows whose group shares no forward pass with another group
     prefill: tuple[PrefillChunk, ...] = ()
     release: tuple[int, ...] = ()  # seq_ids whose state is dropped: they finished, were aborted or preempted
@@ -109,7 +108,6 @@ class StepOutput:
     failed_restores: tuple[Restore, ...] = ()  # rows that were not started, because the match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()
     decode_s: float | None = None  # time of the decoding alone, if it was measured
-    busy_s: float = 0.0  # time from the start of decoding until the tokens were read
     overrun: Overrun = NO_OVERRUN
 
 

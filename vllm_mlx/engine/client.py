@@ -226,7 +226,6 @@ class EngineClient:
             constraint=prepared.constraint,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
-            priority=request.priority,
         )
         expectation = Expectation()
         if prepared.compared is not None and self.model_facts["prefix_cache"]:

@@ -85,23 +85,19 @@ class Runner:
 
         If the plan has prefill, wait for the new samples too, because they would be late after it.
         """
-        start = time.perf_counter()
         fences = _RowFences()
         snapshots = self._let_go(plan)
         failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
-        resting = self._resting(plan)
-        passes = forward_passes(_without(plan.decode, self._unstarted), plan.isolated)
-        self._arrange([*passes, *forward_passes(resting, plan.isolated)], fences)
+        self._arrange(forward_passes(_without(plan.decode, self._unstarted), plan.isolated), fences)
         arranged = time.perf_counter()
         unread, self._in_flight = self._in_flight, []
-        idle = {seq.seq_id for group in resting for seq in group}
-        stepping = [batch for batch in self._batches if idle.isdisjoint(batch.seq_ids)]
-        held = [batch for batch in stepping if self._masks.bind(batch.seqs)]
-        self._launch((batch for batch in stepping if batch not in held), self._launch_one, fences)
-        started = [batch for batch in held if self._run(batch, _start, fences)]
+        bound = [batch for batch in self._batches if self._masks.bind(batch.seqs)]
+        free = [batch for batch in self._batches if batch not in bound]
+        self._launch(free, self._launch_one, fences)
+        started = [batch for batch in bound if self._run(batch, _start, fences)]
         tokens = self._read(unread, fences)
-        self._redraw([batch for batch in stepping if batch not in held], fences)
+        self._redraw(free, fences)
         self._launch([batch for batch in started if batch in self._batches], self._draw, fences)
         decode_s = None
         if plan.prefill and self._in_flight:
@@ -117,7 +113,6 @@ class Runner:
             snapshots=tuple(snapshots),
             failed_restores=tuple(failed_restores),
             decode_s=decode_s,
-            busy_s=time.perf_counter() - start,
             overrun=self._watch.overrun(),
         )
 
@@ -158,12 +153,6 @@ class Runner:
         self._in_flight.clear()
         self._masks.clear()
         mx.clear_cache()
-
-    def _resting(self, plan: StepPlan) -> list[list[Sequence]]:
-        """The groups that skip this step, without the rows that have not begun to decode: those begin later."""
-        begun = {seq_id for batch in self._batches for seq_id in batch.seq_ids}
-        groups = [[seq for seq in group if seq.seq_id in begun] for group in plan.resting]
-        return [group for group in groups if group]
 
     def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: "_RowFences") -> None:
         for batch in batches:
@@ -270,7 +259,7 @@ class Runner:
 
         A row that shares buffers with others, or returns in this step, stays in its batch until batches are arranged.
         """
-        returning = {seq.seq_id for group in (*plan.decode, *plan.resting) for seq in group}
+        returning = {seq.seq_id for group in plan.decode for seq in group}
         captures = {capture.seq.seq_id: capture for capture in plan.captures}
         snapshots = []
         for seq_id in sorted(plan.release, key=captures.__contains__):  # rows that are not copied free memory first

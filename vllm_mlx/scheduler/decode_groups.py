@@ -13,7 +13,7 @@ memory, so that no row is preempted for it.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from ..core.memory import ALLOCATION_STEP, RowFootprint
@@ -48,20 +48,11 @@ class DecodeGroups:
         self._isolated: set[int] = set()
         self._num_plans = 0
 
-    def plan(
-        self,
-        lengths: Lengths,
-        alone: Collection[int] = (),
-        free_bytes: Callable[[], float] = lambda: math.inf,
-    ) -> list[Group]:
-        """Plan the groups of this step for exactly these rows. Rows in `alone` join no other row in this step.
-
-        `free_bytes`: what all rows leave of the memory.
-        """
+    def plan(self, lengths: Lengths, free_bytes: Callable[[], float] = lambda: math.inf) -> list[Group]:
+        """Plan the groups of this step for exactly these rows. `free_bytes`: what all rows leave of the memory."""
         self._num_plans += 1
         grouped = {row for group in self._shared for row in group}
-        single = self._isolated.union(row for row in alone if row not in grouped)
-        shared = {row: length for row, length in lengths.items() if self._can_batch and row not in single}
+        shared = {row: length for row, length in lengths.items() if self._can_batch and row not in self._isolated}
         if self._shares_forward:
             kept, new = _kept(self._shared, shared, self._pays)
             self._shared = self._merge_two([*kept, *((row,) for row in new)], shared, free_bytes)

@@ -114,12 +114,12 @@ class PrefillPacer:
         self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
         self._least_decode_s, self._last_decode_s = min(seconds, self._last_decode_s), seconds
 
-    def budget(self, *, decoding: bool, resting: bool = False, most_s: float = math.inf) -> Budget:
-        """What prefill may add to a step, at most `most_s`. `resting`: rows that decode skip this step."""
+    def budget(self, *, decoding: bool, most_s: float = math.inf) -> Budget:
+        """What prefill may add to a step, at most `most_s`."""
         seconds = min(most_s, self._idle_s)
-        if not decoding and not resting:
+        if not decoding:
             return Budget(seconds, is_idle=seconds == self._idle_s)
-        return Budget(max(0.0, min(seconds, self.max_stall_s - (self._decode_s if decoding else 0.0))))
+        return Budget(max(0.0, min(seconds, self.max_stall_s - self._decode_s)))
 
     def chunk_end(self, start: int, budget: Budget) -> int:
         """The position at which a chunk after `start` tokens ends, if nothing cuts it."""

@@ -9,7 +9,6 @@ any sequence has to wait or is preempted.
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from functools import partial
 
 from ..core.config import EngineConfig
 from ..core.errors import GenerationError, VLLMMLXError
@@ -23,7 +22,7 @@ from .memory_pool import MemoryPool
 from .prefill_pacer import PrefillPacer, fixed_chunk_end, plan_prefill
 from .prefix_planner import PrefixPlanner
 from .running_set import Pending, RunningSet
-from .turns import Groups, Turns, plan_work
+from .turns import Turns
 
 RESERVED_OUTPUT = 2048  # tokens of the reply that admission reserves memory for; longer replies may be preempted
 _FIXED_CHUNK = 256  # tokens; long enough for full speed, and short enough for the GPU's watchdog
@@ -50,7 +49,7 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self._seqs = RunningSet()
         self._pending = Pending()
-        self._turns = Turns(lambda row: footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens)))
+        self._turns = Turns(lambda row: self._share(self._bytes_of(row)))
         self._groups = DecodeGroups(footprint, can_batch and not config.repeatable, shares_forward)
         self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
         self._now = 0.0
@@ -134,14 +133,13 @@ class Scheduler:
             self.prefix_cache.forget_planned(but=self._pending.captures)
         self._preempt_if_short()
         self._admit()
-        favoured = self._turns.favoured(self._seqs, now)
-        work = plan_work(self._decode_groups(favoured), favoured, partial(self._plan_prefill, favoured))
+        decode = self._plan_decode()
+        prefill = self._plan_prefill(is_decoding=bool(decode))
         pending, self._pending = self._pending, Pending(admitted=self._pending.admitted)
         return StepPlan(
-            decode=work.decode,
-            resting=work.resting,
-            isolated=self._groups.isolated(row.seq_id for group in (*work.decode, *work.resting) for row in group),
-            prefill=work.prefill,
+            decode=decode,
+            isolated=self._groups.isolated(row.seq_id for group in decode for row in group),
+            prefill=prefill,
             release=tuple(pending.release),
             captures=tuple(pending.captures),
             restores=tuple(pending.restores),
@@ -153,7 +151,6 @@ class Scheduler:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
-        self._turns.charge(output, self._seqs.by_id)
         self._pending.ended = []
         self._store(output)
         if self.pool.observe(output):  # evict now: there may be no next step
@@ -174,7 +171,7 @@ class Scheduler:
         following: set[int] = set()
         while (seq := self._turns.next(self._seqs.waiting, self._seqs, following)) is not None:
             is_full = len(self._seqs) >= self._max_num_seqs or (self.pool.is_crowded and len(self._seqs) > 0)
-            if is_full and not self._turns.are_taken:
+            if is_full and not self._turns.are_several:
                 return
             if self._follows_another(seq):
                 following.add(seq.seq_id)
@@ -183,6 +180,7 @@ class Scheduler:
                 return
             rows_bytes = self._row_bytes(extra=0)
             self._seqs.admit(seq)
+            self._turns.admit(seq)
             self._start(seq)
             self._shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
@@ -190,18 +188,23 @@ class Scheduler:
         """Make room for a sequence, if necessary by preempting rows of tenants that have more. If not, return False."""
         num_tokens = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
         coming_bytes = self._footprint.bytes_at(num_tokens)
-        leaving = self._turns.rows_above(
-            seq,
-            [row for row in self._seqs.rows() if row not in self._pending.admitted],
-            coming_bytes=coming_bytes,
-            lacking_places=len(self._seqs) + 1 - self._max_num_seqs,
-            lacking_bytes=self._row_bytes(extra=0) + coming_bytes - self.pool.num_bytes,
-            is_crowded=self.pool.is_crowded,
-            num_running=len(self._seqs),
-        )
-        for row in leaving or ():
+        lacking_places = len(self._seqs) + 1 - self._max_num_seqs
+        lacking_bytes = self._row_bytes(extra=0) + coming_bytes - self.pool.num_bytes
+        staying = [row for row in self._seqs.rows() if row not in self._pending.admitted]
+        leaving: list[Sequence] = []
+        while len(leaving) < len(self._seqs) and (lacking_places > 0 or lacking_bytes > 0 or self.pool.is_crowded):
+            row = self._turns.row_above(seq, staying, self._share(coming_bytes))
+            if row is None:
+                return False
+            if lacking_places <= 0 and lacking_bytes <= 0:
+                break  # in a crowded pool, rows of the other tenant are preempted first should memory be short again
+            staying.remove(row)
+            leaving.append(row)
+            lacking_places -= 1
+            lacking_bytes -= self._bytes_of(row)
+        for row in leaving:
             self._preempt(row)
-        return leaving is not None
+        return True
 
     def _start(self, seq: Sequence) -> None:
         if seq.scheduled_s is None:
@@ -310,6 +313,13 @@ class Scheduler:
         """Bytes of the pool that cached state takes."""
         return 0 if self.prefix_cache is None else self.prefix_cache.held_bytes
 
+    def _share(self, num_bytes: int) -> float:
+        """The share that a row of so many bytes has of all places, or of the memory if that is larger."""
+        return max(1 / self._max_num_seqs, num_bytes / max(1, self.pool.num_bytes))
+
+    def _bytes_of(self, row: Sequence) -> int:
+        return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens))
+
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all rows, padded and with complete prompts, once each decoding row has grown by `extra` tokens."""
         lengths = {seq.seq_id: max(seq.num_tokens, seq.num_computed_tokens) for seq in self._seqs.rows()}
@@ -318,8 +328,8 @@ class Scheduler:
 
     # -- planning
 
-    def _decode_groups(self, favoured: Iterable[Sequence]) -> Groups:
-        """Group all rows that decode. A favoured row joins no group yet. A row without tokens to compute is drained."""
+    def _plan_decode(self) -> tuple[tuple[Sequence, ...], ...]:
+        """Group all rows that decode, and count the token that each computes. A row without tokens left is drained."""
         rows = {}
         for seq in self._seqs.decoding():
             if seq.num_output_tokens + seq.num_in_flight < seq.max_tokens:
@@ -327,16 +337,19 @@ class Scheduler:
             else:
                 self._seqs.drain(seq)
                 self._leave(seq, seq.num_computed_tokens)
-        alone = {seq.seq_id for seq in favoured}
         lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
-        groups = self._groups.plan(lengths, alone, lambda: self.pool.num_bytes - self._row_bytes(extra=1))
+        groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self._row_bytes(extra=1))
+        for seq in rows.values():
+            seq.num_computed_tokens += 1
         return tuple(tuple(rows[row] for row in group) for group in groups)
 
-    def _plan_prefill(self, favoured: list[Sequence], decode: Groups, resting: Groups) -> tuple[PrefillChunk, ...]:
-        most_s = self._turns.longest_prefill_s(self._pacer.max_stall_s)
-        budget = self._pacer.budget(decoding=bool(decode), resting=bool(resting), most_s=most_s)
-        rows = self._turns.in_turn(self._seqs.prefilling(), favoured)
-        return plan_prefill(rows, self._pacer, self._chunk, budget)
+    def _plan_prefill(self, *, is_decoding: bool) -> tuple[PrefillChunk, ...]:
+        most_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, self._now)
+        budget = self._pacer.budget(decoding=is_decoding, most_s=most_s)
+        chunks = plan_prefill(self._turns.in_turn(self._seqs.prefilling()), self._pacer, self._chunk, budget)
+        if chunks:
+            self._turns.prefill(chunks[0].seq)
+        return chunks
 
     def _chunk(self, seq: Sequence, most: int) -> PrefillChunk:
         """Plan the next chunk of a row, up to position `most` or an earlier one. It may be empty."""
