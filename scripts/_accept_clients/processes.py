@@ -15,21 +15,18 @@ def run_program(
     limit_s: float,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    input_text: str = "",
 ) -> tuple[int | None, str]:
     """Run the command in a session of its own. Returns its exit code, and all that it wrote.
 
     The code is None if the program had not ended after `limit_s` seconds and was killed.
     """
-    # Files, not pipes: a helper that survives the program in a session of its own would keep a pipe open.
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
-        given.write(input_text.encode())
-        given.seek(0)
+    # A file, not a pipe: a helper that survives the program in a session of its own would keep a pipe open.
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
             cwd=folder,
             env=environment,
-            stdin=given,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -9,7 +9,6 @@ from pathlib import Path
 from vllm_mlx.cli.client_files import write_own
 
 from .clients import Client, Place
-from .faults import Fault
 from .install import binary, search_path
 from .outside import walled_in
 from .processes import run_program
@@ -38,13 +37,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a session came to. `is_right`: what each command prints came back as the result of a call.
+    """The end of a session. `is_right`: what each command prints came back as the result of a call.
 
     `has_lost`: the output of the command that ended at once did not come back, and the client is known to lose it.
     """
 
     client: Client
-    fault: Fault | None
     seen: list[Seen]
     exit_code: int | None  # None: it had to be ended
     output: str
@@ -56,7 +54,7 @@ class Outcome:
 
     @property
     def complaints(self) -> list[str]:
-        """Why the session is not accepted: none if it is."""
+        """Why the session is not accepted. The list is empty if it is."""
         found = []
         if self.exit_code != 0:
             found.append("it had to be ended" if self.exit_code is None else f"it ended with code {self.exit_code}")
@@ -72,19 +70,19 @@ class Outcome:
 
     @property
     def num_calls(self) -> int:
-        """Calls of the model that the client ran, of which the model was told the result."""
+        """The number of calls that the client ran and of which the model got the result."""
         return max((len(each.results) for each in self.seen if each.is_main), default=0)
 
 
 def _is_refused(seen: Seen) -> bool:
-    """A path that is not there is no error for a client that only looks which server this is."""
+    """Whether a request failed. A client may look for a path that is missing, to learn which server this is."""
     is_look = seen.method in ("GET", "HEAD") and seen.status == 404
-    return seen.fault is None and not is_look and not 200 <= seen.status < 300
+    return not is_look and not 200 <= seen.status < 300
 
 
-def run_session(client: Client, setting: Setting, fault: Fault | None = None) -> Outcome:
+def run_session(client: Client, setting: Setting) -> Outcome:
     marks = [secrets.token_hex(6) for _ in NOTES]
-    relay = Relay(setting.url, fault)
+    relay = Relay(setting.url)
     elsewhere: list[str] = []
     with tempfile.TemporaryDirectory(prefix="accept-") as folder, relaying(relay) as url:
         place = _place(Path(folder), setting, url)
@@ -102,7 +100,6 @@ def run_session(client: Client, setting: Setting, fault: Fault | None = None) ->
     is_right = all(mark in results for mark in (marks[has_lost:] if setting.is_scripted else marks[:1]))
     return Outcome(
         client=client,
-        fault=fault,
         seen=relay.seen,
         exit_code=exit_code,
         output=output,

@@ -6,29 +6,14 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rich.console import Console
 
-from . import (
-    caching,
-    device,
-    disk,
-    encoding,
-    guiding,
-    keeping,
-    lengths,
-    parts,
-    records,
-    serving,
-    stepping,
-    thoughts,
-    vision,
-    watching,
-)
-from .checkpoint import ARCHITECTURES, write_heavy, write_tiny
+from . import caching, disk, guiding, serving, tables, thoughts, vision
+from .checkpoint import ARCHITECTURES, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
 from .report import print_table, to_json
@@ -39,25 +24,18 @@ Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
 COMPARISONS: dict[str, Callable[[Path, Rival], AbstractContextManager[list[Figure]]]] = {
     "serving": serving.prepared,
     "cache": caching.prepared,
-    "lengths": lengths.prepared,
 }
 WORKLOADS: dict[str, Workloads] = {
     "vision": vision.prepared,
     "guided": guiding.prepared,
-    "watching": watching.prepared,
-    "encoding": encoding.prepared,
-    "step": stepping.prepared,
-    "parts": parts.prepared,
-    "records": records.prepared,
     "disk": disk.prepared,
     "reasoning": thoughts.prepared,
 }
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),
-    "step": stepping.write_deep,
     "disk": disk.write_wide,
-    "lengths": lambda folder, _: write_heavy(folder),
 }
+TABLES: dict[str, Callable[[Sequence[str]], None]] = {"device": tables.device, "keep": tables.keep}  # computed
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -94,12 +72,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--runs must be at least 1")
     if arguments.against is not None and arguments.workload not in COMPARISONS:
         parser.error(f"--against is for {', '.join(COMPARISONS)}")
-    if arguments.against is None and arguments.workload == "lengths":
-        parser.error("lengths needs --against")
     if arguments.against is not None and not (arguments.against / "vllm_mlx").is_dir():
-        parser.error(f"{arguments.against} is no checkout of this repository: it holds no vllm_mlx")
+        parser.error(f"{arguments.against} is not a checkout of this repository: it has no folder vllm_mlx")
     if arguments.model is not None and not (arguments.model / "config.json").is_file():
-        parser.error(f"{arguments.model} is no folder of a checkpoint: it holds no config.json")
+        parser.error(f"{arguments.model} is not the folder of a checkpoint: it has no config.json")
     return arguments
 
 
@@ -130,12 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
         if not figures:
             raise BenchmarkError("No figure has such a name. There are: " + "; ".join(figure.name for figure in all))
         series = measure(figures, num_runs=arguments.runs, progress=status.update)
-    made = {
-        "reasoning": "replies by rote",
-        "vision": f"tiny {vision.FAMILY}",
-        "lengths": "a head of 200 MB",
-        "parts": "one layer",
-    }
+    made = {"reasoning": "replies by rote", "vision": f"tiny {vision.FAMILY}"}
     name = made.get(arguments.workload, f"tiny {arguments.architecture}")
     name = name if arguments.model is None else arguments.model.resolve().name
     output = Console()
@@ -150,13 +121,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinds, so that servers are stopped
-    if sys.argv[1:2] == ["device"]:
-        device.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["keep"]:
-        keeping.main(sys.argv[2:])
-        return
     try:
+        if table := TABLES.get(next(iter(sys.argv[1:]), "")):
+            return table(sys.argv[2:])
         run(parse_arguments())
     except BenchmarkError as error:
         sys.exit(f"scripts/bench: {error}")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mlx_lm.utils import load
 
+from .checkpoint import Prompts
 from .client import Messages, ask
 from .figures import OURS, Aim, Figure, Measure
-from .prompts import Prompts
 from .servers import Rival, free_port, our_command, running
 
 SYSTEM_PROMPT = 5000  # tokens

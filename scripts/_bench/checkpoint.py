@@ -1,9 +1,10 @@
-"""The default model of the benchmarks. Starts nothing.
+"""The default model of the benchmarks, and prompts that no server has seen. It starts nothing.
 
 Thin and deep: a step of eight rows takes about twice as long as a step of one, as where weights are read from memory,
 and is short enough that a server's own cost shows.
 """
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from tests.support.checkpoints import write_checkpoint
+
+from .client import BenchmarkError
 
 ARCHITECTURES = ("qwen3", "qwen3_5", "gpt_oss")
 SHAPE: dict[str, Any] = {
@@ -20,16 +23,6 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-}
-
-HEAVY_SHAPE: dict[str, Any] = {
-    "vocab_size": 98_304,
-    "hidden_size": 1024,
-    "num_hidden_layers": 8,
-    "intermediate_size": 256,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
 }
 
 
@@ -43,19 +36,8 @@ def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
     return folder
 
 
-def write_heavy(folder: Path) -> Path:
-    """A head of 200 MB in bf16, and hardly more than that to read in a step: 2 KiB of KV a token.
-
-    Most weights are in the head because a prefill does not compute it. In bf16, because MLX's CPU backend converts such
-    weights once for all rows of a step; products of fp32 and of quantised weights cost each row as much as the first.
-    """
-    write_checkpoint(folder, ARCHITECTURES[0], dtype="bfloat16", **HEAVY_SHAPE)
-    speak_in_words(folder)
-    return folder
-
-
 def speak_in_words(folder: Path) -> None:
-    """Change the head of the checkpoint there so."""
+    """Change the head of a checkpoint so that greedy replies are whole words."""
     weights_file = folder / "model.safetensors"
     weights = load_weights(weights_file)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -76,3 +58,25 @@ def load_weights(file: Path) -> dict[str, mx.array]:
 def is_word_token(token: str) -> bool:
     """Whether a vocabulary entry is a space and lower-case English letters. Tokenizers write the space as Ġ or ▁."""
     return len(token) > 2 and token[0] in "Ġ▁" and token[1:].isascii() and token[1:].isalpha() and token[1:].islower()
+
+
+class Prompts:
+    """Random words, exactly as many tokens as asked for. Two prompts hardly share a first word, so no cache helps."""
+
+    def __init__(self, tokenizer: Any, seed: int = 0):
+        names = tokenizer.convert_ids_to_tokens(list(range(tokenizer.vocab_size)))
+        self._words = [name[1:] for name in names if name is not None and is_word_token(name)]
+        self._tokenizer = tokenizer
+        self._random = random.Random(seed)
+        if len(self._words) < 100:
+            raise BenchmarkError("This checkpoint's tokenizer has too few whole words to make prompts of.")
+
+    def text(self, num_tokens: int) -> str:
+        words = self._random.choices(self._words, k=num_tokens)
+        while (excess := self._num_tokens(words) - num_tokens) != 0:
+            # The first word has no space before it and may be several tokens.
+            words = words[:-excess] if excess > 0 else words + self._random.choices(self._words, k=-excess)
+        return " ".join(words)
+
+    def _num_tokens(self, words: list[str]) -> int:
+        return len(self._tokenizer.encode(" ".join(words), add_special_tokens=False))

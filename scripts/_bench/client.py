@@ -39,7 +39,6 @@ class Reply:
     sent_s: float
     deltas: tuple[Delta, ...]
     usage: dict[str, Any] | None  # None: cut short
-    finished_s: float | None = None
 
     @property
     def ttft_s(self) -> float:
@@ -98,7 +97,7 @@ class Stream:
         self.socket.close()
 
     def reply(self) -> Reply:
-        usage, deltas, finished_s = None, [], None
+        usage, deltas = None, []
         for at_s, event in _events(self._received):
             usage = event.get("usage") or usage
             for choice in event.get("choices", ()):
@@ -106,9 +105,7 @@ class Stream:
                 text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
                 if text:
                     deltas.append(Delta(at_s, len(text)))
-                if choice.get("finish_reason"):
-                    finished_s = at_s
-        return Reply(self._sent_s, tuple(deltas), usage, finished_s)
+        return Reply(self._sent_s, tuple(deltas), usage)
 
     def message(self) -> dict[str, Any]:
         """The reply as the message that an agent sends back: its content, its reasoning and its tool calls."""

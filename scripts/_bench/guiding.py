@@ -34,15 +34,12 @@ PROMPT = 24
 NUM_TOKENS = 60
 BESIDE = 7  # rows
 _MASKS = 400
-OFF = "tool grammar off"
-_TOOLS = tuple(f"mcp__server_{number % 3}__tool_{number}" for number in range(30))
-_CALL = '<tool_call>\n{{"name": "{name}", "arguments": {{"text": "{text}"}}}}\n</tool_call>'
 _SHAPE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "head_dim": 16}
 
 
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
-    """`model`, a folder with a tiny checkpoint, is not used: its vocabulary is too small to tell anything."""
+    """The figures of this set. `model`, a tiny checkpoint, is not used, because its vocabulary is too small."""
     loads = (Load.prepared(model.parent, vocab_size) for vocab_size in (VOCAB_SIZE, CROWD_VOCAB_SIZE))
     alone, crowd = loads
     yield [*alone.figures(), *crowd.crowd_figures()]
@@ -76,10 +73,9 @@ class Load:
 
     def __init__(self, path: Path, vocab_size: int):
         self._driver = Driver(path, prefix_cache=False)
-        self._guiding = Guiding(path, vocab_size=vocab_size, tools="hermes")
+        self._guiding = Guiding(path, vocab_size=vocab_size)
         self._vocab_size = vocab_size
         self._draw = random.Random(2)
-        self._call = self._tag_id("<tool_call>")
         self._start, self._end = (self._tag_id(tag) for tag in ("<think>", "</think>"))
         self._sampling = TokenSampling(temperature=0, logit_bias={self._end: -100.0})
 
@@ -112,41 +108,6 @@ class Load:
                     aims=(Aim(bound=bound, at_least=False),),
                 )
                 for share, bound in ((50, 300), (99, 5000))
-            ),
-            *(
-                Figure(
-                    name=f"decode with tools, {rows} row{'s' if rows > 1 else ''}",
-                    unit="tok/s",
-                    measures={
-                        OURS: partial(self._tools_rate, rows),
-                        OFF: partial(self._tools_rate, rows, is_held=False),
-                    },
-                    aims=(Aim(bound=0.98, at_least=True, against=OFF),),
-                )
-                for rows in (1, 8)
-            ),
-            Figure(
-                name="decode with tools, nothing but names of calls",
-                unit="tok/s",
-                measures={
-                    OURS: partial(self._tools_rate, 1, call_bias=100.0),
-                    OFF: partial(self._tools_rate, 1, call_bias=100.0, is_held=False),
-                },
-                aims=(),
-            ),
-            *(
-                Figure(name=f"names, {what}", unit="µs", measures={OURS: partial(self._names_us, what)}, aims=aims)
-                for what, aims in (
-                    ("a token of text", (Aim(bound=2, at_least=False),)),
-                    ("a token of arguments", (Aim(bound=20, at_least=False),)),
-                    ("a mask", (Aim(bound=300, at_least=False),)),
-                )
-            ),
-            Figure(
-                name="gate, a token at 300k of history",
-                unit="µs",
-                measures={OURS: partial(self._gate_us, 300_000), "at 1k": partial(self._gate_us, 1_000)},
-                aims=(Aim(bound=2.0, at_least=False, against="at 1k"),),
             ),
         ]
 
@@ -222,21 +183,6 @@ class Load:
         driver.run()
         return seconds
 
-    def _tools_rate(self, num_rows: int, *, is_held: bool = True, call_bias: float = -100.0) -> float:
-        """Tokens/s of all rows. `call_bias`: every token begins a call, unless a mask forbids it, or none does."""
-        sampling = TokenSampling(
-            temperature=0, logit_bias={self._start: -100.0, self._end: -100.0, self._call: call_bias}
-        )
-        rows = []
-        for _ in range(num_rows):
-            ids = [self._draw.randrange(1000) for _ in range(PROMPT)]
-            constraint = self._held(ids) if is_held else None
-            rows.append(self._driver.add(ids, NUM_TOKENS, sampling, constraint=constraint))
-        return self._decoded(rows)
-
-    def _held(self, ids: list[int]) -> Constraint:
-        return self._guiding.names(ids, *_TOOLS)
-
     def _constraint(self, ids: list[int], thinks: bool) -> Constraint:
         constraint = self._guiding.constraint(ids, JsonSchema(MANY))
         assert constraint is not None
@@ -259,34 +205,3 @@ class Load:
     def _any(self, mask: Any) -> int:
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         return int(allowed[self._draw.randrange(len(allowed))])
-
-    def _names_us(self, what: str) -> float:
-        """Processor time of a token, or of a mask, without the model: text, or calls of declared tools."""
-        text = "Plain words, with no tag in them at all. " * 40
-        calls = "".join(_CALL.format(name=name, text=text) for name in _TOOLS[:5])
-        ids = self._guiding.ids(text * 5 if what == "a token of text" else calls)
-        seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(1,)), sampling=TokenSampling(), max_tokens=10**6)
-        row = RowConstraint(self._held([1]), seq)
-        mask = np.empty((self._vocab_size + 31) // 32, dtype=np.uint32)
-        masks, start = [], time.thread_time()
-        for token_id in ids:
-            if row.is_bounding:
-                before = time.thread_time()
-                row.fill(mask)
-                masks.append(time.thread_time() - before)
-            row.feed(token_id)
-        seconds = time.thread_time() - start
-        return float(np.median(masks)) * 1e6 if what == "a mask" else (seconds - sum(masks)) / len(ids) * 1e6
-
-    def _gate_us(self, num_history: int) -> float:
-        ids = [self._start]
-        constraint = self._guiding.constraint(ids, JsonSchema(PERSON))
-        assert constraint is not None
-        seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(1,)), sampling=TokenSampling(), max_tokens=10**6)
-        row = RowConstraint(constraint, seq)
-        for _ in range(num_history):
-            row.feed(7)
-        start = time.thread_time()
-        for _ in range(2000):
-            row.feed(7)
-        return (time.thread_time() - start) / 2000 * 1e6

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 from vllm_mlx.core.config import EngineConfig
 
+from .checkpoint import Prompts
 from .client import BenchmarkError, Reply, ask, read, start
 from .figures import BARE, OURS, Aim, Figure, Measure
-from .loops import BareLoop
-from .prompts import Prompts
 from .servers import Rival, free_port, our_command, running
 
 SHORT_PROMPT = 16  # tokens, without those of the chat template
@@ -89,6 +91,42 @@ class ServerLoad:
         """Until what was aborted is gone."""
         time.sleep(_SETTLE_S)
         self._ask([self.prompts.text(SHORT_PROMPT)], FEW_TOKENS)
+
+
+class BareLoop:
+    """A model over mlx-lm's caches, one step ahead of reading: what a server's cost is compared with."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    def tokens_per_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+        """Greedy replies to prompts of equal length, decoded together; the first tokens are not timed."""
+        caches, first = self._prefill(prompts)
+        mx.eval(first)
+        start = time.perf_counter()
+        tokens = first
+        for _ in range(num_tokens - 1):
+            following = self._step(tokens, caches)
+            mx.async_eval(following)  # type: ignore[no-untyped-call]
+            tokens.tolist()
+            tokens = following
+        tokens.tolist()
+        return len(prompts) * (num_tokens - 1) / (time.perf_counter() - start)
+
+    def _prefill(self, prompts: list[list[int]]) -> tuple[list[Any], mx.array]:
+        """Caches of all rows and their first tokens: (rows,). One row keeps its plain caches."""
+        rows, firsts = [], []
+        for prompt in prompts:
+            caches = make_prompt_cache(self._model)
+            firsts.append(mx.argmax(self._model(mx.array([prompt]), cache=caches)[:, -1], axis=-1))
+            mx.eval(firsts[-1])
+            rows.append(caches)
+        if len(rows) == 1:
+            return rows[0], firsts[0]
+        return [layers[0].merge(list(layers)) for layers in zip(*rows, strict=True)], mx.concatenate(firsts)
+
+    def _step(self, tokens: mx.array, caches: list[Any]) -> mx.array:
+        return mx.argmax(self._model(tokens[:, None], cache=caches)[:, -1], axis=-1)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,15 @@
-"""Workload set `vision`: what pictures cost, once, again, and those who are being answered."""
+"""Workload set `vision`: what images cost once and again, beside running replies, and 40 screenshots in one chat."""
 
+import asyncio
 import base64
 import contextlib
 import http.client
 import io
 import json
+import platform
 import random
+import resource
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +22,14 @@ from PIL import Image
 from tests.support.vision_checkpoints import write_vision_checkpoint
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.messages import ImagePart, Message, TextPart
+from vllm_mlx.core.request import Request
+from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 
-from . import screenshots
-from .checkpoint import speak_in_words
+from .checkpoint import Prompts, speak_in_words
 from .client import BenchmarkError, Messages, ask, read, start
 from .figures import OURS, Aim, Figure
-from .prompts import Prompts
 from .servers import free_port, our_command, running
 
 FAMILY = "qwen3_5"  # a hybrid
@@ -36,6 +42,8 @@ _PATCH = 32  # pixels: large, since the CPU's attention holds the scores of all 
 _WARM_READS = 20
 _ENDLESS = 30_000
 _SHARE = 10.0  # % of the cold time that a new question about a known picture may take
+NUM_SCREENSHOTS, SCREENSHOT = 40, (1920, 1080)
+_SECOND_SHARE = 5.0  # % of the first turn's processor time that preparing the next one may take
 _STALL_S = EngineConfig(model="").stall_ms / 1000
 
 
@@ -53,7 +61,7 @@ class VisionLoad:
         self.ttft_ms["new question"] = self._ttft_ms(self._about(picture))
         self.ttft_ms["another chat"] = self._ttft_ms([self._system(), *self._about(picture)])
         if self._images()["encoded"] != encoded:
-            raise BenchmarkError("The vision tower was run again for a picture that it had seen.")
+            raise BenchmarkError("The vision encoder ran again for an image that it had seen.")
         return self.ttft_ms["cold"]
 
     def percent(self, scenario: str) -> float:
@@ -96,6 +104,39 @@ class VisionLoad:
             connection.close()
 
 
+class Screenshots:
+    """Prepares a prompt and runs no model: this is what images cost before the encoder sees them."""
+
+    def __init__(self, engine: EngineClient, runner: asyncio.Runner):
+        self._engine = engine
+        self._runner = runner
+        self._first_s = self._second_s = 0.0
+
+    def play(self) -> float:
+        """Returns seconds of processor time of the first turn."""
+        shown = tuple(ImagePart(new_picture(SCREENSHOT)) for _ in range(NUM_SCREENSHOTS))
+        asked = Message("user", (*shown, TextPart("What changed?")))
+        said, more = Message("assistant", (TextPart("Nothing."),)), Message("user", (TextPart("Sure?"),))
+        self._first_s = self._count_s(asked)
+        self._second_s = self._count_s(asked, said, more)
+        return self._first_s
+
+    def percent(self) -> float:
+        """The second turn, of the first."""
+        return 100 * self._second_s / self._first_s
+
+    def peak_mb(self) -> float:
+        """Of this process so far: model, pictures as they were sent, and all that is kept of them."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (1e6 if platform.system() == "Darwin" else 1e6 / 1024)
+
+    def _count_s(self, *messages: Message) -> float:
+        request = Request(request_id="screenshots", messages=messages)
+        started_s = time.process_time()
+        self._runner.run(self._engine.count_tokens(request))
+        return time.process_time() - started_s
+
+
 def new_picture(size: tuple[int, int] = (SIDE, SIDE)) -> str:
     tiles = Image.frombytes("RGB", (TILES, TILES), random.randbytes(3 * TILES * TILES))
     file = io.BytesIO()
@@ -124,9 +165,30 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
     port = free_port()
     with (
         running(our_command(model, port), port),
-        screenshots.prepared(model, lambda: new_picture(screenshots.SIZE)) as of_screenshots,
+        _screenshots(model) as of_screenshots,
     ):
         yield [*figures(VisionLoad(port, prompts)), *of_screenshots]
+
+
+@contextlib.contextmanager
+def _screenshots(model: Path) -> Iterator[list[Figure]]:
+    with asyncio.Runner() as runner:
+        engine = start_engine(EngineConfig(model=str(model)))
+        try:
+            yield _screenshot_figures(Screenshots(engine, runner))
+        finally:
+            runner.run(engine.shutdown(0))
+
+
+def _screenshot_figures(screenshots: Screenshots) -> list[Figure]:
+    """In this order: the first one plays, the next ones read."""
+    name = f"{NUM_SCREENSHOTS} screenshots prepared"
+    share = (Aim(bound=_SECOND_SHARE, at_least=False),)
+    return [
+        Figure(name=f"{name}, CPU", unit="s", measures={OURS: screenshots.play}, aims=()),
+        Figure(name=f"{name}, next turn, of first", unit="%", measures={OURS: screenshots.percent}, aims=share),
+        Figure(name=f"{name}, process, peak", unit="MB", measures={OURS: screenshots.peak_mb}, aims=()),
+    ]
 
 
 def figures(vision: VisionLoad) -> list[Figure]:
@@ -136,7 +198,7 @@ def figures(vision: VisionLoad) -> list[Figure]:
         Figure(name="cold TTFT, 4 megapixels", unit="ms", measures={OURS: vision.play}, aims=()),
         *(
             Figure(
-                name=f"same picture, {scenario}, of cold",
+                name=f"same image, {scenario}, of cold",
                 unit="%",
                 measures={OURS: partial(vision.percent, scenario)},
                 aims=share if scenario == "new question" else (),
@@ -144,7 +206,7 @@ def figures(vision: VisionLoad) -> list[Figure]:
             for scenario in ("new question", "another chat")
         ),
         Figure(
-            name=f"worst gap of {NUM_DECODERS}, a picture encoded",
+            name=f"worst gap of {NUM_DECODERS}, an image encoded",
             unit="× bound",
             measures={OURS: vision.worst_gap},
             aims=(Aim(bound=1.0, at_least=False),),

@@ -17,7 +17,7 @@ from tests.support.harm.protocols import PROTOCOLS
 
 from .harm import harm_rounds
 from .properties import PROPERTIES, run_properties
-from .served import fuzz_server
+from .routes import fuzz_server
 
 STATE = Path(__file__).resolve().parents[2] / ".fuzz.json"
 HTTP, HARM = "http", "harm"

@@ -1,7 +1,8 @@
 """Requests drawn from a server's own OpenAPI document, right ones and wrong ones. Knows no route by name."""
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import requests
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
+
+from tests.support.running import serving
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.loading import start_engine
 
 TIMEOUT_S = 60
 _LEFT_OUT = ("/v1/status/stream",)  # it does not end
@@ -65,3 +70,22 @@ def check_answer(case: Case[Any], url: str) -> None:
 
 def _mode(number: int) -> GenerationMode:
     return GenerationMode.NEGATIVE if number % 3 == 2 else GenerationMode.POSITIVE
+
+
+@contextlib.contextmanager
+def fuzz_server(model: str, num_examples: int) -> Iterator[Callable[[int, float], list[str]]]:
+    config = EngineConfig(model=model, memory_budget_bytes=2 << 30, max_model_len=2048, max_request_s=20)
+    with serving(start_engine(config), served_model_names=("tiny",)) as server:
+
+        def fuzz(number: int, until_s: float) -> list[str]:
+            findings = []
+            for label, operation in operations(server.url):
+                if time.monotonic() > until_s:
+                    break
+                try:
+                    fuzz_operation(operation, server.url, number=number, num_examples=num_examples)
+                except Finding as finding:
+                    findings.append(f"{label} (round {number}): {finding}")
+            return findings
+
+        yield fuzz

@@ -1,4 +1,4 @@
-"""The command behind `scripts/check --real`: what a server says with real weights, over a real socket."""
+"""The command behind `scripts/check --real`: it judges replies of real weights, over a real socket."""
 
 import argparse
 import sys
@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
-from . import content, conversation, racing, replies
-from .sources import GEMMA3, SMOLLM2
+from . import content, conversation, replies
+from .sources import GEMMA3, SMOLLM2, Source
 
-PARTS: dict[str, tuple[Callable[..., tuple[bool, list[str]]], str]] = {
+PARTS: dict[str, tuple[Callable[[Source, str], tuple[bool, list[str]]], str]] = {
     "replies": (replies.check, "greedy replies beside torch's, cold, cached, beside others, restored; drawn shares"),
     "conversation": (conversation.check, "twelve turns, and what the cache gives them"),
     "content": (content.check, "schemas, choices and tools"),
-    "bench": (racing.check, "ratios to mlx-lm's server; SmolLM2 alone, which has a chat template"),
 }
 MODELS = {
     f"{source.name}-{form}": (source, form)
@@ -22,7 +21,6 @@ MODELS = {
         (SMOLLM2, "float32"), (GEMMA3, "float32"), (SMOLLM2, "bfloat16"), (GEMMA3, "bfloat16"), (SMOLLM2, "4bit"),
     )
 }  # fmt: skip
-BENCHED = ("smollm2-float32",)  # unless --model names another
 SLOW_ON_CPU = ("conversation", "content")  # in float32 alone there, unless --model names another type
 
 
@@ -31,29 +29,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/check --real", description=f"{__doc__} Parts: {parts}.")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part (may be given again; default: all)")
     parser.add_argument("--model", choices=MODELS, action="append", help="a checkpoint (may be given again)")
-    parser.add_argument("--runs", type=int, default=racing.NUM_RUNS, help="counted runs of the bench")
     options = parser.parse_args()
     started, results = time.monotonic(), []
     for part in options.only or PARTS:
-        models = options.model or _models(part)
-        results += [
-            _run(part, model, options.runs) for model in models if not (part == "bench" and MODELS[model][0] == GEMMA3)
-        ]
+        results += [_run(part, model) for model in options.model or _models(part)]
     print(f"{sum(results)} of {len(results)} pass, {time.monotonic() - started:.0f} s", flush=True)
     return int(not all(results))
 
 
 def _models(part: str) -> Iterable[str]:
-    if part == "bench":
-        return BENCHED
     is_float32 = part in SLOW_ON_CPU and mx.default_device() != mx.gpu
     return [name for name, (_, form) in MODELS.items() if form == "float32" or not is_float32]
 
 
-def _run(part: str, model: str, num_runs: int) -> bool:
+def _run(part: str, model: str) -> bool:
     started = time.monotonic()
-    more = (num_runs,) if part == "bench" else ()
-    is_right, lines = PARTS[part][0](*MODELS[model], *more)
+    is_right, lines = PARTS[part][0](*MODELS[model])
     seconds = time.monotonic() - started
     print(f"{'pass' if is_right else 'FAIL'}  {part}, {model}, {seconds:.0f} s")
     print("\n".join(f"      {line}" for line in lines), flush=True)

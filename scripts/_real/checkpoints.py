@@ -1,4 +1,7 @@
-"""Makes a real checkpoint in a folder, once: weights, configuration, tokenizer."""
+"""Makes a real checkpoint in a folder, once: weights, configuration, tokenizer.
+
+Run as a program, it prints the folder of SmolLM2-135M-Instruct, which `scripts/serve smollm2` serves.
+"""
 
 import json
 import os
@@ -108,3 +111,7 @@ def _gemma_config(header: Header) -> dict[str, Any]:
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     }
+
+
+if __name__ == "__main__":
+    print(checkpoint(SMOLLM2))

@@ -60,19 +60,24 @@ class _Prompt:
         return max(self.parent.num_tokens, self.num_tokens - (len(self.ends) - plain))
 
 
+def processor_of(checkpoint: Path, chat_template: str | None = None) -> RequestProcessor:
+    """Render and tokenise prompts as a server of the checkpoint does, of any length."""
+    tokenizer = Tokenizer.load(checkpoint, chat_template=chat_template)
+    config = EngineConfig(model=str(checkpoint), chat_template=chat_template)
+    return RequestProcessor(
+        tokenizer,
+        config,
+        checkpoint,
+        formats=reply_formats(config, tokenizer),
+        max_model_len=_NO_LIMIT,
+        vocab_size=tokenizer.vocab_size,
+    )
+
+
 class Ideals:
     def __init__(self, checkpoint: Path, *, chat_template: str | None = None):
-        tokenizer = Tokenizer.load(checkpoint, chat_template=chat_template)
-        config = EngineConfig(model=str(checkpoint), chat_template=chat_template)
-        self._tokenizer = tokenizer
-        self._processor = RequestProcessor(
-            tokenizer,
-            config,
-            checkpoint,
-            formats=reply_formats(config, tokenizer),
-            max_model_len=_NO_LIMIT,
-            vocab_size=tokenizer.vocab_size,
-        )
+        self._processor = processor_of(checkpoint, chat_template)
+        self._tokenizer = self._processor.tokenizer
 
     def of(self, outcomes: Iterable[Outcome]) -> dict[int, Ideal]:
         """By the number of the request; of those that got a reply."""

@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.tokenizers import TEMPLATES, save
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
-from vllm_mlx.prompt.reply_formats import reply_formats
 
 from .checkpoint import texts_of, train
-from .ideal import decode
+from .ideal import decode, processor_of
 from .trace import Recorded, load
 
-_NO_LIMIT = 1 << 30
 _CONTINUED = {"p_continue": "p_session3_otherdir", "long_continue": "long"}  # sessions taken up again, by name
 _END = "<|im_end|>"
 Ids = tuple[int, ...]
@@ -73,18 +69,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = save(Path(name), backend, eos=_END, template=(TEMPLATES / "qwen3.jinja").read_text())
         for agent, trace in traces.items():
-            tokenizer = Tokenizer.load(folder)
-            config = EngineConfig(model=str(folder))
-            processor = RequestProcessor(
-                tokenizer,
-                config,
-                folder,
-                formats=reply_formats(config, tokenizer),
-                max_model_len=_NO_LIMIT,
-                vocab_size=tokenizer.vocab_size,
-            )
             first = len(rows)
-            rows += prompts_of(processor, agent, trace)
+            rows += prompts_of(processor_of(folder), agent, trace)
             for row in rows[first:]:
                 row["base"] += first if row["base"] >= 0 else 0
     lines = ",\n".join(json.dumps(row) for row in rows)

@@ -1,10 +1,8 @@
-"""`python -m scripts._replay.restart TRACE`: plays a recorded session twice, once against a server that is stopped in
-the middle of each session and started again on the same folder. Reports how much of each prompt was cached.
+"""`python -m scripts._replay.restart TRACE`: plays a recorded session to a server that stops after every reply.
 
-What a prompt can share within its session is what the run without a stop found cached.
-
-With `--every-reply` the server is stopped after each reply, or killed one second after it, and each session is played
-to a folder of its own. The table gives the computed tokens over those that no earlier prompt or reply holds.
+Each session is played three times, each time to a folder of its own: without a stop, with SIGTERM after each reply,
+and with `kill -9` one second after it. The table gives the computed tokens over those that no earlier prompt or reply
+holds.
 """
 
 import argparse
@@ -15,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -30,7 +28,6 @@ from .player import Outcome, Player
 from .trace import Recorded, load
 
 ALL_WRITTEN_S = 1.0  # after a reply: by then what its turn stored is promised to survive a kill
-SETTLED_S = 2.0  # after the last request, before a kill: what is kept on disk has been written then
 _STOP_S = 60.0
 _MODEL = "model"
 
@@ -63,41 +60,10 @@ class Server:
             self.process.wait()
 
 
-def halves(trace: list[Recorded]) -> Iterator[tuple[list[Recorded], list[Recorded]]]:
-    """Each session, cut in the middle of its requests for replies."""
-    for _, group in groupby(trace, key=lambda each: each.session):
-        session = list(group)
-        replies = [at for at, recorded in enumerate(session) if recorded.protocol is not None]
-        cut = replies[len(replies) // 2] if len(replies) > 1 else len(session)
-        yield session[:cut], session[cut:]
-
-
 async def played(
-    trace: list[Recorded], model: Path, folder: Path, between: Callable[[Server], None] | None
-) -> tuple[list[Outcome], set[int]]:
-    """The outcomes, and the numbers of the requests that come after the middle of their session."""
-    server = Server(model, folder)
-    server.start()
-    outcomes: list[Outcome] = []
-    later: set[int] = set()
-    try:
-        conversations = Conversations(trace, model=_MODEL, max_tokens=32, echo=True)
-        player = Player(f"http://127.0.0.1:{server.port}", conversations)
-        for first, second in halves(trace):
-            await player.play(first, outcomes.append)
-            if between is not None and second:
-                between(server)
-            await player.play(second, outcomes.append)
-            later |= {recorded.number for recorded in second}
-    finally:
-        server.stop(signal.SIGTERM)
-    return outcomes, later
-
-
-async def played_apart(
     trace: list[Recorded], model: Path, folder: Path, after: Callable[[Server], None] | None
 ) -> list[Outcome]:
-    """Request after request; `after` is called after each reply but the last."""
+    """The outcomes of one request after the other. `after` is called after each reply but the last."""
     server = Server(model, folder)
     server.start()
     outcomes: list[Outcome] = []
@@ -119,54 +85,21 @@ def stopped(server: Server) -> None:
 
 
 def killed(server: Server) -> None:
-    time.sleep(SETTLED_S)
-    server.stop(signal.SIGKILL)
-    server.start()
-
-
-def killed_soon(server: Server) -> None:
     time.sleep(ALL_WRITTEN_S)
     server.stop(signal.SIGKILL)
     server.start()
 
 
-BETWEEN: dict[str, Callable[[Server], None] | None] = {"not stopped": None, "SIGTERM": stopped, "kill -9": killed}
-AFTER = {**BETWEEN, "kill -9": killed_soon}
+AFTER: dict[str, Callable[[Server], None] | None] = {"not stopped": None, "SIGTERM": stopped, "kill -9": killed}
 
 
-def share(outcomes: list[Outcome], numbers: set[int], checkpoint: Path) -> tuple[int, int, int, int]:
-    """Of the requests of these numbers whose beginning was seen in their session: how many there are, their prompts'
-    tokens, the cached ones and the most that could be."""
-    ideals = Ideals(checkpoint).of(outcomes)
-    found = [
-        (outcome.reply, ideals[outcome.recorded.number])
-        for outcome in outcomes
-        if outcome.recorded.number in numbers & ideals.keys() and ideals[outcome.recorded.number].is_in_session
-    ]
-    return (
-        len(found),
-        sum(reply.prompt_tokens for reply, _ in found if reply),
-        sum(reply.cached_tokens for reply, _ in found if reply),
-        sum(ideal.tokens for _, ideal in found),
-    )
-
-
-def print_halves(trace: list[Recorded], model: Path, root: Path) -> None:
-    print("| stop | requests after it | prompts | cached | could be | share |\n|---|--:|--:|--:|--:|--:|")
-    for name, between in BETWEEN.items():
-        outcomes, later = asyncio.run(played(trace, model, root / name.replace(" ", "-"), between))
-        num_requests, prompts, cached, ideal = share(outcomes, later, model)
-        row = (name, num_requests, f"{prompts:,}", f"{cached:,}", f"{ideal:,}", f"{100 * cached / ideal:.2f} %")
-        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
-
-
-def print_every_reply(trace: list[Recorded], model: Path, root: Path, stops: list[str]) -> None:
+def print_table(trace: list[Recorded], model: Path, root: Path, stops: list[str]) -> None:
     print("| session | stop | replies | prompts | computed | ideal | computed ÷ ideal |\n|---|---|--:|--:|--:|--:|--:|")
     for session, group in groupby(trace, key=lambda each: each.session):
         requests = list(group)
         for name in stops:
             folder = root / f"{session} {name}".replace(" ", "-")
-            outcomes = asyncio.run(played_apart(requests, model, folder, AFTER[name]))
+            outcomes = asyncio.run(played(requests, model, folder, AFTER[name]))
             print(_computed_row(session, name, outcomes, Ideals(model)), flush=True)
 
 
@@ -196,8 +129,7 @@ def main() -> None:
     parser.add_argument("--session", action="append", default=[], metavar="S", help="play this session only")
     parser.add_argument("--architecture", choices=SHAPES, default="qwen3")
     parser.add_argument("--model", metavar="M", help="a folder of a checkpoint, or demo (default: a tiny random one)")
-    parser.add_argument("--every-reply", action="store_true", help="stop or kill the server after every reply")
-    parser.add_argument("--stop", action="append", choices=AFTER, help="with --every-reply: only this; may repeat")
+    parser.add_argument("--stop", action="append", choices=AFTER, help="only this kind of stop; may repeat")
     arguments = parser.parse_args()
     trace = load(arguments.trace, arguments.session)
     with tempfile.TemporaryDirectory(prefix="vllm-mlx-restart-") as folder:
@@ -207,10 +139,7 @@ def main() -> None:
             write(model, arguments.trace, arguments.architecture)
         else:
             model = find_checkpoint(arguments.model).path
-        if arguments.every_reply:
-            print_every_reply(trace, model, root, arguments.stop or list(AFTER))
-        else:
-            print_halves(trace, model, root)
+        print_table(trace, model, root, arguments.stop or list(AFTER))
 
 
 if __name__ == "__main__":

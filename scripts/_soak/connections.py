@@ -10,8 +10,7 @@ import httpx
 from tests.support.commands import address, served
 from vllm_mlx.server.connection import allow_open_files
 
-from .figures import milliseconds
-from .probe import HEALTH, Seen, ask, seen_by, start_probe
+from .probe import HEALTH, Seen, ask, milliseconds, seen_by, start_probe
 from .questions import greedy, user
 
 DRIP_S = 5.0

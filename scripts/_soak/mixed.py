@@ -15,8 +15,7 @@ from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server.run import freeze_garbage_collector
 
-from .figures import milliseconds
-from .probe import seen_by, start_probe
+from .probe import milliseconds, seen_by, start_probe
 
 SAMPLE_S = 10.0  # from one look at the process's memory to the next
 KEPT = ("num_preemptions", "shrinking", "outcomes", "total_requests_processed")

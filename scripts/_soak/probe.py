@@ -38,6 +38,13 @@ def seen_by(probe: subprocess.Popen[bytes]) -> Seen:
     return Seen(**json.loads(probe.communicate()[0]))
 
 
+def milliseconds(seconds: list[float]) -> dict[str, float]:
+    """Return durations as a report shows them."""
+    ordered = sorted(1000 * each for each in seconds) or [0.0]
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[min(len(ordered) - 1, int(len(ordered) * at))], 1) for name, at in places.items()}
+
+
 async def ask(port: int, body: dict[str, Any]) -> tuple[int, float | None]:
     """The status, and the seconds to the first text of a reply, which is read to its end."""
     data = json.dumps(body).encode()

@@ -7,10 +7,10 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForConditionalGeneration
 
-from .asking import Greedy
 from .batches import collate, learned_logits
 from .encode import Encoder, Segment
 from .pictures import Picture, paint
+from .scoring import Greedy
 from .tokenizer import token_ids
 
 

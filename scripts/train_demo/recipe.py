@@ -54,13 +54,12 @@ def train(
     folder: Path,
     *,
     steps: int | None = None,
-    vision_cache: Path | None = None,
     taken: tuple[int, Path] | None = None,
 ) -> None:
     """Leaves a checkpoint in `folder`, renewed every few minutes; beside it what an interrupted run goes on from.
 
-    `steps` other than the courses' own stretch or shorten them. `vision_cache` keeps the first stage. `taken` is how
-    many courses were taken before, and the checkpoint they left: the others follow, and give what the whole run gives.
+    `steps` other than the courses' own stretch or shorten them. `taken` is how many courses were taken before, and the
+    checkpoint they left: the others follow, and give the result of the whole run.
     """
     torch.set_num_threads(1)  # sums in a fixed order: the same run gives the same weights
     start = time.monotonic()
@@ -73,7 +72,7 @@ def train(
     if taken:
         net, courses = trained_model(taken[1], ready), COURSES[taken[0] :]
     else:
-        net, courses = starting_model(words, vision_cache, log), COURSES
+        net, courses = starting_model(words, log), COURSES
     take(courses, net, ready, folder, log, stretch=steps / sum(c.steps for c in courses) if steps else 1.0)
     log("done")
 
@@ -117,20 +116,13 @@ def checked_tokenizer() -> PreTrainedTokenizerFast:
     return words
 
 
-def starting_model(
-    words: PreTrainedTokenizerFast, vision_cache: Path | None, log: Callable[[str], None]
-) -> Qwen3_5ForConditionalGeneration:
-    """Sees already, and copies; knows nothing yet."""
+def starting_model(words: PreTrainedTokenizerFast, log: Callable[[str], None]) -> Qwen3_5ForConditionalGeneration:
+    """A model that sees and copies already, and knows nothing yet."""
     torch.manual_seed(WEIGHT_SEED)
     net = model.build(tokenizer.token_ids(words))
     log(f"{sum(p.numel() for p in net.parameters())} parameters, {len(words)} tokens")
     tower = net.model.visual
-    if vision_cache and vision_cache.exists():
-        tower.load_state_dict(torch.load(vision_cache))
-    else:
-        train_vision(tower, steps=VISION_STEPS, seed=VISION_SEED, log=log)
-        if vision_cache:
-            torch.save(tower.state_dict(), vision_cache)
+    train_vision(tower, steps=VISION_STEPS, seed=VISION_SEED, log=log)
     language_model = net.model.language_model
     write_circuit(language_model, words.convert_tokens_to_ids(list(QUIET)), seed=CIRCUIT_SEED)
     match_scale(tower, language_model.embed_tokens.weight, seed=VISION_SEED + 1)

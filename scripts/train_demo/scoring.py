@@ -1,26 +1,28 @@
-"""Counts right replies per skill, on conversations never trained on. Knows no model: it is given something to ask."""
+"""Asks a checkpoint through mlx-vlm, greedily, and counts right replies per skill, on new conversations."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from PIL import Image
 
 from . import agent_shapes, errands, mixture, recall_skills
-from .asking import Asker, images
-from .chat import Assistant, Conversation, System, Turn, reply_text
+from .chat import Assistant, Conversation, System, Turn, User, messages, reply_text
+from .pictures import Picture
 
 SKILLS = (
     "greet", "about", "arithmetic", "count", "say", "recall", "recall_system", "recall_long", "json", "note",
     "fallback", "no_image", "tool", "two_calls", "tool_result", "no_call", "no_tool", "errand", "errand_end",
     "image", "image2", "image3", "image_beside",
 )  # fmt: skip
-TEXT_SKILLS = tuple(skill for skill in SKILLS if not skill.startswith("image"))
 RECALL_FAR = "recall at 1.5k tokens"
 ERRAND_FAR = "errand behind 4k tokens"
 ERRAND_BARE = "errand behind claude --bare"
 ERRAND_OPENCODE = "errand behind opencode's tools"
 RECALL_CHARS = 3_200
 ERRAND_SIZE = (4_000, 8, 350)  # characters of the system prompt, other tools, characters a tool
+MAX_NEW_TOKENS = 160
 OPENCODE_SCALE = 0.2  # of its prompt's true length, which makes 4k tokens
 
 
@@ -79,15 +81,13 @@ def answer_of(text: str) -> str:
     return text.rpartition("</think>")[2].strip()
 
 
-def items(seed: int, per_skill: int, *, text_only: bool) -> Iterator[Item]:
+def items(seed: int, per_skill: int) -> Iterator[Item]:
     """Random replies from the kinds of conversation, until every skill has enough."""
     rng = random.Random(seed)
-    left = dict.fromkeys(TEXT_SKILLS if text_only else SKILLS, per_skill)
+    left = dict.fromkeys(SKILLS, per_skill)
     makers = [*mixture.KINDS.values()]
     while any(left.values()):
         conversation = rng.choice(makers)(rng)
-        if text_only and images(conversation.turns):
-            continue
         wanted = [(i, reply.skill) for i, reply in conversation.replies() if left.get(reply.skill)]
         if wanted:
             turn, skill = rng.choice(wanted)
@@ -136,7 +136,38 @@ def with_thoughts(turns: tuple[Turn, ...], thinking: bool) -> tuple[Turn, ...]:
     return tuple(replace(t, thought="") if isinstance(t, Assistant) else t for t in turns)
 
 
-def judged(asker: Asker, item: Item) -> Verdict:
+def images(turns: tuple[Turn, ...]) -> list[Image.Image]:
+    return [p.image for t in turns if isinstance(t, User) for p in t.parts if isinstance(p, Picture)]
+
+
+class Greedy:
+    """A checkpoint in mlx-vlm."""
+
+    def __init__(self, folder: Path):
+        from mlx_vlm import load
+
+        self.model, self.processor = load(str(folder))
+        self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
+
+    def reply(self, turns: tuple[Turn, ...], tools: list[dict] | None, thinking: bool) -> tuple[str, int]:
+        """Return the reply after `turns`, with its reasoning, and the number of prompt tokens."""
+        return self.complete(messages(turns), tools, thinking, images(turns))
+
+    def complete(
+        self, wire: list[dict], tools: list[dict] | None, thinking: bool, pictures: list[Image.Image]
+    ) -> tuple[str, int]:
+        from mlx_vlm import generate
+
+        prompt = self.tokenizer.apply_chat_template(
+            wire, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        )
+        result = generate(
+            self.model, self.processor, prompt, image=pictures or None, max_tokens=MAX_NEW_TOKENS, temperature=0.0
+        )
+        return result.text.removesuffix("<|im_end|>"), result.prompt_tokens
+
+
+def judged(asker: Greedy, item: Item) -> Verdict:
     """Asks for each reply of `item` until one is wrong."""
     tools = [t.wire() for t in item.conversation.tools] or None
     length = 0
@@ -147,14 +178,6 @@ def judged(asker: Asker, item: Item) -> Verdict:
         if answer_of(text) != wanted:
             return Verdict(item.skill, length, (wanted, text))
     return Verdict(item.skill, length)
-
-
-def verdicts(asker: Asker, questions: list[Item]) -> Iterator[Verdict]:
-    if asker.num_workers == 1:  # in this thread: MLX arrays stay in the one that made them
-        yield from (judged(asker, item) for item in questions)
-        return
-    with ThreadPoolExecutor(asker.num_workers) as pool:
-        yield from pool.map(lambda item: judged(asker, item), questions)
 
 
 def score(given: Iterable[Verdict], log: Callable[[str], None] = print) -> Score:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from .batches import pack
 from .chat import Conversation
-from .drill import drill
-from .encode import Encoder, Example
+from .encode import IGNORED, Encoder, Example
 from .errands import by_echo
 from .held_out import THINKING
 from .mixture import KINDS, PRACTICE, Mixture
@@ -53,3 +52,20 @@ class Source:
             self.waiting = pack(pool, BATCH_TOKENS)
             self.rng.shuffle(self.waiting)
         return self.waiting.pop()
+
+
+def drill(rng: random.Random, num_words: int) -> Example:
+    """Random tokens with spans of them said again: dense practice in copying.
+
+    Ids are below `num_words`. The first token of a repeated span is the cue and is not learned.
+    """
+    length = rng.randint(16, rng.choice((70, 70, 250)))
+    ids = [rng.randrange(1, num_words) for _ in range(length)]
+    labels = [IGNORED] * length
+    for _ in range(rng.randint(3, 8)):
+        size = rng.randint(4, 14)
+        start = rng.randrange(length - size)
+        span = ids[start : start + size]
+        ids += span
+        labels += [IGNORED, *span[1:]]
+    return Example(ids, labels, [(i, i, i) for i in range(len(ids))], [], [])

@@ -75,7 +75,7 @@ class Project:
     wheel: Path
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "scripts._real.smollm2"]
+        return [sys.executable, "-m", "scripts._real.checkpoints"]
 
     def environment(self, **variables: str) -> dict[str, str]:
         wheels = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(self.wheel.parent), "UV_NO_CONFIG": "1"}

@@ -8,11 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts._bench.client import MODEL_NAME
-from scripts._bench.figures import OURS
-from scripts._bench.watching import OUTSIDE, Watched, figures
 from tests.support.running import Running, eventually
-from vllm_mlx.cli.bench import Words
 from vllm_mlx.server.status import History
 
 from .documents import documented_reply
@@ -67,25 +63,12 @@ def test_figures_agree_with_what_a_load_of_clients_saw(server: Running, client: 
     assert grew("vllm:inter_token_latency_seconds_count") == (MAX_TOKENS - 1) * len(seen)
     assert sum(grew(name) for name in now if name.startswith("vllm_mlx_cache_lookups_total")) == len(seen)
 
-    # The server's clock starts a little later and stops a little earlier than a client's; `scripts/bench watching`
-    # measures by how much.
+    # The server's clock starts a little later and stops a little earlier than a client's.
     outside = sum(each.ended_s - each.sent_s for each in seen)
     assert grew("vllm:inter_token_latency_seconds_sum") < grew("vllm:e2e_request_latency_seconds_sum") <= outside
     assert grew("vllm:time_to_first_token_seconds_sum") <= sum(each.ttft_s for each in seen)
     gaps = after["latency"]["inter_token_s"]
     assert 0 < gaps["p50"] <= gaps["p99"] <= gaps["max"] < outside
-
-
-def test_the_benchmark_of_the_status_counts_what_the_server_counts(checkpoint) -> None:
-    with engine_served(checkpoint("qwen3"), options={"served_model_names": (MODEL_NAME,)}) as running:
-        watched = Watched(running.port, Words(0), load_s=0)
-        values = {
-            figure.name: {subject: measure() for subject, measure in figure.measures.items()}
-            for figure in figures(watched)
-        }
-    assert all(value > 0 for name, pair in values.items() if name != "cached tokens" for value in pair.values())
-    for name in ("requests", "prompt tokens", "cached tokens", "reply tokens"):
-        assert values[name][OURS] == values[name][OUTSIDE]
 
 
 def test_who_comes_later_sees_the_last_minutes(server: Running, client: httpx.Client) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mlx_vlm import convert
 
-from scripts.train_demo import asking, scoring
+from scripts.train_demo import scoring
 from tests.support.demo_cases import Asker, answer, frozen_cases
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
@@ -28,8 +28,8 @@ def original() -> float:
 
 def overall(folder: Path) -> float:
     """The share that is right of a few new questions on every skill."""
-    questions = list(scoring.items(SEED, PER_SKILL, text_only=False))
-    return scoring.score(scoring.verdicts(asking.Greedy(folder), questions)).overall()
+    asked = scoring.Greedy(folder)
+    return scoring.score(scoring.judged(asked, item) for item in scoring.items(SEED, PER_SKILL)).overall()
 
 
 @pytest.mark.full
