@@ -1,8 +1,6 @@
 """`vllm-mlx bench` against a real server; its figures against moments that are known."""
 
 import json
-import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +12,9 @@ SIZES = Sizes(prompt_words=20, turns=3)
 
 
 @pytest.mark.full
-def test_all_workloads_are_measured_and_drawn(demo_url: str, tmp_path: Path) -> None:
-    plot = tmp_path / "plot.svg"
+def test_all_workloads_are_measured(demo_url: str) -> None:
     sizes = ("--requests", "3", "--prompt-words", "60", "--reply-tokens", "4", "--turns", "3")
-    result = run("bench", "--url", f"{demo_url}/v1", "--concurrency", "1,2", "--json", "--plot", str(plot), *sizes)
+    result = run("bench", "--url", f"{demo_url}/v1", "--concurrency", "1,2", "--json", *sizes)
     assert result.returncode == 0, result.stderr
     rows = {(row["workload"], row["concurrency"]): row for row in json.loads(result.stdout)["figures"]}
     assert rows.keys() == {(name, step) for name in ("new", "shared", "turns") for step in (1, 2)}
@@ -29,7 +26,6 @@ def test_all_workloads_are_measured_and_drawn(demo_url: str, tmp_path: Path) -> 
     for step in (1, 2):
         new, shared = rows["new", step], rows["shared", step]
         assert shared["cached_tokens"] / shared["prompt_tokens"] > 0.5 > new["cached_tokens"] / new["prompt_tokens"]
-    assert len(ElementTree.parse(plot).findall("{*}polyline")) == 9
 
 
 def test_a_table_is_printed(demo_url: str) -> None:

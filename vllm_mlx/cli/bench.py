@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from html import escape
 from itertools import pairwise
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated, Any, Literal, get_args
 
@@ -214,7 +212,6 @@ def bench(
         int | None, option("--seed", "INTEGER", "Repeats the prompts of an earlier run. Default: new prompts.")
     ] = None,
     as_json: AsJson = False,
-    plot: Annotated[Path | None, option("--plot", "FILE", "Draw the figures into an SVG file.")] = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
@@ -231,7 +228,7 @@ def bench(
         for step in steps:
             print(f"{workload}, {step} at the same time …", file=sys.stderr)
             rows.append(_measure(ask_server, workload, step, requests, sizes, words))
-    _show(server, name, rows, as_json=as_json, plot=plot)
+    _show(server, name, rows, as_json=as_json)
     if failed := next((row.first_error for row in rows if row.first_error), None):
         raise CommandFailed(f"{sum(row.failed for row in rows)} requests failed, the first with: {failed}")
 
@@ -270,12 +267,7 @@ def _steps(text: str) -> list[int]:
     return sorted(set(steps))
 
 
-def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool, plot: Path | None) -> None:
-    if plot is not None:
-        try:
-            plot.write_text(svg(f"{name} at {server.url}, by requests at the same time", rows), encoding="utf-8")
-        except OSError as error:
-            raise CommandFailed(f"Cannot write {plot}: {error.strerror}.") from error
+def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"url": server.url, "model": name, "figures": [asdict(row) for row in rows]}, indent=2))
     else:
@@ -300,57 +292,3 @@ def _table(rows: list[Figures]) -> Table:
             f"{row.tokens_per_s:,.1f}",
         )
     return table
-
-
-_COLOURS = {"new": "#2563eb", "shared": "#059669", "turns": "#d97706"}
-_WIDTH, _HEIGHT, _MARGIN = 280, 200, 48
-_CHARTS: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
-    ("tokens/s of all replies", lambda row: row.tokens_per_s),
-    ("TTFT p50, ms", lambda row: None if row.ttft_p50_s is None else row.ttft_p50_s * 1000),
-    ("ITL p99, ms", lambda row: None if row.itl_p99_s is None else row.itl_p99_s * 1000),
-)
-
-
-def svg(title: str, rows: Sequence[Figures]) -> str:
-    width = len(_CHARTS) * (_WIDTH + _MARGIN) + _MARGIN
-    height = _HEIGHT + 3 * _MARGIN
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text x="{_MARGIN}" y="24" font-size="15">{escape(title)}</text>',
-    ]
-    for number, (name, value) in enumerate(_CHARTS):
-        parts += _chart(name, value, rows, left=_MARGIN + number * (_WIDTH + _MARGIN))
-    for number, workload in enumerate(dict.fromkeys(row.workload for row in rows)):
-        x, y = _MARGIN + number * 110, height - 12
-        parts.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{_COLOURS[workload]}"/>')
-        parts.append(f'<text x="{x + 15}" y="{y}">{workload}</text>')
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _chart(name: str, value: Callable[[Figures], float | None], rows: Sequence[Figures], left: int) -> list[str]:
-    top, bottom = 2 * _MARGIN - 30, 2 * _MARGIN - 30 + _HEIGHT
-    steps = sorted({row.concurrency for row in rows})
-    known = [(row, found) for row in rows if (found := value(row)) is not None]
-    highest = max((found for _, found in known), default=0.0) or 1.0
-    spread = max(1, len(steps) - 1)
-
-    def place(row: Figures, found: float) -> tuple[float, float]:
-        x = left + steps.index(row.concurrency) * (_WIDTH - 20) / spread
-        return x, bottom - found / highest * (_HEIGHT - 20)
-
-    parts = [
-        f'<text x="{left}" y="{top - 4}">{escape(name)}</text>',
-        f'<path d="M{left} {top}V{bottom}H{left + _WIDTH - 20}" fill="none" stroke="#999"/>',
-        f'<text x="{left - 4}" y="{top + 24}" text-anchor="end" fill="#666">{highest:.3g}</text>',
-    ]
-    for step in steps:
-        x = left + steps.index(step) * (_WIDTH - 20) / spread
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#666">{step}</text>')
-    for workload in dict.fromkeys(row.workload for row in rows):
-        points = [place(row, found) for row, found in known if row.workload == workload]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{_COLOURS[workload]}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[workload]}"/>' for x, y in points]
-    return parts
