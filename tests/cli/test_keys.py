@@ -54,13 +54,7 @@ def test_a_file_without_keys_is_no_open_door(tmp_path: Path, content: bytes | No
         ("ann smith:s3cret", "line 1 of .*keys: before the colon comes a name of letters"),
         (":s3cret", "before the colon comes a name of letters"),
         ("\nann:", "line 2 of .*keys: the name has no key"),
-        ("ann:s3cret high", "line 1 of .*keys: a key has no spaces, and only its priority may follow it"),
-        ("# x\nann:s3cret 0", "line 2 of .*keys: .* a whole number from 1 to 100"),
-        ("ann:s3cret 101", "a whole number from 1 to 100"),
-        ("ann:s3cret -1", "a whole number from 1 to 100"),
-        ("ann:s3cret 1.5", "a whole number from 1 to 100"),
-        ("ann:s3cret ٣", "a whole number from 1 to 100"),
-        ("ann:s3cret 3 x", "a whole number from 1 to 100"),
+        ("ann:s3cret 3", "line 1 of .*keys: a key has no spaces"),
         ("ann: s3cret", "a key has no spaces"),
         ("s3cret # of Ann", "Begin comments on their own line"),
     ],
@@ -72,15 +66,6 @@ def test_a_bad_line_is_named_and_never_quoted(tmp_path: Path, text: str, words: 
     with pytest.raises(ConfigError, match=words) as caught:
         _ = load_settings({flag: str(file)}).keys
     assert caught.value.message.startswith(f"{flag_name(flag)}: ") and "s3cret" not in caught.value.message
-
-
-def test_a_priority_may_follow_a_key(tmp_path: Path) -> None:
-    keys, admins = tmp_path / "keys", tmp_path / "admins"
-    keys.write_text("ann:a 3\nb   100\nben:c:d\n")
-    admins.write_text("root:r 2\n")
-    settings = load_settings({"api_key": ["f"], "api_key_file": str(keys), "admin_key_file": str(admins)})
-    found = [(key.name, key.secret, key.priority) for key in settings.keys]
-    assert found == [("key1", "f", 1), ("ann", "a", 3), ("key2", "b", 100), ("ben", "c:d", 1), ("root", "r", 2)]
 
 
 def test_admin_keys_are_no_ordinary_ones(tmp_path: Path) -> None:

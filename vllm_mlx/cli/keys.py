@@ -1,6 +1,6 @@
 """Files of API keys.
 
-A line is `NAME:KEY`, or `KEY` alone, which gets a name. A priority may follow the key, as in `NAME:KEY 3`.
+A line is `NAME:KEY`, or `KEY` alone, which gets a name.
 """
 
 import logging
@@ -15,11 +15,6 @@ from ..core.tenants import APIKey, unnamed_keys
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-_PRIORITY = re.compile(r"[1-9][0-9]?|100")
-_NOT_A_PRIORITY = (
-    "a key has no spaces, and only its priority may follow it, a whole number from 1 to 100. Begin comments on their "
-    "own line."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,6 @@ class KeyLine:
     number: int
     name: str | None
     secret: str
-    priority: int = 1
 
 
 def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | None) -> tuple[APIKey, ...]:
@@ -47,8 +41,7 @@ def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | Non
     every = [*(KeyLine(0, None, secret) for secret in flagged), *lines, *admins]
     taken = {line.name for line in every if line.name is not None}
     unnamed = iter(unnamed_keys([line.secret for line in every if line.name is None], taken=taken))
-    named = (next(unnamed) if line.name is None else APIKey(line.name, line.secret) for line in every)
-    keys = [replace(key, priority=line.priority) for key, line in zip(named, every, strict=True)]
+    keys = [next(unnamed) if line.name is None else APIKey(line.name, line.secret) for line in every]
     num_ordinary = len(every) - len(admins)
     return (*keys[:num_ordinary], *(replace(key, is_admin=True) for key in keys[num_ordinary:]))
 
@@ -76,20 +69,19 @@ def read_keys(path: Path, flag: str) -> list[KeyLine]:
 
 def _key(line: str, number: int, before: list[KeyLine], path: Path, flag: str) -> KeyLine:
     """Messages name the line and never quote it: it may hold a key."""
-    name, colon, rest = line.partition(":") if ":" in line else ("", "", line)
-    secret, _, priority = rest.partition(" ")
+    name, colon, secret = line.partition(":") if ":" in line else ("", "", line)
     if colon and not _NAME.fullmatch(name):
         raise _bad(flag, path, number, "before the colon comes a name of letters, digits, dots, `-` and `_`.")
-    if not rest:
+    if not secret:
         raise _bad(flag, path, number, "the name has no key. Write NAME:KEY.")
-    if not secret or not rest.isprintable() or (priority and not _PRIORITY.fullmatch(priority.strip())):
-        raise _bad(flag, path, number, _NOT_A_PRIORITY)
+    if " " in secret or not secret.isprintable():
+        raise _bad(flag, path, number, "a key has no spaces. Begin comments on their own line.")
     for other in before:
         if other.secret == secret:
             raise _bad(flag, path, number, f"the key of line {other.number} comes again. Remove one of them.")
         if colon and other.name == name:
             raise _bad(flag, path, number, f"the name {name} is that of line {other.number}. Choose another.")
-    return KeyLine(number, name if colon else None, secret, int(priority or 1))
+    return KeyLine(number, name if colon else None, secret)
 
 
 def _bad(flag: str, path: Path | None, number: int, why: str) -> ConfigError:

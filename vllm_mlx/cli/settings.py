@@ -117,8 +117,7 @@ class Settings(BaseModel):
     api_key: tuple[SecretStr, ...] = ()
     """Key that clients must send, as `Authorization: Bearer` or `x-api-key`. Default: no key is needed."""
     api_key_file: Path | None = None
-    """File of such keys, one on each line, as `NAME:KEY` or `NAME:KEY PRIORITY`. Their holders share no cached
-    state."""
+    """File of such keys, one on each line, as `NAME:KEY`. Their holders share no cached state."""
     admin_key_file: Path | None = None
     """File of keys in the same form, which may also cancel and clear what belongs to others."""
     insecure: bool = False
