@@ -14,7 +14,7 @@ from rich.console import Console
 
 from scripts._bench.client import BenchmarkError
 from scripts._bench.servers import free_port, running
-from vllm_mlx.cli.client_table import CLIENTS as LAUNCHED
+from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 
 from .clients import CLIENTS, NOT_RUN
 from .install import install

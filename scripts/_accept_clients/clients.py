@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from vllm_mlx.cli.client_table import CLIENTS as LAUNCHED
-from vllm_mlx.cli.clients import NO_KEY, Plan, Target
+from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
+from vllm_mlx.cli.clients import NO_KEY, Target
+from vllm_mlx.cli.clients import Client as Launched
 
 SHELL_TOOL = "Bash"
 _OPENCODE_PACKAGE = "@ai-sdk/openai-compatible"
@@ -57,31 +58,26 @@ class Client:
     def command(self) -> str:
         return LAUNCHED[self.launched].program
 
-    def plan(self, place: Place) -> Plan:
+    def for_server(self, place: Place) -> Launched:
+        """The client as `launch` sets it up, with the additions of this table."""
         target = Target(
-            url=place.url,
-            model=place.model,
-            context=place.window,
-            api_key=NO_KEY,
-            folder=place.home / "launch",
-            home=place.home,
+            url=place.url, model=place.model, context=place.window, api_key=NO_KEY, folder=place.home / "launch"
         )
-        plan = LAUNCHED[self.launched].plan(target)
+        client = LAUNCHED[self.launched].for_server(target)
         changed = {
             name: value.replace(_OPENCODE_PACKAGE, self.provider or _OPENCODE_PACKAGE)
-            for name, value in plan.environment.items()
+            for name, value in client.environment.items()
         }
-        return replace(plan, environment={**changed, **self.environment})
+        return replace(client, environment={**changed, **self.environment})
 
-    def runs(self, place: Place, prompt: str) -> tuple[tuple[str, ...], ...]:
+    def runs(self, place: Place, prompt: str) -> list[list[str]]:
         """The arguments of each run: to sign in, if the client needs that, and the session."""
         if self.project:
             trimmed = {"tools": {"*": False, "bash": True}} if place.is_trimmed else {}
             (place.work / "opencode.json").write_text(json.dumps({**self.project, **trimmed}))
-        *before, last = self.plan(place).commands
         arguments = (*self.arguments, *(self.trimmed if place.is_trimmed else ()))
-        session = (*last[1:], *(word.replace("{prompt}", prompt) for word in arguments))
-        return (*(command[1:] for command in before), session)
+        commands = self.for_server(place).runs([word.replace("{prompt}", prompt) for word in arguments])
+        return [command[1:] for command in commands]
 
 
 _OPENCODE_RUN = ("run", "--format", "json", "{prompt}")

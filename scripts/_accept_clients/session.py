@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_mlx.cli.client_files import write_own
+from vllm_mlx.cli.clients import write_own
 
 from .clients import Client, Place
 from .install import binary, search_path
@@ -119,11 +119,11 @@ def _place(folder: Path, setting: Setting, url: str) -> Place:
 
 
 def _run(client: Client, setting: Setting, place: Place, environment: dict[str, str]) -> tuple[int | None, str]:
-    plan = client.plan(place)
-    for path, text in plan.files.items():
-        write_own(path, text)
+    launched = client.for_server(place)
+    for path, text in launched.files.items():
+        write_own(Path(path), text)
     clean = {"HOME": str(place.home), "PATH": search_path(setting.folder), "TERM": "dumb", "LANG": "C.UTF-8"}
-    variables = {**clean, **environment, **plan.environment}
+    variables = {**clean, **environment, **launched.environment}
     outputs = []
     for arguments in client.runs(place, PROMPT):
         code, output = run_program(

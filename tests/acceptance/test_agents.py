@@ -17,7 +17,7 @@ from tests.support.rote import rote_checkpoint
 from tests.support.rows import row
 from tests.support.running import Running, eventually
 from tests.support.tokenizers import TEMPLATES
-from vllm_mlx.cli.client_table import CLIENTS
+from vllm_mlx.cli.clients import CLIENTS
 
 from .agent import prose
 

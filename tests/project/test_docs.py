@@ -11,8 +11,7 @@ from typer.main import get_command
 
 from scripts.generate_docs import PAGES, render
 from tests.project.sources import ROOT
-from vllm_mlx.cli.client_table import CLIENTS
-from vllm_mlx.cli.clients import Target
+from vllm_mlx.cli.clients import CLIENTS, Target
 from vllm_mlx.cli.commands import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 from vllm_mlx.core.errors import setting
@@ -112,14 +111,13 @@ def test_the_pages_hold_what_launch_configures(name: str) -> None:
         context=40960,
         api_key="none",
         folder=Path("/state"),
-        home=Path("/home/me"),
     )
-    client = CLIENTS[name].plan(target)
+    client = CLIENTS[name].for_server(target)
     script = client.script(client.title)
     page = read(ROOT / "docs" / "clients" / f"{name}.md")
     section = page.partition("\n## What `launch` configures\n")[2].partition("\n## ")[0]
     example = re.findall(r"```(?:bash|toml)\n(.*?)```", section, re.DOTALL)
-    start = f"vllm-mlx launch {name}" + ("" if client.commands else " --write")
+    start = f"vllm-mlx launch {name}" + ("" if client.program else " --print")
     assert page.startswith(f"# {client.title}\n") and f"\n{client.install}\n{start}\n" in page
     assigned = {word.partition("=")[0] for code in example for word in re.findall(r"\b[A-Z_]{6,}=\S+", code)}
     told = set(re.findall(r"(?:export|unset) ([A-Z_]+)", script))

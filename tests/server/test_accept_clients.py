@@ -17,7 +17,7 @@ from scripts._accept_clients.install import binary
 from scripts._accept_clients.processes import run_program
 from scripts._accept_clients.session import SCRIPTED_COMMANDS
 from tests.support.running import serving
-from vllm_mlx.cli.client_table import CLIENTS as LAUNCHED
+from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 
 from .fakes import FakeEngine
 from .scripted import ScriptedAgent

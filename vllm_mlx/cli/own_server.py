@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from .client_files import write_own
+from .clients import write_own
 from .options import load_settings
 from .remote import Remote
 from .terminal import CommandFailed, SafeConsole, one_line
@@ -87,7 +87,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def run_client(command: tuple[str, ...], program: str, environment: dict[str, str]) -> int:
+def run_client(command: list[str], program: str, environment: dict[str, str]) -> int:
     """Run the client in the foreground. Returns its exit code as a shell counts it.
 
     Ctrl-C reaches the client by itself, and this process goes on. SIGTERM and SIGHUP are sent on to the client.

@@ -16,9 +16,7 @@ cat > /state/droid/settings.json <<'END'
       "maxOutputTokens": 10240
     }
   ],
-  "sessionDefaultSettings": {
-    "model": "custom:vllm-mlx"
-  }
+  "sessionDefaultSettings": {"model": "custom:vllm-mlx"}
 }
 END
 )

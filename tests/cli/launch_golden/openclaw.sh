@@ -15,15 +15,8 @@ cat > /state/openclaw/openclaw.json <<'END'
             "id": "mlx-community/Qwen3-8B-4bit",
             "name": "mlx-community/Qwen3-8B-4bit",
             "reasoning": true,
-            "input": [
-              "text"
-            ],
-            "cost": {
-              "input": 0,
-              "output": 0,
-              "cacheRead": 0,
-              "cacheWrite": 0
-            },
+            "input": ["text"],
+            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
             "contextWindow": 40960,
             "maxTokens": 10240
           }
@@ -31,13 +24,7 @@ cat > /state/openclaw/openclaw.json <<'END'
       }
     }
   },
-  "agents": {
-    "defaults": {
-      "model": {
-        "primary": "vllm-mlx/mlx-community/Qwen3-8B-4bit"
-      }
-    }
-  }
+  "agents": {"defaults": {"model": {"primary": "vllm-mlx/mlx-community/Qwen3-8B-4bit"}}}
 }
 END
 )

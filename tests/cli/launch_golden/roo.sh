@@ -25,4 +25,4 @@ cat > /state/roo/roo-code-settings.json <<'END'
 }
 END
 )
-# Merge that file into /state/roo/roo-code-settings.json, or let --write do it.
+# In Roo Code, choose Settings, About Roo Code, Import, and that file.

@@ -24,4 +24,4 @@ cat > /state/vscode/chatLanguageModels.json <<'END'
 ]
 END
 )
-# Merge that file into /home/me/.config/Code/User/chatLanguageModels.json, or let --write do it.
+# Merge that file into chatLanguageModels.json in the user's folder of VS Code, on a Mac ~/Library/Application Support/Code/User. Then choose the model in the model picker of the chat.

@@ -25,13 +25,8 @@ cat > /state/zed/settings.json <<'END'
       }
     }
   },
-  "agent": {
-    "default_model": {
-      "provider": "vllm-mlx",
-      "model": "mlx-community/Qwen3-8B-4bit"
-    }
-  }
+  "agent": {"default_model": {"provider": "vllm-mlx", "model": "mlx-community/Qwen3-8B-4bit"}}
 }
 END
 )
-# Merge that file into /home/me/.config/zed/settings.json, or let --write do it.
+# Merge that file into ~/.config/zed/settings.json. Zed reads no key from it: start it with `VLLM_MLX_API_KEY=KEY zed`, or type the key under Agent Settings.
