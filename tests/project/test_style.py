@@ -1,0 +1,169 @@
+"""The style of docs/contributing.md, as far as a program sees it: sizes of files, sentences, and who catches what."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.project.sources import PACKAGE, ROOT, imported_modules, python_files
+
+MAX_LINES = 400
+LONGER: dict[str, tuple[int, str]] = {}  # file → its own limit, and why it is not divided
+MIN_LINES = 60  # of a file that one module alone imports and no test is named after
+MAX_PROSE = 100  # characters of a line of prose in docs
+MAX_FENCES = 12
+PAGES = [
+    page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.name != "requirements.md"
+]
+PREPOSITIONS = ("Of", "As", "Behind", "Beside", "For", "Among")
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The package's modules."""
+    return {
+        file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
+        for file in PACKAGE.rglob("*.py")
+    }
+
+
+def test_files_are_small_enough_to_be_read_in_one_sitting() -> None:
+    lines = {file.relative_to(ROOT).as_posix(): len(file.read_text("utf-8").splitlines()) for file in python_files()}
+    assert {file: number for file, number in lines.items() if number > LONGER.get(file, (MAX_LINES, ""))[0]} == {}
+    assert [file for file in LONGER if lines.get(file, 0) <= MAX_LINES] == [], "take them off the list"
+
+
+def test_a_small_file_serves_two_modules_or_has_tests_of_its_own() -> None:
+    tested = {file.stem.removeprefix("test_") for file in (ROOT / "tests").rglob("test_*.py")}
+    files = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    importers: dict[str, int] = dict.fromkeys(files, 0)
+    for file in files.values():
+        if file.name != "__init__.py":
+            names = set(imported_modules(file.read_text("utf-8"), file.relative_to(ROOT).parent.parts))
+            for name in names & importers.keys():
+                importers[name] += 1
+    small = [
+        name
+        for name, file in files.items()
+        if importers[name] < 2
+        and file.stem not in tested
+        and not file.stem.startswith("__")
+        and len(file.read_text("utf-8").splitlines()) < MIN_LINES
+    ]
+    assert small == [], "merge them into the module that they belong to"
+
+
+# Sentences
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each text that is a statement of its own, also the help text below a setting."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(ast.Constant(str(text))):
+                yield node.lineno, text.strip()
+
+
+def fault(text: str) -> str | None:
+    first = re.split(r"[.;:]\s|\n", text, maxsplit=1)[0]
+    if text.split()[0] in PREPOSITIONS and "," not in first:
+        return "it begins with a preposition and lacks a subject"
+    if text.split("\n\n")[0].rstrip("`)\"'")[-1:] not in ".:?!":
+        return "its first paragraph does not end as a sentence"
+    return None
+
+
+def test_docstrings_are_sentences() -> None:
+    found = [
+        f"{file}:{line}: {text[:60]!r}: {wrong}"
+        for file, tree in trees().items()
+        for line, text in docstrings(tree)
+        if (wrong := fault(text))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fault"),
+    [
+        ("Of all rows.", True),
+        ("The rows", True),
+        ("For each row, plan a chunk.", False),
+        ("Plan a chunk for each row.", False),
+    ],
+)
+def test_a_text_without_a_subject_or_an_end_is_found(text: str, is_fault: bool) -> None:
+    assert (fault(text) is not None) is is_fault
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(file.relative_to(ROOT))
+        for file in python_files()
+        if (text := file.read_text(encoding="utf-8")).strip() and not re.match(r'(#!.*\n)?"""', text)
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_is_wrapped(page: Path) -> None:
+    """Code blocks, tables, headings and quoted messages may be longer, and so may a line that a link makes long."""
+    code = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+    text = code.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+    lines = [re.sub(r"\]\([^)]*\)", "]", line) for line in text.splitlines()]
+    long = [
+        number
+        for number, line in enumerate(lines, 1)
+        if len(line) > MAX_PROSE and not line.lstrip().startswith(("|", "#", "<", ">"))
+    ]
+    assert not long, f"wrap the lines {long} at {MAX_PROSE} characters"
+
+
+# Errors of any kind are caught in few places, and each of them names what it protects.
+
+
+def faulty_handlers(tree: ast.AST) -> Iterator[int]:
+    """Lines that catch errors of any kind and keep them from the caller and from the thread that waits."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            names = {part.id for part in ast.walk(node.type or ast.Name("BaseException")) if isinstance(part, ast.Name)}
+            is_passed_on = any(
+                isinstance(part, ast.Raise) or (isinstance(part, ast.Name) and part.id == node.name)
+                for statement in node.body
+                for part in ast.walk(statement)
+            )
+            if "Exception" in names or ("BaseException" in names and not is_passed_on):
+                yield node.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            names = {ast.unparse(argument) for argument in node.args}
+            yield from [node.lineno] * bool(names & {"Exception", "BaseException"})
+
+
+def fences(tree: ast.AST) -> list[ast.Call]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id.endswith("Fence")]
+
+
+def test_errors_of_any_kind_are_caught_by_a_fence_or_passed_on() -> None:
+    assert [f"{file}:{line}" for file, tree in trees().items() for line in faulty_handlers(tree)] == []
+
+
+def test_fences_are_few_and_name_what_they_protect() -> None:
+    found = [call for tree in trees().values() for call in fences(tree)]
+    assert len(found) <= MAX_FENCES
+    assert all(call.args and len(ast.literal_eval(call.args[0]).split()) > 2 for call in found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "try: pass\nexcept (ValueError, Exception): raise",
+        "try: pass\nexcept: pass",
+        "with contextlib.suppress(Exception): pass",
+    ],
+)
+def test_a_handler_that_keeps_errors_is_found(source: str) -> None:
+    assert len(list(faulty_handlers(ast.parse(source)))) == 1
