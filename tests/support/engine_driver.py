@@ -24,6 +24,7 @@ from vllm_mlx.engine.loading import MeasuredModel, build_engine, load_measured, 
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
+from vllm_mlx.runner.device import DeviceWatch
 from vllm_mlx.runner.model import Model, load_model
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
@@ -146,7 +147,8 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    return Engine(scheduler, Runner(model, engine._watch), engine._watch, engine.facts)
+    watch = DeviceWatch(engine.facts.memory.total_bytes)
+    return Engine(scheduler, Runner(model, watch), watch, engine.facts)
 
 
 @lru_cache(maxsize=2)

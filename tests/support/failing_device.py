@@ -49,7 +49,7 @@ class FailingDevice:
         self._is_late, self._has_probe = False, True
         self._running: dict[int, str] = {}  # errors that are not known yet, by the number of the submission
         self._submitted: list[tuple[int, mx.array]] = []  # what submissions write, from the oldest of these on
-        self._fresh: list[Any] = []  # the caches made last, which the runner may not hold yet
+        self.fresh: list[Any] = []  # the caches made last, which the runner may not hold yet
 
     def fail(
         self,
@@ -120,7 +120,7 @@ class FailingDevice:
         self._running[number] = self._text
         self._note(number, args, waits=waits or not self._is_late)
         batches = [batch.leaves for batch in self._runner._batches]
-        self._garble(written, [chunk] if chunk else [*self._runner._prefilled.values(), *batches, self._fresh])
+        self._garble(written, [chunk] if chunk else [*self._runner._prefilled.values(), *batches, self.fresh])
 
     def _note(self, number: int, args: Iterable[Any], *, waits: bool) -> None:
         if self._running:
@@ -165,8 +165,8 @@ def failing_device(runner: Runner) -> Iterator[FailingDevice]:
     )  # fmt: skip
 
     def new_caches(self: Any) -> Any:
-        device._fresh = makes(self)
-        return device._fresh
+        device.fresh = makes(self)
+        return device.fresh
 
     def synchronize(*args: Any) -> None:
         waits(*args)
