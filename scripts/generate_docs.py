@@ -28,8 +28,8 @@ from vllm_mlx.api.openai.schema import (  # noqa: E402
 )
 from vllm_mlx.api.quirks import QUIRKS  # noqa: E402
 from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
+from vllm_mlx.cli.models import fitting  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar  # noqa: E402
-from vllm_mlx.cli.recommended import assumed_recommended_bytes, fitting  # noqa: E402
 from vllm_mlx.cli.settings import PANELS, POSITIONAL, flag_name, help_text, settings_fields, takes_several  # noqa: E402
 from vllm_mlx.runner.device import DeviceMemory  # noqa: E402
 
@@ -42,6 +42,7 @@ FIELDS = {
 }
 PAGES = ("configuration.md", "api.md", "cli.md")
 MAC_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of memory that Macs are sold with
+SMALL_MAC = 32 << 30  # bytes: up to here Metal recommends two thirds of a Mac's memory, beyond it three quarters
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -119,11 +120,16 @@ def client_quirks() -> str:
     return table(["client", "sends", "what is done"], rows)
 
 
+def mac_budget(memory: int) -> int:
+    """The default budget of a Mac with that many bytes of memory."""
+    recommended = memory * 2 // 3 if memory <= SMALL_MAC else memory * 3 // 4
+    return DeviceMemory(memory, recommended).default_budget_bytes
+
+
 def fitting_checkpoints() -> str:
     rows = []
     for size in MAC_SIZES:
-        memory = size << 30
-        budget = DeviceMemory(memory, assumed_recommended_bytes(memory)).default_budget_bytes
+        budget = mac_budget(size << 30)
         names = ", ".join(f"`{one.name}`" for one in fitting(budget)) or "none"
         rows.append([f"{size} GB", f"{budget / 1e9:.1f} GB", names])
     return table(["memory", "budget", "the largest that fit"], rows)

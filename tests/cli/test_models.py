@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.generate_docs import MAC_SIZES, mac_budget
 from tests.support.commands import refusal, run
 from vllm_mlx.cli.cache import cache_tree
-from vllm_mlx.cli.models import describe
+from vllm_mlx.cli.models import AGENT_CONTEXT, describe, fitting, recommended
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.runner.checkpoint import DEMO_PATH, find_checkpoint
 
@@ -33,7 +34,7 @@ def test_what_is_cached_is_listed_with_what_it_speaks(hub: Path) -> None:
     result = run("models", "--json", HF_HUB_CACHE=str(hub))
     part, whole = json.loads(result.stdout)
     assert (part["name"], part["facts"]) == ("org/part", None)
-    assert "weights are missing" in part["trouble"]
+    assert "Download the weights" in part["trouble"]
     facts = whole["facts"]
     assert (facts["architecture"], facts["kind"], facts["tools"]) == ("qwen3", "text", "hermes")
     assert facts["context"] == find_checkpoint(whole["folder"]).max_model_len
@@ -103,3 +104,22 @@ def test_shared_beginnings_stand_once_above_what_continues_them() -> None:
     assert str(first.label).startswith("tokens 0–10")
     assert [str(child.label)[:12] for child in first.children] == ["tokens 10–15", "tokens 10–20"]
     assert str(cache_tree([], {"enabled": False}, others).label) == "The prefix cache is off."
+
+
+@pytest.mark.parametrize("size", MAC_SIZES)
+def test_every_mac_is_recommended_something_that_fits(size: int) -> None:
+    budget = mac_budget(size << 30)
+    found = fitting(budget)
+    assert found
+    assert all(one.weights_bytes + AGENT_CONTEXT * one.bytes_per_token < budget for one in found)
+    larger = [one for one in recommended() if one.weights_bytes > found[0].weights_bytes]
+    assert all(one.needed_bytes(budget) > budget for one in larger)
+
+
+def test_nothing_is_recommended_where_nothing_fits() -> None:
+    assert fitting(2 * 10**9) == []
+
+
+def test_recommended_checkpoints_are_ordered_by_size_and_named_once() -> None:
+    sizes = [one.weights_bytes for one in recommended()]
+    assert sizes == sorted(sizes) and len({one.name for one in recommended()}) == len(recommended())

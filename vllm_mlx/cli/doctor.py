@@ -16,9 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import ConfigError, VLLMMLXError
-from .models import cache_folder, describe, local_folder
+from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder
 from .options import load_settings
-from .recommended import AGENT_CONTEXT, fitting
 from .remote import Remote
 from .settings import Settings, local_url
 from .terminal import AsJson, ExitCode, console, option, readable

@@ -1,6 +1,10 @@
-"""`vllm-mlx models`: lists the checkpoints on this machine and fetches one. It loads none."""
+"""`vllm-mlx models`: lists the checkpoints on this machine and fetches one; and those that `doctor` recommends.
+
+It loads no checkpoint.
+"""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +17,6 @@ from ..core.errors import ConfigError
 from ..formats import detect_formats
 from ..runner.kernels import text_config
 from .terminal import TABLE, AsJson, WrongUsage, console, number_columns, option, readable
-
-_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +33,18 @@ class Description:
 
 
 def describe(folder: Path) -> Description:
-    """Raises ConfigError for a folder that holds no checkpoint."""
-    config = _json(folder / "config.json")
-    if not config.get("model_type"):
-        raise ConfigError(f"{folder} is not a checkpoint: it has no config.json that names its architecture.")
-    weights = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
-    if not weights:
-        raise ConfigError(f"{folder} holds no model*.safetensors: its weights are missing or incomplete.")
-    text = text_config(config)
-    template = _template(folder)
+    """Describe a checkpoint by its files. Raises ConfigError for a folder that cannot be served."""
+    from ..runner.checkpoint import find_checkpoint
+
+    checkpoint = find_checkpoint(str(folder), trust_remote_code=True)
+    config, text, template = checkpoint.config, text_config(checkpoint.config), _template(folder)
     reasoning, tools = detect_formats(template, _added_tokens(folder))
     return Description(
-        architecture=str(config["model_type"]),
+        architecture=checkpoint.architecture,
         kind="vision" if config.get("vision_config") else "text",
-        weights_bytes=weights,
+        weights_bytes=checkpoint.file_bytes,
         precision=_precision(config, text),
-        context=next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None),
+        context=checkpoint.max_model_len,
         bytes_per_token=_bytes_per_token(text),
         reasoning=reasoning,
         tools=tools,
@@ -145,6 +143,37 @@ def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
         return CachedModel(name, disk_bytes, folder, describe(folder))
     except ConfigError as error:
         return CachedModel(name, disk_bytes, folder, None, error.message)
+
+
+AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
+_SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see engine/loading.py
+_COPIED_BYTES = 256 << 20  # what is copied in one evaluation
+_NUM_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """A checkpoint that coding agents work with, as recommended.toml lists it."""
+
+    name: str
+    weights_bytes: int
+    bytes_per_token: int
+
+    def needed_bytes(self, budget_bytes: int) -> int:
+        """The part of the budget that one conversation of `AGENT_CONTEXT` tokens needs, weights included."""
+        overhead = budget_bytes // _SHARE + _COPIED_BYTES
+        return self.weights_bytes + AGENT_CONTEXT * self.bytes_per_token + overhead
+
+
+def recommended() -> list[Recommended]:
+    """Return all recommended checkpoints, by size."""
+    text = Path(__file__).with_name("recommended.toml").read_text(encoding="utf-8")
+    return [Recommended(**row) for row in tomllib.loads(text)["checkpoints"]]
+
+
+def fitting(budget_bytes: int) -> list[Recommended]:
+    """Return the largest checkpoints that fit with a conversation of `AGENT_CONTEXT` tokens, the largest first."""
+    return [one for one in reversed(recommended()) if one.needed_bytes(budget_bytes) <= budget_bytes][:_NUM_SHOWN]
 
 
 models_app = typer.Typer(help="List the checkpoints on this machine, or fetch one.", invoke_without_command=True)
