@@ -6,14 +6,13 @@ dropped before each read from disk; macOS has no call for it, so that both reads
 Only the first tokens of the prompt are computed: their KV stands for that of the others, which has the same size.
 """
 
-import asyncio
 import contextlib
 import mmap
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,10 @@ from vllm_mlx.cache.index import WORD_BYTES
 from vllm_mlx.cache.node import Node
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.disk.files import PIECE_BYTES
 from vllm_mlx.disk.place import RECORDS
 from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import load_engine
-from vllm_mlx.llm import LLM
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import speak_in_words
@@ -42,7 +39,6 @@ _COMPUTED = 1024
 NUM_TOKENS = 30 * _COMPUTED + 1
 BARE_READ, ALONE = "bare read", "no writer"
 _MOST = 1.5  # bare reads, beyond what the same takes from memory
-_FIRST = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 _SHAPE: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
 _LAYERS: dict[str, dict[str, Any]] = {
     "qwen3": {"num_hidden_layers": 8},
@@ -55,6 +51,7 @@ _SETTINGS: dict[str, Any] = {
     "cache_disk_bytes": 40 << 30,
     "cache_disk_daily_bytes": 1 << 42,
 }
+_STOP_S = 60.0  # the longest wait for what is not written yet, at a stop
 _QUIET_S = 20.0  # the longest wait for a record that is being written
 _STEPS, _PREFILL = 100, 256  # of a decode that is timed, and tokens of a prefill
 
@@ -109,6 +106,43 @@ def dropped(folder: Path) -> Iterator[int]:
         os.close(file)
 
 
+def loaded(model: Path, folder: Path) -> Driver:
+    """An engine that keeps its cache in the folder."""
+    settings = {**_SETTINGS, "cache_dir": str(folder)}
+    config = EngineConfig(model=str(model), **settings)
+    driver = Driver(model, **settings)
+    driver.engine = load_engine(config, find_checkpoint(str(model)), disk=open_disk(config))
+    return driver
+
+
+@contextlib.contextmanager
+def started(model: Path, folder: Path) -> Iterator[Driver]:
+    """The engine of one server, from its start to its clean stop."""
+    driver = loaded(model, folder)
+    yield driver
+    end_s = time.monotonic() + _STOP_S
+    driver.engine.close(lambda: end_s - time.monotonic(), lambda updates: None)
+
+
+def first_token(driver: Driver, prompt: list[int]) -> tuple[float, int]:
+    """Milliseconds to the first token, and the number of cached tokens.
+
+    All freed buffers are given back before: a request just after the start finds no memory that is used already.
+    """
+    news = threading.Event()
+    driver.engine.wake_on_news(news.set)
+    mx.clear_cache()
+    begun_s = time.perf_counter()
+    seq_id = driver.add(prompt, max_tokens=1)
+    while driver.replies[seq_id].finish_reason is None:
+        if not driver.engine.is_busy:
+            news.wait()
+        news.clear()
+        driver.engine.wake()
+        driver.step()
+    return 1000 * (time.perf_counter() - begun_s), driver.seqs[seq_id].num_cached_tokens
+
+
 @dataclass(slots=True)
 class Restarts:
     """`play` starts an engine anew and asks twice for one token; the other figures are read off the last play."""
@@ -119,28 +153,26 @@ class Restarts:
 
     def fill(self) -> None:
         prompt = ids(NUM_TOKENS)
-        with self._opened() as llm:
-            llm.generate([prompt[:_COMPUTED]], _FIRST)
-
-            def store(engine: Any) -> None:
-                leaf = longest(engine.cache_tree)
-                repeat(engine.cache_tree, leaf, packed(prompt), (leaf.end // 256) * 256)
-
-            _result(llm, llm._engine._ask(store))
-            llm.generate([prompt], _FIRST)
+        with started(self.model, self.folder) as driver:
+            first_token(driver, prompt[:_COMPUTED])
+            tree = driver.engine.cache_tree
+            assert tree is not None
+            leaf = longest(tree)
+            repeat(tree, leaf, packed(prompt), (leaf.end // 256) * 256)
+            first_token(driver, prompt)
 
     def play(self) -> float:
         """Returns milliseconds to the first token from disk, beyond what it takes from memory."""
-        with self._opened() as llm:
+        with started(self.model, self.folder) as driver:
             for _ in dropped(self.folder):
                 pass
-            self.values["disk"], num_cached = self._ttft_ms(llm)
-            self.values["memory"], num_in_memory = self._ttft_ms(llm)
-            disk = _result(llm, llm._engine.status())["cache"]["disk"]
-        if num_cached != num_in_memory or disk["hits"] != 1:
+            self.values["disk"], num_cached = first_token(driver, ids(NUM_TOKENS))
+            self.values["memory"], num_in_memory = first_token(driver, ids(NUM_TOKENS))
+            disk = driver.engine.report().disk
+        if num_cached != num_in_memory or disk is None or disk.hits != 1:
             raise BenchmarkError(f"{num_cached} tokens came from disk, {num_in_memory} from memory.")
-        self.values["read"] = disk["bytes_read"] / 1e6
-        self.values["bare"] = self._bare_ms(disk["bytes_read"])
+        self.values["read"] = disk.bytes_read / 1e6
+        self.values["bare"] = self._bare_ms(disk.bytes_read)
         return self.values["disk"]
 
     def value(self, name: str) -> Measure:
@@ -148,14 +180,6 @@ class Restarts:
 
     def beyond(self) -> float:
         return self.values["disk"] - self.values["memory"]
-
-    def _ttft_ms(self, llm: LLM) -> tuple[float, int]:
-        """With all freed buffers given back: a request just after the start finds no memory that is used already."""
-        _result(llm, llm._engine._ask(lambda engine: mx.clear_cache()))
-        begun_s = time.perf_counter()
-        [output] = llm.generate([ids(NUM_TOKENS)], _FIRST)
-        usage = output.outputs[0].usage
-        return 1000 * (time.perf_counter() - begun_s), 0 if usage is None else usage.cached_tokens
 
     def _bare_ms(self, num_bytes: int) -> float:
         """Read as many bytes of the same files into new memory, which holds them all."""
@@ -169,9 +193,6 @@ class Restarts:
                 elapsed_s += time.perf_counter() - begun_s
         return 1000 * elapsed_s
 
-    def _opened(self) -> LLM:
-        return LLM(str(self.model), cache_dir=str(self.folder), **_SETTINGS)
-
     def figures(self) -> list[Figure]:
         aim = Aim(bound=_MOST, at_least=False, against=BARE_READ)
         beyond = {OURS: self.beyond, BARE_READ: self.value("bare")}
@@ -183,19 +204,12 @@ class Restarts:
         ]
 
 
-def _result(llm: LLM, coroutine: Any) -> Any:
-    future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, llm._loop)
-    return future.result()
-
-
 class Beside:
     """Rows of one engine, with a writer that has something to write, and with one that waits."""
 
     def __init__(self, model: Path, folder: Path):
-        settings = {**_SETTINGS, "cache_dir": str(folder)}
-        config = EngineConfig(model=str(model), **settings)
-        self._driver = Driver(model, **settings)
-        self._driver.engine = self._engine = load_engine(config, find_checkpoint(str(model)), disk=open_disk(config))
+        self._driver = loaded(model, folder)
+        self._engine = self._driver.engine
         self._first = 0
         self._driver.generate([ids(_COMPUTED)], max_tokens=1)
         tree, disk = self._engine.cache_tree, self._engine.disk
@@ -226,7 +240,7 @@ class Beside:
         if is_writing:
             words = packed([1000 + self._next(), *ids(20_000)])
             repeat(self._tree, self._leaf, words, 0)
-            self._disk.stored(self._leaf.space, words)
+            self._disk.writer.stored(self._leaf.space, words)
             self._disk.tick(is_idle=False, is_last=True)  # it is due at once
             while not any(self._records.glob("*.kv")):
                 time.sleep(0.001)

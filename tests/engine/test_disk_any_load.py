@@ -13,8 +13,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.disk.folder import look
-from vllm_mlx.engine.disk import OpenDisk, open_disk
+from vllm_mlx.engine.disk import open_disk
 
 NUM_TOKENS = 6
 SESSIONS = 4  # a load has so many servers, one after the other
@@ -34,12 +33,12 @@ class Server:
         )
         self.engine = self.driver.engine
         disk, tree = open_disk(config), self.engine.cache_tree
-        assert isinstance(disk, OpenDisk) and tree is not None
+        assert disk is not None and disk.folder is not None and tree is not None
         self.folder = disk.folder
         planner, model = self.engine._scheduler.prefix_cache, self.engine._runner._model
         planner._fingerprint = fingerprint
         tree.add_model(fingerprint, model.resume_rule, s_per_token=1.0)
-        self.engine.attach(disk.start(tree, model, "", fingerprint, 1.0))
+        self.engine.attach(disk.start(tree, model, "", fingerprint, 1.0), disk.report)
         self.disk = self.engine.disk
         assert self.disk is not None
 
@@ -143,11 +142,6 @@ def damage(root: Path, rng: random.Random) -> None:
         rng.choice(DAMAGES)(root, rng)
 
 
-def written(root: Path) -> int:
-    """Bytes that were written to the folder today."""
-    return sum(look(root).written.values())
-
-
 def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
     """Returns how often something was read, and how many damages were found."""
     rng = random.Random(f"{architecture} {seed}")
@@ -183,10 +177,10 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
         report = server.disk.report()
         assert report.off_reason is None, (seed, report.off_reason)
         num_hits, num_damaged = num_hits + report.hits, num_damaged + report.num_damaged
-        eventually(lambda server=server: server.disk.tick(is_idle=True) or server.disk.reserved_bytes == 0)
-        assert not server.disk.reading
+        eventually(lambda server=server: server.disk.tick(is_idle=True) or server.disk.reader.reserved_bytes == 0)
+        assert not server.disk.reader.reading
         server.engine.cache_tree.check_integrity()
-        server.disk._index.tree.check_integrity()
+        server.disk.tree.check_integrity()
         held, before = server.engine.cache_tree.used_bytes, server.num_written
         server.stop(killed=rng.random() < 0.2)
         assert server.num_written - before <= 2 * held + 100_000, "something is written again and again"

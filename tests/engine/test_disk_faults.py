@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,24 @@ from tests.engine.test_disk_any_load import files, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
 from tests.support.running import eventually
-from vllm_mlx.disk import writer
+from vllm_mlx.disk import store, writer
 from vllm_mlx.disk.faults import NoRoom
+from vllm_mlx.disk.store import PAUSE_S
 
 DAY_S = 24 * 3600
 PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
 LONGER = (*PROMPT, 3, 5, 8)
+
+
+class Clock:
+    """Time for the tier, which a test moves on."""
+
+    sleep = staticmethod(time.sleep)
+    now_s = 1000.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.now_s
 
 
 def full(called: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
@@ -47,14 +59,15 @@ def test_a_full_disk_changes_no_token_and_is_said_once(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = checkpoint(architecture)
+    monkeypatch.setattr(store, "time", Clock)
     with started(path, tmp_path) as server, monkeypatch.context() as patching:
         patching.setattr(os, "write", full(os.write))
         for prompt in (PROMPT, LONGER):
             assert server.generate(prompt) == [plain_loop(path, prompt, 6)[0]]
-            server.disk._writer._paused_until_s = 0.0  # the minute is over
+            Clock.now_s += PAUSE_S
             server.disk.write_all(lambda: 10.0)
         patching.undo()
-        server.disk._writer._paused_until_s = 0.0
+        Clock.now_s += PAUSE_S
         assert server.generate(PROMPT) == [plain_loop(path, PROMPT, 6)[0]]
         assert server.disk.report().off_reason is None
     lines = [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]
@@ -65,11 +78,37 @@ def test_a_full_disk_changes_no_token_and_is_said_once(
         assert server.disk.report().hits == 1 and not server.disk.report().num_damaged
 
 
+def test_a_disk_that_is_full_at_the_start_is_tried_again_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = checkpoint("qwen3")
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+
+    def connect(*_: object, **__: object) -> sqlite3.Connection:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(store, "time", Clock)
+    with ExitStack() as opened:
+        with monkeypatch.context() as patching:
+            patching.setattr(sqlite3, "connect", connect)
+            server = opened.enter_context(started(path, tmp_path))
+            assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+            assert server.disk.report().hits == 0 and server.disk.report().off_reason is None
+        server.engine.cache_tree.clear()
+        Clock.now_s += PAUSE_S
+        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        assert server.disk.report().hits == 1
+    assert len([record for record in caplog.records if "disk is full" in record.getMessage()]) == 1
+
+
 def test_a_disk_without_room_for_a_row_turns_nothing_off(tmp_path: Path) -> None:
     """As when a clear cannot empty the database's log."""
     path = checkpoint("qwen3")
     with started(path, tmp_path) as server:
-        server.disk.fail(NoRoom("disk", "Nothing more can be written."))
+        server.disk.store.fail(NoRoom("disk", "Nothing more can be written."))
         assert server.generate(PROMPT) == [plain_loop(path, PROMPT, 6)[0]]
         assert server.disk.report().off_reason is None
 
@@ -101,17 +140,6 @@ def test_a_clock_that_was_put_back_changes_no_token_and_is_said(
         assert server.disk.report().hits == 1, "what was used last is kept, although older files are from the future"
 
 
-class Clock:
-    """Time for the writer, which a test moves on."""
-
-    sleep = staticmethod(time.sleep)
-    now_s = 1000.0
-
-    @classmethod
-    def monotonic(cls) -> float:
-        return cls.now_s
-
-
 def test_a_path_is_due_after_a_second_and_after_a_minute_once_half_of_the_day_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,11 +154,11 @@ def test_a_path_is_due_after_a_second_and_after_a_minute_once_half_of_the_day_is
             before = set(files(tmp_path))
             Clock.now_s += wait_s * 0.9
             server.disk.tick(is_idle=True)
-            assert not server.disk._writer.is_writing and set(files(tmp_path)) == before
+            assert not server.disk.writer.is_writing and set(files(tmp_path)) == before
             Clock.now_s += wait_s * 0.2
             server.disk.tick(is_idle=True)
-            assert server.disk._writer.is_writing
-            eventually(lambda: server.disk.tick(is_idle=True, wait_s=0.01) or not server.disk._writer.is_writing)
+            assert server.disk.writer.is_writing
+            eventually(lambda: server.disk.tick(is_idle=True, wait_s=0.01) or not server.disk.writer.is_writing)
 
 
 def test_a_conversation_is_kept_whole_after_its_folder_was_deleted(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.support.engine_driver import Driver, plain_loop
 from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.disk import reader
 from vllm_mlx.disk.place import prepare
 from vllm_mlx.engine import disk
 from vllm_mlx.engine.disk import fingerprint
@@ -28,11 +29,10 @@ PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400)
 LONGER = (*PROMPT, 3, 5, 8)
 
 
-def hold_reads(server: Server) -> threading.Event:
-    """Keep the threads that read busy until the event is set."""
-    held = threading.Event()
-    for _ in range(2):
-        server.disk._threads.read(lambda: held.wait(30), server.disk.fail)
+def hold_reads(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Keep the threads that read waiting until the event is set."""
+    held, read_into = threading.Event(), server.folder.read_into
+    monkeypatch.setattr(server.folder, "read_into", lambda *args: (held.wait(30), read_into(*args)))
     return held
 
 
@@ -47,7 +47,7 @@ def test_a_second_server_on_the_folder_goes_on_without_it_with_one_line(
     with started(path, tmp_path) as server:
         server.generate(PROMPT)
         second = disk.open_disk(EngineConfig(model=str(path), cache_dir=str(tmp_path), cache_disk_bytes=1 << 30))
-        assert isinstance(second, disk.NoDisk)
+        assert second is not None and second.folder is None
         [line] = [record.getMessage() for record in caplog.records if "Nothing is kept" in record.getMessage()]
         for word in (str(tmp_path), f"process {os.getpid()}", "--cache-dir"):
             assert word in line and word in str(second.report.off_reason)
@@ -75,7 +75,7 @@ def test_a_load_that_fails_frees_the_folder(tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path / "none"), cache_dir=str(tmp_path / "kept"), cache_disk_bytes=1 << 30)
     for _ in range(2):
         opened = disk.open_disk(config)
-        assert isinstance(opened, disk.OpenDisk)
+        assert opened is not None and opened.folder is not None
         with pytest.raises(ConfigError):
             start_engine(config, opened)
 
@@ -126,46 +126,50 @@ def test_versions_of_what_computes_state_are_part_of_its_fingerprint(
         assert other != before and other.rpartition("-")[0] == before.rpartition("-")[0]
 
 
-def test_what_is_read_or_written_while_it_is_cleared_leaves_no_file(path: Path, tmp_path: Path) -> None:
+def test_what_is_read_or_written_while_it_is_cleared_leaves_no_file(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with started(path, tmp_path) as server:
         server.generate(PROMPT)
     with started(path, tmp_path) as server:
-        held = hold_reads(server)
+        held = hold_reads(server, monkeypatch)
         server.driver.add(LONGER, 6)
         server.driver.step()
-        assert server.disk.reading
+        assert server.disk.reader.reading
         held.set()
         server.engine.clear_cache()
-        assert not server.disk.reading
+        assert not server.disk.reader.reading
         server.run()
         assert server.driver.replies[0].token_ids == plain_loop(path, LONGER, 6)[0]
         assert server.disk.report().hits == 0
-        server.engine.clear_cache()
-        server.disk._writer.begin(is_idle=True, is_last=True)
+        server.disk.tick(is_idle=True, is_last=True)
+        assert server.disk.writer.is_writing
         server.engine.clear_cache()
         server.engine.cache_tree.clear()
     assert not files(tmp_path)
 
 
-def test_a_sequence_that_leaves_frees_what_its_read_had_reserved(path: Path, tmp_path: Path) -> None:
+def test_a_sequence_that_leaves_frees_what_its_read_had_reserved(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with started(path, tmp_path) as server:
         server.generate(PROMPT)
     with started(path, tmp_path) as server:
-        held = hold_reads(server)
+        held = hold_reads(server, monkeypatch)
         seq_ids = [server.driver.add(LONGER, 6) for _ in range(2)]
         server.driver.step()
-        assert server.disk.reading == {seq_ids[0]}, "the second one waits for the first one's read"
-        before = server.disk.reserved_bytes
+        assert server.disk.reader.reading == {seq_ids[0]}, "the second one waits for the first one's read"
+        before = server.disk.reader.reserved_bytes
         server.engine.abort(seq_ids[:1])
         server.driver.step()
         held.set()
-        assert before > 0 and server.disk.reading <= {seq_ids[1]}
+        assert before > 0 and server.disk.reader.reading <= {seq_ids[1]}
         server.run()
         assert server.driver.replies[seq_ids[1]].token_ids == plain_loop(path, LONGER, 6)[0]
-        assert server.disk.reserved_bytes == 0
+        assert server.disk.reader.reserved_bytes == 0
 
 
-@pytest.mark.parametrize("place", ["_make_arrays", "_insert"])
+@pytest.mark.parametrize("place", ["empty_arrays", "segment_of"])
 @pytest.mark.parametrize("error", [RuntimeError("[malloc] Unable to allocate 8 bytes."), ValueError("unforeseen")])
 def test_an_error_of_a_read_keeps_no_sequence_waiting(
     path: Path, tmp_path: Path, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
@@ -177,9 +181,9 @@ def test_an_error_of_a_read_keeps_no_sequence_waiting(
         raise error
 
     with started(path, tmp_path) as server:
-        monkeypatch.setattr(server.disk._reader, place, failing)
+        monkeypatch.setattr(reader, place, failing)
         assert server.generate(LONGER, PROMPT) == [plain_loop(path, prompt, 6)[0] for prompt in (LONGER, PROMPT)]
-        assert server.disk.report().hits == 0 and server.disk.reserved_bytes == 0
+        assert server.disk.report().hits == 0 and server.disk.reader.reserved_bytes == 0
         assert (server.disk.report().off_reason is None) is isinstance(error, RuntimeError)
 
 
@@ -249,13 +253,11 @@ def test_the_cap_is_kept_by_what_is_least_worth(path: Path, tmp_path: Path) -> N
             server.generate(prompt)
     before = sum(file.stat().st_size for file in files(tmp_path))
     with started(path, tmp_path) as server:
-        answers: list[bool] = []
-        server.disk._removal.make_room(before // 2, answers.append)
-        eventually(lambda: server.disk.tick(is_idle=True, wait_s=0.01) or answers == [True])
+        assert server.disk.store.make_room(before // 2) >= before // 2
         server.disk.close()
         left = sum(file.stat().st_size for file in files(tmp_path))
         assert 0 < left <= before - before // 2
-        assert len(server.disk._index) == len(files(tmp_path))
+        assert len(server.disk.store.index) == len(files(tmp_path))
 
 
 def test_a_lower_cap_is_kept_from_the_start_on(path: Path, tmp_path: Path) -> None:

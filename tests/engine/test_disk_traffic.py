@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from vllm_mlx.disk import arrays, reader
 from vllm_mlx.disk.arrays import SLAB_TOKENS
 
 from .test_disk_any_load import started
-from .test_disk_tier import disk_of, opened, tokens_of
 
 PROMPT = [7 + (5 * place * place + 3 * place) % 180 for place in range(1500)]
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, fp32
@@ -33,34 +33,33 @@ def recorded(called: Callable[..., Any], note: Callable[[Any], None]) -> Callabl
 def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
     num_shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened("llama", tmp_path) as llm:
-        tokens_of(llm, PROMPT)
+    with started(checkpoint("llama"), tmp_path) as server:
+        server.generate(tuple(PROMPT))
     num_bytes: list[int] = []
-    with opened("llama", tmp_path) as llm:
+    with started(checkpoint("llama"), tmp_path) as server:
         monkeypatch.setattr(os, "preadv", recorded(os.preadv, num_bytes.append))
-        tokens_of(llm, [*PROMPT[:num_shared], 3, 5, 9])
-        disk = disk_of(llm)
+        server.generate((*PROMPT[:num_shared], 3, 5, 9))
+        report = server.disk.report()
     num_slabs = -(-num_shared // SLAB_TOKENS)
-    assert disk["tokens_read"] == num_shared
-    assert disk["bytes_read"] == sum(num_bytes)
+    assert report.tokens_read == num_shared
+    assert report.bytes_read == sum(num_bytes)
     assert num_shared * TOKEN_BYTES <= sum(num_bytes) <= num_slabs * SLAB_TOKENS * TOKEN_BYTES
 
 
 def test_what_is_written_is_copied_on_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
-    monkeypatch.setattr(
-        arrays, "_copied", recorded(arrays._copied, lambda _: threads.add(threading.current_thread().name))
-    )
-    with opened("qwen3_5", tmp_path) as llm:
-        tokens_of(llm, PROMPT)
-        engine = llm._engine._thread._thread.name
-    assert threads and engine not in threads
+    note = recorded(arrays.copied, lambda _: threads.add(threading.current_thread().name))
+    monkeypatch.setattr(arrays, "copied", note)
+    with started(checkpoint("qwen3_5"), tmp_path) as server:
+        server.generate(tuple(PROMPT))
+    assert threads and threading.current_thread().name not in threads
 
 
 class SlowClock:
     """Each look at it takes an hour, so that any read was slow."""
 
     now_s = 0.0
+    time = staticmethod(time.time)
 
     @classmethod
     def monotonic(cls) -> float:

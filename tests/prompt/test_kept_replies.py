@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from vllm_mlx.core.messages import (
 from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journals
 from vllm_mlx.formats.reply import FinishedReply
-from vllm_mlx.prompt.kept_replies import message_of, message_value
+from vllm_mlx.prompt.kept_replies import message_of, message_value, packed_ids, unpacked_ids
 from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply
 from vllm_mlx.prompt.reply_memory import RecalledConversation, ReplyMemory, TextDigest
 
@@ -189,3 +190,19 @@ def test_messages_are_the_same_afterwards(role: Any, parts: tuple[Any, ...], nam
     text = json.dumps(message_value(message), ensure_ascii=False).encode("utf-8", "surrogatepass")
     after = message_of(json.loads(text.decode("utf-8", "surrogatepass")))
     assert after == message and repr(after) == repr(message)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_ids(ids: list[int]) -> None:
+    assert unpacked_ids(packed_ids(ids)) == array("I", ids)
+
+
+def test_ids_take_little_room() -> None:
+    ids = np.random.default_rng(0).integers(0, 150_000, 10_000).tolist()
+    assert len(packed_ids(ids)) < 3.2 * len(ids)
+
+
+@pytest.mark.parametrize("word", ["!", "AAAA", packed_ids([1, 2, 3])[:-4], "é"])
+def test_what_cannot_be_unpacked_is_a_value_error(word: str) -> None:
+    with pytest.raises(ValueError):
+        unpacked_ids(word)

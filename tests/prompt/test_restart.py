@@ -14,8 +14,7 @@ from tests.support.drawing import examples
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import ReasoningPart
 from vllm_mlx.disk.folder import Folder
-from vllm_mlx.disk.memories import Memories
-from vllm_mlx.formats.tokenizer import Tokenizer
+from vllm_mlx.disk.kept import Memories
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 
 from .template_variants import TEMPLATE_VARIANTS
@@ -148,9 +147,9 @@ def test_a_cleared_salt_is_forgotten_and_its_next_turn_is_kept_again(
     memories = memories_in(tmp_path, "f1")
     processor = make_processor(tokenizer, memories=memories)
     sessions = [in_a_loop(processor, number, cache_salt=f"{number}/") for number in range(2)]
-    assert memories._journals is not None and memories._journals.flush()
+    assert memories.journals is not None and memories.journals.flush()
     memories.clear("1/")
-    assert memories._journals.flush()
+    assert memories.journals.flush()
     expected = [seen(session.prepare()) for session in sessions]
     memories.close()
     with started(tmp_path, tokenizer) as second:
@@ -161,7 +160,7 @@ def test_a_cleared_salt_is_forgotten_and_its_next_turn_is_kept_again(
     memories = memories_in(tmp_path, "f1")
     processor = make_processor(tokenizer, memories=memories)
     session = in_a_loop(processor, 7, cache_salt="1/")
-    assert memories._journals is not None and memories._journals.flush()
+    assert memories.journals is not None and memories.journals.flush()
     memories.clear("")
     session.answer(CALL)
     session.give_results("more")

@@ -17,7 +17,7 @@ from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import Finished
 from vllm_mlx.disk.folder import Folder
-from vllm_mlx.disk.memories import Memories
+from vllm_mlx.disk.kept import Memories
 from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import serve_checkpoint, start_engine
 from vllm_mlx.prompt.processor import PreparedRequest
@@ -183,7 +183,7 @@ def test_a_response_that_had_not_ended_has_failed(tmp_path: Path) -> None:
         body = {"input": "Count to one thousand.", "background": True, "max_output_tokens": 3000}
         begun = post(running, "/v1/responses", body)
         memories = running.engine.memories
-        assert memories._journals.flush()
+        assert memories.journals.flush()
         content = {file: file.read_bytes() for file in tmp_path.glob("index.sqlite*") if file.suffix != ".sqlite-shm"}
     for file, left in content.items():  # as a kill would have left it
         file.write_bytes(left)
@@ -199,7 +199,7 @@ def test_memories_of_a_tenant_are_cleared_alone(tmp_path: Path) -> None:
             said = {"messages": [{"role": "user", "content": f"I am {name}."}]}
             post(running, "/v1/chat/completions", said, name)
         replies = running.engine.memories.replies
-        assert running.engine.memories._journals.flush() and len(replies._held) == 2
+        assert running.engine.memories.journals.flush() and len(replies) == 2
         with running.http(headers={"authorization": "Bearer second"}) as http:
             assert http.delete("/v1/cache").status_code == 200
-        assert len(replies._held) == 1
+        assert len(replies) == 1

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from vllm_mlx.core.tenants import unnamed_keys
-from vllm_mlx.disk.memories import NO_MEMORIES
+from vllm_mlx.disk.kept import NO_MEMORIES
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.recorder import open_recorder

@@ -213,20 +213,6 @@ class PrefixTree:
                 pass
         return self.used_bytes
 
-    def evicting(self) -> Iterator[None]:
-        """Evict all that is not pinned, of least worth first. It pauses after each node that it weighs or evicts.
-
-        The tree may change in a pause.
-        """
-        queue = self._victims(())
-        node: Node | None
-        for node in self._store.nodes():
-            queue.push(node)
-            yield
-        node = None  # so that nothing keeps it when it is evicted
-        while self._evict_next(queue, 0):
-            yield
-
     def _victims(self, nodes: Iterable[Node]) -> VictimQueue:
         return VictimQueue(nodes, Prices(self._now, self._speeds, self.read_bytes_per_s), self._worth)
 

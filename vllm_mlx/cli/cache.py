@@ -7,13 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
 from rich.table import Table
 from rich.tree import Tree
 
+from ..disk.database import clear_kept
+from ..disk.faults import Damaged, FolderUnusable, InUse, NoRoom
+from ..disk.folder import Folder, Listing, look
+from ..disk.folder import verify as verified
+from ..disk.place import folder_of, nothing_in
 from .options import load_settings
 from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .status import disk_line
@@ -30,9 +35,6 @@ from .terminal import (
     readable,
 )
 
-if TYPE_CHECKING:
-    from ..disk.folder import Folder, Listing
-
 _MAX_ENTRIES = 200
 _DAY_S = 86_400
 _NOTHING = "Nothing is kept on disk: {}. --cache-dir names another folder."
@@ -46,9 +48,6 @@ FolderOption = Annotated[str | None, option("--cache-dir", "DIR", "The folder. D
 @cache_app.command(name="list")
 def list_kept(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
     """Print what is kept on disk, by model and salt. A server may use the folder."""
-    from ..disk.folder import look
-    from ..disk.place import nothing_in
-
     root = _root(cache_dir)
     with _explained():
         nothing, found = nothing_in(root), look(root)
@@ -67,7 +66,7 @@ def list_kept(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
         screen.print(f"{len(found.reasons):,} records are damaged: `vllm-mlx cache verify` names them.", markup=False)
 
 
-def _by_salt(found: "Listing") -> list[dict[str, Any]]:
+def _by_salt(found: Listing) -> list[dict[str, Any]]:
     """Sums for each checkpoint and salt, those used last first."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for record in found.records:
@@ -120,9 +119,7 @@ def clear(
         print(f"{'' if num_records is None else f'{num_records:,} records were removed, '}{readable(freed)} freed.")
 
 
-def _clear_here(folder: "Folder", salt: str, model: str | None) -> tuple[int, int]:
-    from ..disk.database import clear_kept
-
+def _clear_here(folder: Folder, salt: str, model: str | None) -> tuple[int, int]:
     models = folder.models()
     chosen = [
         record
@@ -153,8 +150,6 @@ def _clear_there(root: Path | None, server: Remote, salt: str | None, model: str
 @cache_app.command()
 def verify(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
     """Read every byte that is kept on disk, and remove what is damaged. Beside a server, damage is only named."""
-    from ..disk.folder import verify as verified
-
     root, started_s = _folder(cache_dir), time.monotonic()
     with _opened(root) as (folder, _):
         num_records, num_bytes, faults = verified(root, folder)
@@ -183,8 +178,6 @@ def memory(as_json: AsJson = False, url: UrlOption = None, api_key: KeyOption = 
 
 
 def _root(cache_dir: str | None) -> Path:
-    from ..disk.place import folder_of
-
     settings = load_settings({} if cache_dir is None else {"cache_dir": cache_dir})
     keeps = {"cache_disk": settings.cache_disk or None, "prefix_cache": True, "repeatable": False}
     return folder_of(settings.model_copy(update=keeps).engine_config().cache_dir)  # also where nothing more is kept
@@ -192,8 +185,6 @@ def _root(cache_dir: str | None) -> Path:
 
 def _folder(cache_dir: str | None) -> Path:
     """The folder, which has to hold a cache. Raises CommandFailed."""
-    from ..disk.place import nothing_in
-
     root = _root(cache_dir)
     with _explained():
         if (nothing := nothing_in(root)) is not None:
@@ -202,11 +193,8 @@ def _folder(cache_dir: str | None) -> Path:
 
 
 @contextmanager
-def _opened(root: Path | None) -> Iterator[tuple["Folder | None", str]]:
+def _opened(root: Path | None) -> Iterator[tuple[Folder | None, str]]:
     """The folder; or None, with the reason, if a server owns it."""
-    from ..disk.faults import InUse
-    from ..disk.folder import Folder
-
     folder, why = None, ""
     with _explained():
         try:
@@ -224,8 +212,6 @@ def _opened(root: Path | None) -> Iterator[tuple["Folder | None", str]]:
 @contextmanager
 def _explained() -> Iterator[None]:
     """Errors of the folder and of the system become CommandFailed."""
-    from ..disk.faults import Damaged, FolderUnusable, NoRoom
-
     try:
         yield
     except (FolderUnusable, NoRoom, Damaged) as error:

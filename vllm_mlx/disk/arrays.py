@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..cache.layers import Slices
-from ..cache.snapshot import Block, DamagedSnapshot, KVSegment, RecurrentState, Stack
+from ..cache.snapshot import Block, KVSegment, RecurrentState, Stack
 from .record import Record, Tensor, TensorData
 
 SLAB_TOKENS = 256
@@ -56,8 +56,7 @@ def _slabs(stack: Stack, start: int, end: int) -> Iterator[_Slab]:
 def run_tensors(segment: KVSegment, start: int, end: int, windowed: int) -> tuple[dict[str, Any], list[TensorData]]:
     """The layout and the tensors of a segment's tokens `[start, end)`, of window layers from `windowed` on.
 
-    The bytes are copied when they are written, a tensor at a time. Raises DamagedSnapshot if the slabs differ in more
-    than their lengths.
+    The bytes are copied when they are written, a tensor at a time.
     """
     slabs = [slab for block, (low, high) in segment.spans(start, end) for slab in _slabs(block.kv, low, high)]
     windows: list[_Slab] = []
@@ -71,8 +70,7 @@ def run_tensors(segment: KVSegment, start: int, end: int, windowed: int) -> tupl
 
 def _places(slabs: Sequence[_Slab]) -> list[Any]:
     places = {slab.stack.alike()[1] for slab in slabs}
-    if len(places) > 1:
-        raise DamagedSnapshot("blocks of one run differ in their layers")
+    assert len(places) <= 1, "the blocks of one run have the same layers"
     return [place and list(place) for place in next(iter(places), ())]
 
 
@@ -82,7 +80,7 @@ def _slab_tensors(name: str, slabs: Iterable[_Slab]) -> Iterator[TensorData]:
             _, heads, _, width = buffers[0].shape
             bits = [_bits(buffer)[:, :, slab.start : slab.start + slab.length] for buffer in buffers]
             shape = (sum(buffer.shape[0] for buffer in buffers), heads, slab.length, width)
-            yield f"{name}.{index}.{number}", _NAMES[buffers[0].dtype][0], shape, _bytes_of(*bits)
+            yield f"{name}.{index}.{number}", _NAMES[buffers[0].dtype][0], shape, map(copied, bits)
 
 
 def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorData]]:
@@ -93,7 +91,7 @@ def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorDat
         "fields": list(state.fields),
     }
     tensors: list[TensorData] = [
-        (f"state.{number}", _NAMES[buffer.dtype][0], tuple(buffer.shape), _bytes_of(_bits(buffer)))
+        (f"state.{number}", _NAMES[buffer.dtype][0], tuple(buffer.shape), map(copied, [_bits(buffer)]))
         for number, buffer in enumerate(state.arrays.buffers)
     ]
     return layout, tensors
@@ -105,18 +103,9 @@ def _bits(buffer: mx.array) -> np.ndarray:
     return bits.reshape(buffer.shape)
 
 
-def _bytes_of(*parts: np.ndarray) -> Iterator[memoryview]:
-    """The bytes of one tensor, copied part by part when they are asked for."""
-    yield from map(_copied, parts)
-
-
-def _copied(bits: np.ndarray) -> memoryview:
+def copied(bits: np.ndarray) -> memoryview:
+    """The bytes of a part of a tensor. They are copied when they are asked for."""
     return np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
-
-
-def can_store(segment: KVSegment, state: RecurrentState | None) -> bool:
-    buffers = (*segment.buffers(), *(() if state is None else state.arrays.buffers))
-    return all(buffer.dtype in _NAMES for buffer in buffers)
 
 
 def empty_arrays(tensors: Sequence[Tensor]) -> list[tuple[mx.array, memoryview]]:

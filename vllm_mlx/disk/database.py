@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,10 +57,14 @@ class Database:
         self._charged: set[int] = set()  # days whose sums changed since they were stored
 
     def open(self) -> None:
-        """Own the folder, and read the sums of the days. An error leaves the folder free."""
+        """Own the folder, and read the sums of the days. An error leaves the folder free.
+
+        On a full disk, the next call of `run` tries again.
+        """
         with contextlib.ExitStack() as undone:
             undone.callback(self.close)
-            self.run(lambda connection: None)
+            with contextlib.suppress(NoRoom):
+                self.run(lambda connection: None)
             undone.pop_all()
 
     def shared(self) -> "Database":
@@ -97,17 +101,13 @@ class Database:
             self._charged.add(day)
 
     def shorten(self) -> None:
-        """Empty the write-ahead log, which keeps what was removed until then; on a full disk, until the stop."""
-        with self._turn, contextlib.suppress(NoRoom), usable(self.root):
+        """Empty the write-ahead log, which keeps what was removed until then."""
+        with self._turn, usable(self.root):
             self._connected().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def size(self) -> int:
         """Bytes of its files."""
-        sizes = 0
-        for path in files(self.path):
-            with contextlib.suppress(FileNotFoundError):
-                sizes += path.stat().st_size
-        return sizes
+        return sum(path.stat().st_size for path in files(self.path) if path.exists())
 
     def close(self) -> None:
         """The last user who closes it frees the folder for another process."""
@@ -129,8 +129,8 @@ class Database:
             self._disconnect()
         if self._connection is None:
             self._connection = _connect(self.path)
-            with contextlib.suppress(ValueError, TypeError):
-                self.written = dict(self._connection.execute("SELECT day, bytes + 0 FROM day")) | self.written
+            days = self._connection.execute("SELECT day, coalesce(bytes + 0, 0) FROM day")
+            self.written = dict(days) | self.written
         return self._connection
 
     def _disconnect(self) -> None:
@@ -164,9 +164,7 @@ def own(root: Path) -> int:
 
 
 def _is_same(file: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file), path.stat())
-    return False
+    return path.exists() and os.path.samestat(os.fstat(file), path.stat())
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -229,17 +227,8 @@ def is_malformed(error: sqlite3.Error) -> bool:
     return code & 0xFF not in _OF_THE_SYSTEM
 
 
-def clear_kept(connection: sqlite3.Connection, salts: str, kinds: Container[str] | None = None) -> None:
-    """Remove the kept values of salts that begin with `salts`, of these kinds or of all."""
-    rows = connection.execute("SELECT rowid, kind, salt FROM kept").fetchall()
-    found = [
-        (rowid,)
-        for rowid, kind, salt in rows
-        if (kinds is None or kind_of(kind) in kinds) and salt.startswith(salts.encode("utf-8", "surrogatepass"))
-    ]
-    connection.executemany("DELETE FROM kept WHERE rowid = ?", found)
-
-
-def kind_of(kind: str) -> str:
-    """A kind without the version of its values."""
-    return kind.rpartition(".")[0]
+def clear_kept(connection: sqlite3.Connection, salts: str, kind: str = "%") -> None:
+    """Remove the kept values of salts that begin with `salts`, of one kind or of all."""
+    beginning = salts.encode("utf-8", "surrogatepass").hex()
+    where = "hex(salt) LIKE ? AND kind LIKE ?"
+    connection.execute(f"DELETE FROM kept WHERE {where}", (f"{beginning}%", f"{kind}.{KEPT_VERSION}"))

@@ -9,11 +9,13 @@ from typing import Literal
 
 from ..core.errors import setting
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Damaged(Exception):
     """The bytes are not the ones that were written."""
+
+    name = ""  # the record's, once it is known
 
 
 class NoRoom(Exception):
@@ -46,7 +48,7 @@ def usable(root: Path) -> Iterator[None]:
             raise FolderUnusable(f"The cache on disk is gone: there is no folder {root}.") from error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        if getattr(error, "errno", None) in _FULL or code == sqlite3.SQLITE_FULL:
+        if getattr(error, "errno", None) in FULL or code == sqlite3.SQLITE_FULL:
             raise NoRoom(
                 "disk", f"Nothing more can be written to {root} ({reason}). Remove other files, or choose another "
                 f"folder with {setting('cache_dir')}.",

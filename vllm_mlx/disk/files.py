@@ -19,15 +19,12 @@ def size_of(tensors: Sequence[TensorData]) -> int:
 
 
 def write(path: Path, tensors: Sequence[TensorData]) -> tuple[Tensor, ...]:
-    """Write a new file. Raises OSError, and leaves no file then."""
+    """Write a new file. Raises OSError, and leaves a part of the file then."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         found = tensors_of([(name, dtype, tuple(shape), _written(file, data)) for name, dtype, shape, data in tensors])
         size = os.fstat(file).st_size
         assert size == sum(tensor.nbytes for tensor in found), f"{size} bytes do not fit the shapes of {tensors}"
-    except BaseException:
-        path.unlink()
-        raise
     finally:
         os.close(file)
     return found

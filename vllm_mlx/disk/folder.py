@@ -10,9 +10,8 @@ import errno
 import logging
 import secrets
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,7 +61,6 @@ class Folder:
         self._max_bytes, self._daily_bytes, self._floor_bytes = max_bytes, daily_bytes, floor_bytes
         self._clock = clock
         self._model = ("", "")  # the checkpoint that runs: its fingerprint and its name
-        self._lock = threading.Lock()  # guards the sizes
         self._sizes: dict[str, int] = {}  # bytes of the files that are there or being written, by name
         self.damages: dict[Path, str] = {}  # what was found damaged, and why
         self.database = Database(root)
@@ -79,7 +77,7 @@ class Folder:
         """Names of models by fingerprint."""
         return self.database.run(lambda c: dict(c.execute("SELECT fingerprint, name FROM model")))
 
-    def scan(self) -> Iterator[Record]:
+    def scan(self) -> list[Record]:
         """Read all rows, parents before children. Called at the start, before anything is added.
 
         It removes files without a row, and rows that are damaged, whose file is missing or of another size, which
@@ -88,46 +86,49 @@ class Folder:
         with usable(self.root):
             remove_old(self.root)
             sizes = dict(record_files(self.root))
-        found, lost = self._sorted_out(self.database.run(lambda c: c.execute(_ROWS).fetchall()), sizes)
+        rows = self.database.run(lambda c: c.execute(_ROWS).fetchall())
+        intact, reasons = listed(rows, sizes)
+        for name, reason in reasons.items():
+            self._note_damage(path_of(self.root, name), reason)
+        found = self._kept(intact)
+        lost = {name_of(row_id) for row_id, *_ in rows} - found.keys()
         # What cannot be written can be read, and the next start removes these rows.
         with contextlib.suppress(NoRoom, FolderUnusable):
             self.database.run(partial(self._tidy, lost))
-        with usable(self.root), self._lock:
-            self._sizes = {record.name: record.file_bytes for record in found}
-            for name in sizes.keys() - self._sizes.keys():
+        with usable(self.root):
+            self._sizes = {name: record.file_bytes for name, record in found.items()}
+            for name in sizes.keys() - found.keys():
                 path_of(self.root, name).unlink(missing_ok=True)
-        yield from found
+        return list(found.values())
 
-    def _tidy(self, lost: list[tuple[int]], connection: Connection) -> None:
-        connection.executemany("DELETE FROM record WHERE id = ?", lost)
+    def _tidy(self, lost: Iterable[str], connection: Connection) -> None:
+        _delete(lost, connection)
         if self._model[0]:
             connection.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", self._model)
 
-    def _sorted_out(self, rows: list[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]]]:
-        """The records that are of use, and the ids of the others."""
-        intact, lost, reasons = listed(rows, sizes)
-        for name, reason in reasons.items():
-            self._note_damage(path_of(self.root, name), reason)
+    def _kept(self, records: Iterable[Record]) -> dict[str, Record]:
+        """The records that are of use, by name, parents before children."""
         kept: dict[str, Record] = {}
         now, num_ahead, num_orphans = self._clock(), 0, 0
-        for record in sorted(intact, key=lambda record: record.header.start):
-            is_outdated = self._is_outdated(record.header.fingerprint)
-            if not is_outdated and continues(record, kept):
+        for record in sorted(records, key=lambda record: record.header.start):
+            parent = kept.get(record.header.parent)
+            if self._is_outdated(record.header.fingerprint):
+                continue
+            if record.header.continues(None if parent is None else parent.header):
                 num_ahead += record.used_s > now + _AHEAD_S
                 kept[record.name] = replace(record, used_s=min(record.used_s, now))
             else:
-                num_orphans += not is_outdated
-                lost.append((int(record.name, 16),))
+                num_orphans += 1
         if num_orphans:
             logger.warning(
-                "Removed %d records from the cache on disk, because what they continue is gone.", num_orphans
+                "Removed %d records from the cache on disk, because the records before them are gone.", num_orphans
             )
         if num_ahead:
             logger.warning(
                 "The times of %d records of the cache on disk lie in the future, so the clock was put back. They count "
                 "as used now.", num_ahead,
             )  # fmt: skip
-        return list(kept.values()), lost
+        return kept
 
     def _is_outdated(self, fingerprint: str) -> bool:
         """Whether it is this checkpoint's, but of another version of what computes it: the last part differs."""
@@ -141,19 +142,18 @@ class Folder:
         self._make_folders()
         self._reserve(name, size)
         path, day = path_of(self.root, name), self._day
-        try:
-            with usable(self.root):
-                written = files.write(path, tensors)
+        with usable(self.root), contextlib.ExitStack() as undone:
+            undone.callback(self._forget, name)
+            written = files.write(path, tensors)
             record = Record(name=name, header=header, tensors=written, file_bytes=size, used_s=self._clock())
             self.database.charge(day, size)
             self.database.run(partial(_insert, record))
-        except BaseException:
-            with self._lock:
-                del self._sizes[name]
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-            raise
+            undone.pop_all()
         return record
+
+    def _forget(self, name: str) -> None:
+        self._sizes.pop(name, None)
+        path_of(self.root, name).unlink(missing_ok=True)
 
     def read_into(self, record: Record, index: int, buffer: memoryview) -> None:
         """Read one tensor into a buffer of its size, and check it. Raises Damaged, and has removed the record then."""
@@ -161,39 +161,32 @@ class Folder:
             with usable(self.root):
                 files.read_tensor(self.path_of(record), record.tensors[index], buffer)
         except Damaged as error:
-            if not self.root.is_dir():
-                with usable(self.root):
-                    raise FileNotFoundError from error
-            self.lose(record, str(error))
+            with usable(self.root):
+                self.root.stat()  # if the folder is gone, the record is not damaged
+            error.name = record.name
+            self._note_damage(self.path_of(record), str(error))
+            self.remove([record])
             raise
-
-    def lose(self, record: Record, reason: str) -> None:
-        """Remove a record that was found damaged."""
-        self._note_damage(self.path_of(record), reason)
-        self.remove([record])
 
     def _note_damage(self, path: Path, reason: str) -> None:
         self.damages[path] = reason
         logger.warning("Removed a damaged record from the cache on disk: %s (%s).", path, reason)
 
     def remove(self, records: Iterable[Record]) -> None:
-        """Remove records; that one is gone already is no error. A full disk does not hinder it."""
-        records = list(records)
-        ids = [(int(record.name, 16),) for record in records]
-        try:
-            with contextlib.suppress(NoRoom):  # the next start removes rows without a file
-                self.database.run(lambda c: c.executemany("DELETE FROM record WHERE id = ?", ids))
-        finally:
-            with usable(self.root), self._lock:
-                for record in records:
-                    self.path_of(record).unlink(missing_ok=True)
-                    self._sizes.pop(record.name, None)
+        """Remove records; one may be gone already. A full disk does not hinder it."""
+        names = [record.name for record in records]
+        with usable(self.root):
+            try:
+                with contextlib.suppress(NoRoom):  # the next start removes rows without a file
+                    self.database.run(partial(_delete, names))
+            finally:
+                for name in names:
+                    self._forget(name)
 
     def note_use(self, records: Iterable[Record], now_s: float) -> None:
         """The records were used now."""
         uses = [(now_s, int(record.name, 16)) for record in records]
-        with contextlib.suppress(NoRoom):
-            self.database.run(lambda c: c.executemany("UPDATE record SET used = ? WHERE id = ?", uses))
+        self.database.run(lambda c: c.executemany("UPDATE record SET used = ? WHERE id = ?", uses))
 
     def usage(self) -> FolderUsage:
         with usable(self.root):
@@ -208,15 +201,13 @@ class Folder:
         )
 
     def charge(self, num_bytes: int) -> bool:
-        """Count bytes that are about to be written to the database. Returns False if they may not be written.
+        """Count bytes that are written to the database. Returns False if nothing may be written on any day.
 
-        They are few, and grow at the cost of records: a full folder does not keep them from being written.
+        They are few, and grow at the cost of records: they are written also if the folder is full or the day is spent.
         """
-        usage = self.usage()
-        if usage.written_bytes + num_bytes > self._daily_bytes or usage.free_bytes - num_bytes < self._floor_bytes:
-            return False
-        self.database.charge(self._day, num_bytes)
-        return True
+        if self._daily_bytes:
+            self.database.charge(self._day, num_bytes)
+        return self._daily_bytes > 0
 
     def shorten(self) -> None:
         """Leave nothing of what was removed in the database's log."""
@@ -240,8 +231,7 @@ class Folder:
                 raise NotADirectoryError(errno.ENOTDIR, "it is a link", self.root / RECORDS)
 
     def _used_bytes(self) -> int:
-        with self._lock:
-            return sum(self._sizes.values()) + self.database.size()
+        return sum(list(self._sizes.values())) + self.database.size()  # a copy, as other threads change it
 
     def _reserve(self, name: str, size: int) -> None:
         """Count a file before it is written. Raises NoRoom."""
@@ -262,8 +252,7 @@ class Folder:
                 f"{usage.free_bytes} bytes free: {self._floor_bytes} are left to other programs. Remove files, or "
                 f"choose another folder with {setting('cache_dir')}.",
             )  # fmt: skip
-        with self._lock:
-            self._sizes[name] = size
+        self._sizes[name] = size
 
 
 def _insert(record: Record, connection: Connection) -> None:
@@ -273,9 +262,13 @@ def _insert(record: Record, connection: Connection) -> None:
     connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row_of(record))
 
 
-def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]], dict[str, str]]:
-    """The records of rows whose files have the right size; the ids of the other rows; and what is wrong, by name."""
-    intact, lost, reasons = [], [], {}
+def _delete(names: Iterable[str], connection: Connection) -> None:
+    connection.executemany("DELETE FROM record WHERE id = ?", [(int(name, 16),) for name in names])
+
+
+def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], dict[str, str]]:
+    """The records of rows whose files have the right size, and what is wrong with the others, by name."""
+    intact, reasons = [], {}
     for row in rows:
         name = name_of(row[0])
         try:
@@ -285,16 +278,7 @@ def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], li
             intact.append(record)
         except Damaged as error:
             reasons[name] = str(error)
-            lost.append((row[0],))
-    return intact, lost, reasons
-
-
-def continues(record: Record, known: dict[str, Record]) -> bool:
-    """Whether the record's parent is known, and reaches to where the record begins."""
-    if not record.header.parent:
-        return True
-    parent = known.get(record.header.parent)
-    return parent is not None and parent.header.start < record.header.start <= parent.header.end
+    return intact, reasons
 
 
 def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]]:
@@ -302,27 +286,22 @@ def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]
 
     Returns the numbers of records and bytes that were read, and what is wrong, by file.
     """
-    if folder is not None:
-        records = list(folder.scan())
-        faults = dict(folder.damages)
-    else:
-        found = look(root)
-        records = found.records
-        faults = {path_of(root, name): reason for name, reason in found.reasons.items()}
-    for record in records:
-        path = path_of(root, record.name)
+    found = look(root)
+    faults, damaged = dict(found.reasons), []
+    for record in found.records:
         try:
             with usable(root):
-                files.verify(path, record)
+                files.verify(path_of(root, record.name), record)
         except Damaged as error:
-            faults[path] = str(error)
-            if folder is not None:
-                folder.lose(record, str(error))
-    if folder is None:  # the owner may have removed records meanwhile
-        found = look(root)
-        left = {record.name for record in found.records} | found.reasons.keys()
-        faults = {path: fault for path, fault in faults.items() if path.stem in left}
-    return len(records), sum(record.file_bytes for record in records), faults
+            faults[record.name] = str(error)
+            damaged.append(record)
+    left = look(root)  # the owner may have removed records meanwhile
+    names = left.reasons.keys() | {record.name for record in left.records}
+    if folder is not None:
+        folder.scan()
+        folder.remove(damaged)
+    num_bytes = sum(record.file_bytes for record in found.records)
+    return len(found.records), num_bytes, {path_of(root, name): faults[name] for name in faults.keys() & names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,19 +311,17 @@ class Listing:
     records: list[Record]
     reasons: dict[str, str]  # what is wrong with records, by name
     models: dict[str, str]  # names by fingerprint
-    written: dict[int, int]  # bytes by day
 
 
 def look(root: Path) -> Listing:
     """Read the database beside its owner, if there is one, and change nothing. Raises FolderUnusable."""
     with usable(root):
         if not (root / NAME).exists():
-            return Listing([], {}, {}, {})
+            return Listing([], {}, {})
         with contextlib.closing(reading(root / NAME)) as connection:
             rows = connection.execute(_ROWS).fetchall()
-            records, _, reasons = listed(rows, dict(record_files(root)))
+            records, reasons = listed(rows, dict(record_files(root)))
             left = {name_of(row_id) for (row_id,) in connection.execute("SELECT id FROM record")}
             models = dict(connection.execute("SELECT fingerprint, name FROM model"))
-            written = dict(connection.execute("SELECT day, bytes FROM day"))
     reasons = {name: reason for name, reason in reasons.items() if name in left}  # not what was removed meanwhile
-    return Listing(records, reasons, models, written)
+    return Listing(records, reasons, models)

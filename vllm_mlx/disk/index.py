@@ -4,10 +4,8 @@ It is made from the rows of the records, so it can always be made again. All che
 because they share its limit.
 """
 
-import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from weakref import WeakValueDictionary, finalize
 
 from ..cache.index import WORD_BYTES
 from ..cache.node import Node, ResumeRule, Space
@@ -18,23 +16,30 @@ _WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are 
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class _Use:
-    """The use of one record's file, shared by the parts of the tree that need it and by records that continue it.
+class Stored:
+    """A record on disk. It lasts as long as a part of the tree, a record that continues it, or a read refers to it."""
 
-    It ends with the last of them.
-    """
+    record: Record
+    before: "Stored | None"  # the run that it continues, without which it cannot be found
+    noted_s: float = 0.0  # when its last use was noted
 
-    before: "_Use | None"  # the use of the record that this one continues, without which it cannot be found
+    def key(self) -> bytes:
+        """The packed path up to the record's end."""
+        parts, end, before = [self.record.header.words], self.record.header.start, self.before
+        while before is not None:
+            header = before.record.header
+            parts.append(header.words[: (end - header.start) * WORD_BYTES])
+            end, before = header.start, before.before
+        return b"".join(reversed(parts))
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
     """The tokens `[first, first + length)` of a run on disk, counted from the run's first token."""
 
-    record: Record
+    stored: Stored
     first: int
     length: int
-    use: _Use
     num_buffers = 0
 
     @property
@@ -42,43 +47,36 @@ class FileRange:
         return self._bytes_before(self.first + self.length) - self._bytes_before(self.first)
 
     def split(self, at: int) -> tuple["FileRange", "FileRange"]:
-        return (
-            FileRange(self.record, self.first, at, self.use),
-            FileRange(self.record, self.first + at, self.length - at, self.use),
-        )
+        after = FileRange(self.stored, self.first + at, self.length - at)
+        return FileRange(self.stored, self.first, at), after
 
     def _bytes_before(self, position: int) -> int:
-        header = self.record.header
-        return self.record.file_bytes * position // max(1, header.end - header.start)
+        header = self.stored.record.header
+        return self.stored.record.file_bytes * position // max(1, header.end - header.start)
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    record: Record
-    use: _Use
+    stored: Stored
     num_buffers = 0
 
     @property
     def nbytes(self) -> int:
-        return self.record.file_bytes
+        return self.stored.record.file_bytes
 
 
 class DiskIndex:
-    """Belongs to the engine thread. Times are seconds since the epoch, as files have them."""
+    """Belongs to the engine thread. Times are seconds since the epoch, as rows have them."""
 
     def __init__(self) -> None:
         self.tree = PrefixTree(max_bytes=1 << 62, min_cut=_WHOLE)
-        self._records: dict[str, Record] = {}
-        self._uses: dict[str, weakref.ref[_Use]] = {}  # by the names of records
-        self._ended: list[str] = []  # names of records whose last use has ended; the file may be an earlier one
-        self._repeated: list[_Use] = []  # runs whose tokens other runs hold: what continues them may come later
+        self._stored: WeakValueDictionary[str, Stored] = WeakValueDictionary()  # by name
+        self._ended: list[Record] = []  # nothing refers to them any more
+        self._repeated: list[Stored] = []  # runs whose tokens other runs hold: what continues them may come later
         self._rules: dict[str, ResumeRule] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._records
-
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._stored)
 
     def add_model(self, fingerprint: str, rule: ResumeRule, s_per_token: float) -> None:
         self._rules[fingerprint] = rule
@@ -90,42 +88,37 @@ class DiskIndex:
         A run whose tokens are stored already brings its windows. If these are stored too, it is kept for what continues
         it, until `drop_repeated`.
         """
-        header = record.header
-        if self._rules.setdefault(header.fingerprint, header.rule) != header.rule:
+        header, before = record.header, self._stored.get(record.header.parent)
+        is_known = self._rules.setdefault(header.fingerprint, header.rule) == header.rule
+        if not is_known or not header.continues(None if before is None else before.record.header):
             return False
         self.tree.add_model(header.fingerprint, header.rule, s_per_token=header.s_per_token)
-        key, before = self._key(header), self._uses.get(header.parent, _no_use)()
-        if key is None or (header.parent and before is None):
+        stored = Stored(record, before)
+        if not self._insert(stored, stored.key()):
             return False
-        use = _Use(before)
-        common = self.tree.common_length(space_of(header), key)
-        if header.kind == "run" and common >= header.end:
-            self._repeated.append(use)
-        if not self._insert(record, use, key, common):
-            return False
-        self._records[record.name] = record
-        self._uses[record.name] = weakref.ref(use, partial(self._has_ended, record.name))
+        self._stored[record.name] = stored
+        finalize(stored, self._ended.append, record).atexit = False
         return True
 
-    def _insert(self, record: Record, use: _Use, key: bytes, common: int) -> bool:
-        header = record.header
-        state = None
+    def _insert(self, stored: Stored, key: bytes) -> bool:
+        header, state = stored.record.header, None
+        space = space_of(header)
+        common = self.tree.common_length(space, key)
         if header.kind == "state":
-            if common != header.start or self.has_state(space_of(header), key):
+            if common != header.start or self.has_state(space, key):
                 return False
-            state = FileState(record, use)
+            state = FileState(stored)
+        elif common >= header.end:
+            self._repeated.append(stored)
         return self.tree.insert(
-            space_of(header),
+            space,
             key,
             start=header.start,
-            segment=FileRange(record, 0, header.end - header.start, use),
+            segment=FileRange(stored, 0, header.end - header.start),
             window_start=min(header.start + header.layout.get("window_offset", 0), header.end),
             state=state,
-            now=record.used_s,
+            now=stored.record.used_s,
         )
-
-    def _has_ended(self, name: str, _: object) -> None:
-        self._ended.append(name)
 
     def drop_repeated(self) -> None:
         """Keep runs whose tokens other runs hold only where something continues them."""
@@ -140,65 +133,39 @@ class DiskIndex:
         """Give the nodes the times at which their files were used last, once all have been added in any order."""
         self.drop_repeated()
         for node in self.tree.nodes():
-            node.last_used = node.segment.record.used_s  # type: ignore[attr-defined]
+            node.last_used = node.segment.stored.record.used_s  # type: ignore[attr-defined]
             if node.state is not None:
-                node.state_used = node.state.record.used_s  # type: ignore[attr-defined]
+                node.state_used = node.state.stored.record.used_s  # type: ignore[attr-defined]
 
-    def run_before(self, space: Space, key: bytes) -> Record | None:
-        """The run that holds the last token of the key, all of which is stored; None for the empty key."""
+    def run_before(self, space: Space, key: bytes) -> str:
+        """The name of the run that holds the last token of the key, all of which is stored; "" for the empty key."""
         path = self.tree.path(space, key)
-        return next(_records(path[-1])) if path else None
+        return _stored_in(path[-1])[0].record.name if path else ""
 
-    def records_on(self, space: Space, key: bytes) -> list[Record]:
-        return [record for node in self.tree.path(space, key) for record in _records(node)]
+    def stored_on(self, space: Space, key: bytes) -> list[Stored]:
+        return [stored for node in self.tree.path(space, key) for stored in _stored_in(node)]
 
     def lose(self, name: str) -> None:
         """Forget a record whose file is gone, and what continues it."""
-        if (record := self._records.get(name)) is None:
+        if (stored := self._stored.get(name)) is None:
             return
-        header, key = record.header, self._key(record.header)
-        if key is not None and header.kind == "run":
-            self.tree.drop(space_of(header), key, start=header.start)
-        elif key is not None:
-            self.tree.drop_state(space_of(header), key, is_lost=True)
-        self._records.pop(name, None)
+        header = stored.record.header
+        if header.kind == "run":
+            self.tree.drop(space_of(header), stored.key(), start=header.start)
+        else:
+            self.tree.drop_state(space_of(header), stored.key(), is_lost=True)
 
     def unused(self) -> list[Record]:
-        """Forget the records that nothing uses any more, and return them: their files can go.
-
-        A read that runs is a use.
-        """
-        unused = []
-        while self._ended:
-            name = self._ended.pop()
-            if name in self._records and self._uses[name]() is None:
-                unused.append(self._records.pop(name))
-                del self._uses[name]
+        """Return the records that nothing refers to any more: their files can go."""
+        unused = self._ended[:]
+        del self._ended[: len(unused)]  # another thread may just have ended the last use of one more
         return unused
-
-    def _key(self, header: Header) -> bytes | None:
-        """The packed path up to the record's end. None if a record before it is unknown."""
-        parts, end = [header.words], header.start
-        while header.parent:
-            parent = self._records.get(header.parent)
-            if parent is None or not parent.header.start < end <= parent.header.end:
-                return None
-            header = parent.header
-            parts.append(header.words[: (end - header.start) * WORD_BYTES])
-            end = header.start
-        return b"".join(reversed(parts)) if end == 0 else None
 
 
 def space_of(header: Header) -> Space:
     return (header.fingerprint, header.salt)
 
 
-def _records(node: Node) -> Iterator[Record]:
+def _stored_in(node: Node) -> list[Stored]:
     """The run whose tokens the node holds, and its state."""
-    yield node.segment.record  # type: ignore[attr-defined]
-    if node.state is not None:
-        yield node.state.record  # type: ignore[attr-defined]
-
-
-def _no_use() -> None:
-    """The use of a record that is not in the tree."""
+    return [part.stored for part in (node.segment, node.state) if part is not None]  # type: ignore[attr-defined]

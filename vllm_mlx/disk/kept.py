@@ -9,33 +9,40 @@ import logging
 import sqlite3
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from xxhash import xxh3_64
 
 from ..core.fence import Fence
-from .database import KEPT_VERSION, Database, clear_kept, kind_of
+from .database import KEPT_VERSION, Database, clear_kept
 from .faults import FolderUnusable, NoRoom
+from .folder import Folder
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 << 20  # a kind takes at most so many
+MAX_BYTES = 64 << 20  # a kind takes at most so many,
+_CAP_SHARE = 32  # and at most 1/32 of the tier's cap
 MAX_WAITING_BYTES = 32 << 20  # in memory, of values that are not written yet
-Charge = Callable[[int], bool]  # bytes that are about to be written -> whether they may be
 _VALUE_SHARE = 4  # a value takes at most a quarter of its kind's bytes
 _DELAY_S = 0.05  # so that values are written after the work that made them, several at once
-_RETRY_S = 30.0  # after a write that failed or was not allowed
+_RETRY_S = 30.0  # after a write that failed
 _CLOSE_S = 10.0
 _NO_JSON = (ValueError, TypeError, OverflowError, RecursionError)
+_PLACE = "kind = ? AND scope = ?"
+# The rows of each kind beyond a number of bytes, counted from the one that was used last.
+_EXCESS = """
+SELECT rowid, kind, scope, name FROM (
+    SELECT rowid, kind, scope, name, sum(bytes) OVER (PARTITION BY kind ORDER BY used DESC, rowid) AS total FROM kept
+) WHERE total > ?
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A value that is kept. It is used whenever one is used whose `base` it is."""
+    """A value that is kept. It counts as used whenever a value is used whose `base` it is."""
 
     name: str
     salt: str
@@ -57,11 +64,11 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Something that is not written yet."""
+    """Work on the table that is not done yet."""
 
-    write: Callable[[sqlite3.Connection], None]
-    name: str | None = None  # names the value that it keeps
+    work: Callable[[sqlite3.Connection], object]
     num_bytes: int = 0  # in memory
+    tried: Callable[[], object] = lambda: None  # called after each attempt
 
 
 class Journal:
@@ -69,21 +76,28 @@ class Journal:
 
     def __init__(self, journals: "Journals", kind: str, scope: str):
         self._journals, self._place = journals, (kind, scope)
-        self._lock = threading.Lock()
-        self._held: dict[str, str] = {}  # salts by name
+        self._salts: dict[str, str] = {}  # of the values that are kept, or will be, by name
         self._is_restored = threading.Event()
 
     def __contains__(self, name: str) -> bool:
         """Whether a value is kept, or will be."""
-        return name in self._held
+        return name in self._salts
+
+    def __len__(self) -> int:
+        return len(self._salts)
 
     def restore(self, take: Callable[[Restored], None]) -> None:
-        """Read the values on another thread, and give them to `take`. Called once, before anything is put."""
-        if not self._journals.soon(partial(self._restore, take)):
+        """Read the values on another thread, and give them to `take`. Called once, before anything is put.
+
+        If they cannot be read, `take` gets nothing, and later the values.
+        """
+        rows: list[tuple[Any, ...]] = []
+        change = _Change(partial(self._read, rows), tried=partial(self._take, take, rows))
+        if not self._journals.add(change):
             self._is_restored.set()
 
     def wait(self) -> None:
-        """Return once what is kept has been restored."""
+        """Return once the values have been restored, or could not be."""
         self._is_restored.wait()
 
     def put(self, name: str, salt: str, value: Callable[[], Any], *, num_bytes: int, base: str | None = None) -> None:
@@ -92,52 +106,41 @@ class Journal:
         `num_bytes`: what it holds in memory until then. `base`: a value that counts as used whenever this one does.
         It is not kept if too much waits to be written.
         """
-        with self._lock:
-            change = _Change(partial(self._put, name, salt, base, value), name, max(1, num_bytes))
-            if self._journals.add(self, change):
-                self._held[name] = salt
+        if self._journals.add(_Change(partial(self._put, name, salt, base, value), max(1, num_bytes))):
+            self._salts[name] = salt
 
     def drop(self, names: Iterable[str]) -> None:
-        self._change(names, self._drop, drops=True)
+        known = [name for name in names if self._salts.pop(name, None) is not None]
+        if known:
+            self._journals.add(_Change(partial(self._drop, known)))
 
     def use(self, names: Iterable[str]) -> None:
         """Values count as used, one after the other, and after each its bases."""
-        self._change(names, self._use)
+        known = [name for name in names if name in self._salts]
+        if known:
+            self._journals.add(_Change(partial(self._use, known)))
 
-    def _change(self, names: Iterable[str], write: Callable[..., None], *, drops: bool = False) -> None:
-        with self._lock:
-            known = [name for name in names if name in self._held]
-            for name in known if drops else ():
-                self._held.pop(name, None)
-            if known:
-                self._journals.add(self, _Change(partial(write, known)))
-
-    def clear(self, salts: str = "") -> None:
-        """Drop the values of all salts that begin with `salts`."""
-        with self._lock:
-            names = {name for name, salt in self._held.items() if salt.startswith(salts)}
-            self._held = {name: salt for name, salt in self._held.items() if name not in names}
-            self._journals.discard(self, names)
+    def forget(self, salts: str) -> None:
+        """Values of salts that begin with `salts` are no longer kept."""
+        self._salts = {name: salt for name, salt in self._salts.items() if not salt.startswith(salts)}
 
     # -- on the thread of the journals
 
-    def _restore(self, take: Callable[[Restored], None]) -> None:
-        rows: list[tuple[Any, ...]] = []
+    def _take(self, take: Callable[[Restored], None], rows: list[tuple[Any, ...]]) -> None:
         try:
-            self._journals.run(lambda connection: rows.extend(self._read(connection)))
             values = [Kept(name, _text(salt), base, body) for name, salt, base, body, _ in rows]
-            with self._lock:
-                self._held = {**{kept.name: kept.salt for kept in values}, **self._held}
+            self._salts = {**{kept.name: kept.salt for kept in values}, **self._salts}
             take(Restored(values, [row[0] for row in sorted(rows, key=lambda row: row[-1])]))
         finally:
             self._is_restored.set()
 
-    def _read(self, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-        """The rows that are intact. The others are removed."""
-        rows, damaged = [], []
+    def _read(self, rows: list[tuple[Any, ...]], connection: sqlite3.Connection) -> None:
+        """Read the rows that are intact. The others are removed."""
+        damaged = []
+        rows.clear()
         columns = "rowid, name, salt, base, value, put, used, checksum"
         for rowid, *row, put, used, checksum in connection.execute(
-            f"SELECT {columns} FROM kept WHERE kind = ? AND scope = ? ORDER BY put", self._place
+            f"SELECT {columns} FROM kept WHERE {_PLACE} ORDER BY put", self._place
         ):
             if checksum == _checksum(*self._place, *row, put) and isinstance(used, int):
                 rows.append((*row, used))
@@ -146,7 +149,6 @@ class Journal:
         if damaged:
             logger.warning("%d remembered values on disk were damaged and are removed.", len(damaged))
             connection.executemany("DELETE FROM kept WHERE rowid = ?", damaged)
-        return rows
 
     def _put(
         self, name: str, salt: str, base: str | None, value: Callable[[], Any], connection: sqlite3.Connection
@@ -156,12 +158,10 @@ class Journal:
         except _NO_JSON:
             logger.exception("A value is not kept")
             body = None
-        if body is None or len(body) * _VALUE_SHARE > self._journals.max_bytes:
-            with self._lock:
-                self._held.pop(name, None)
+        most = self._journals.max_bytes // _VALUE_SHARE
+        if body is None or len(body) > most or not self._journals.charge(len(body)):
+            self._salts.pop(name, None)
             return
-        if not self._journals.charge(len(body)):
-            raise _NotNow
         [put] = connection.execute("SELECT coalesce(max(put), 0) + 1 FROM kept").fetchone()
         row = (*self._place, name, _bytes(salt), base, body)
         connection.execute(
@@ -172,10 +172,9 @@ class Journal:
 
     def _drop(self, names: list[str], connection: sqlite3.Connection) -> None:
         rows = [(*self._place, name) for name in names]
-        connection.executemany("DELETE FROM kept WHERE kind = ? AND scope = ? AND name = ?", rows)
+        connection.executemany(f"DELETE FROM kept WHERE {_PLACE} AND name = ?", rows)
 
     def _use(self, names: list[str], connection: sqlite3.Connection) -> None:
-        where = "WHERE kind = ? AND scope = ? AND name = ?"
         [used] = connection.execute("SELECT coalesce(max(used), 0) FROM kept").fetchone()
         for first in names:
             seen: set[str] = set()
@@ -184,83 +183,66 @@ class Journal:
                 seen.add(name)
                 used += 1
                 row = (*self._place, name)
-                connection.execute(f"UPDATE kept SET used = ? {where}", (used, *row))
-                found = connection.execute(f"SELECT base FROM kept {where}", row).fetchone()
+                connection.execute(f"UPDATE kept SET used = ? WHERE {_PLACE} AND name = ?", (used, *row))
+                found = connection.execute(f"SELECT base FROM kept WHERE {_PLACE} AND name = ?", row).fetchone()
                 name = found and found[0]
 
 
-class _NotNow(Exception):
-    """The daily budget is used up, or the disk has too little free space."""
-
-
 class Journals:
-    """The database of one folder, and the thread that reads and writes it. Any thread may use it."""
+    """The kept values of one folder, and the thread that reads and writes them. Any thread may use it."""
 
-    def __init__(self, database: Database, *, charge: Charge = lambda num_bytes: True, max_bytes: int = MAX_BYTES):
-        """`charge` is asked before bytes are written. If it refuses, they wait. One kind has at most `max_bytes`.
+    def __init__(
+        self, database: Database, *, charge: Callable[[int], bool] = lambda num_bytes: True, max_bytes: int = MAX_BYTES
+    ):
+        """`charge` counts bytes that are written; a value whose bytes it refuses is not kept.
 
-        The database is closed with the thread.
+        A kind has at most `max_bytes`. The database is closed with the thread.
         """
         self.charge, self.max_bytes = charge, max_bytes
         self._database = database
         self._condition = threading.Condition()
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._waiting: list[tuple[Journal, _Change]] = []
-        self._write_at_s = 0.0  # by the monotonic clock
+        self._waiting: list[_Change] = []
+        self._due_s = 0.0  # by the monotonic clock
         self._opened: dict[tuple[str, str], Journal] = {}  # by kind and scope
-        self._is_busy = self._is_closed = self._has_failed = False
+        self._is_closed = self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="journals", daemon=True)
         self._thread.start()
 
     def open(self, kind: str, fingerprint: str = "") -> Journal:
-        """The values of one kind, and of one checkpoint unless what is kept belongs to none."""
+        """The values of one kind, and of one checkpoint unless they belong to none."""
         place = (f"{kind}.{KEPT_VERSION}", fingerprint)
         self._opened[place] = Journal(self, *place)
         return self._opened[place]
 
-    def clear(self, salts: str, kinds: Container[str]) -> None:
-        """Drop the values of all salts that begin with `salts`, of these kinds and of every checkpoint.
+    def clear(self, salts: str, kind: str) -> None:
+        """Drop the values of all salts that begin with `salts`, of one kind and of every checkpoint.
 
         Nothing of them stays in the files.
         """
-        for (kind, _), journal in self._opened.items():
-            if kind_of(kind) in kinds:
-                journal.clear(salts)
-        self.soon(lambda: self._clear(salts, kinds))
+        for (other, _), journal in self._opened.items():
+            if other == f"{kind}.{KEPT_VERSION}":
+                journal.forget(salts)
+        shorten = partial(self._done, self._database.shorten)
+        self.add(_Change(partial(clear_kept, salts=salts, kind=kind), tried=shorten))
 
-    def soon(self, job: Callable[[], None]) -> bool:
-        """Do something on the thread, before anything else is written. Returns False after the end."""
-        with self._condition:
-            if not self._is_closed:
-                self._jobs.append(job)
-                self._condition.notify_all()
-            return not self._is_closed
-
-    def add(self, journal: Journal, change: _Change) -> bool:
+    def add(self, change: _Change, *, is_due: bool = False) -> bool:
         """Returns False if too much waits already, or after the end."""
         with self._condition:
-            num_waiting = sum(other.num_bytes for _, other in self._waiting)
+            num_waiting = sum(other.num_bytes for other in self._waiting)
             is_full = num_waiting and num_waiting + change.num_bytes > MAX_WAITING_BYTES
             if self._is_closed or (change.num_bytes and is_full):
                 return False
-            if not self._waiting:
-                self._write_at_s = time.monotonic() + _DELAY_S
-            self._waiting.append((journal, change))
+            if is_due or not self._waiting:
+                self._due_s = time.monotonic() + (0.0 if is_due else _DELAY_S)
+            self._waiting.append(change)
             self._condition.notify_all()
             return True
 
-    def discard(self, journal: Journal, names: Container[str]) -> None:
-        """Do not write the values of these names that wait."""
-        with self._condition:
-            self._waiting = [item for item in self._waiting if item[0] is not journal or item[1].name not in names]
-
     def flush(self, timeout_s: float = _CLOSE_S) -> bool:
-        """Write what waits. Returns whether nothing waits any more."""
-        with self._condition:
-            self._write_at_s = 0.0
-            self._condition.notify_all()
-            self._condition.wait_for(lambda: self._is_idle or self._write_at_s > time.monotonic() + _DELAY_S, timeout_s)
-            return self._is_idle
+        """Write what waits. Returns whether that is done."""
+        tried = threading.Event()
+        self.add(_Change(lambda connection: None, tried=tried.set), is_due=True)
+        return tried.wait(timeout_s) and not self._has_failed
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Write what waits, once more if it failed before, and end the thread."""
@@ -269,61 +251,44 @@ class Journals:
             self._condition.notify_all()
         self._thread.join(timeout_s)
 
-    @property
-    def _is_idle(self) -> bool:
-        return not (self._waiting or self._jobs or self._is_busy)
-
     # -- on the thread
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while changes := self._due():
             with Fence("the remembered values, which go on with what is next"):
-                work()
+                self._write(changes)
         self._database.close()
 
-    def _next(self) -> Callable[[], None] | None:
-        """What to do next, once it is due; None at the end."""
+    def _due(self) -> list[_Change]:
+        """Wait for changes that are due. Returns none at the end."""
         with self._condition:
-            self._is_busy = False
-            self._condition.notify_all()
-            while True:
-                rest_s = self._write_at_s - time.monotonic()
-                if self._jobs:
-                    self._is_busy = True
-                    return self._jobs.popleft()
-                if self._waiting and (rest_s <= 0 or self._is_closed):
-                    self._is_busy = True
-                    waiting, self._waiting = self._waiting, []
-                    return partial(self._write, waiting)
-                if self._is_closed:
-                    return None
-                self._condition.wait(rest_s if self._waiting else None)
+            while not self._is_closed and (not self._waiting or self._due_s > time.monotonic()):
+                self._condition.wait(max(0.0, self._due_s - time.monotonic()) if self._waiting else None)
+            due, self._waiting = self._waiting, []
+            return due
 
-    def _write(self, waiting: list[tuple[Journal, _Change]]) -> None:
-        """Write changes in one transaction. What may not be written now is tried again later, but for the end."""
+    def _write(self, changes: list[_Change]) -> None:
+        """Make changes in one transaction. Changes that fail are tried again later, but for the end."""
 
         def write(connection: sqlite3.Connection) -> None:
-            for _, change in waiting:
-                change.write(connection)
+            for change in changes:
+                change.work(connection)
             self._shrink(connection)
 
         try:
-            is_done = self.run(write)
-        except _NotNow:
-            is_done = False
-        with self._condition:
-            if not is_done and not self._is_closed:
-                self._waiting = waiting + self._waiting
-                self._write_at_s = time.monotonic() + _RETRY_S
+            is_done = self._done(partial(self._database.run, write))
+            with self._condition:
+                if not is_done and not self._is_closed:
+                    self._waiting = changes + self._waiting
+                    self._due_s = time.monotonic() + _RETRY_S
+        finally:
+            for change in changes:
+                change.tried()
 
-    def _clear(self, salts: str, kinds: Container[str]) -> None:
-        if self.run(lambda connection: clear_kept(connection, salts, kinds)):
-            self._database.shorten()
-
-    def run(self, work: Callable[[sqlite3.Connection], None]) -> bool:
-        """Do work in one transaction. Returns False if the database cannot be used now."""
+    def _done(self, work: Callable[[], object]) -> bool:
+        """Do work on the database. Returns False if it cannot be used now; the log has one line of it."""
         try:
-            self._database.run(work)
+            work()
         except (FolderUnusable, NoRoom) as error:
             if not self._has_failed:
                 logger.warning("What is remembered cannot be read or written now, and is tried again: %s", error)
@@ -334,18 +299,46 @@ class Journals:
 
     def _shrink(self, connection: sqlite3.Connection) -> None:
         """Of each kind that has too much, remove what was not used for longest."""
-        for kind, num_bytes in connection.execute("SELECT kind, sum(bytes) FROM kept GROUP BY kind").fetchall():
-            excess, removed = num_bytes - self.max_bytes, []
-            for row in connection.execute("SELECT rowid, scope, name, bytes FROM kept WHERE kind = ? ORDER BY used",
-                                          (kind,)) if excess > 0 else ():  # fmt: skip
-                if excess <= 0:
-                    break
-                excess -= row[-1]
-                removed.append(row)
-            connection.executemany("DELETE FROM kept WHERE rowid = ?", [(row[0],) for row in removed])
-            for _, scope, name, _ in removed:
-                if (journal := self._opened.get((kind, scope))) is not None:
-                    journal.drop([name])  # so that nothing counts on it as a base
+        excess = connection.execute(_EXCESS, (self.max_bytes,)).fetchall()
+        connection.executemany("DELETE FROM kept WHERE rowid = ?", [(rowid,) for rowid, *_ in excess])
+        for _, kind, scope, name in excess:
+            if (journal := self._opened.get((kind, scope))) is not None:
+                journal.drop([name])  # so that nothing counts on it as a base
+
+
+class Memories:
+    """What one server remembers, so that its next prompts continue the ones that it computed before it was started.
+
+    A missing journal means that its values end with the process.
+    """
+
+    def __init__(self, journals: Journals | None = None, fingerprint: str = ""):
+        """`fingerprint`: the checkpoint's."""
+        self.journals = journals
+        self.replies = None if journals is None else journals.open("replies", fingerprint)
+        self.responses = None if journals is None else journals.open("responses")
+
+    @classmethod
+    def at(cls, folder: Folder, fingerprint: str, *, cap_bytes: int) -> Self:
+        """`folder` and `cap_bytes`: the disk tier's."""
+        max_bytes = min(MAX_BYTES, cap_bytes // _CAP_SHARE)
+        return cls(Journals(folder.database.shared(), charge=folder.charge, max_bytes=max_bytes), fingerprint)
+
+    def clear(self, salts: str = "") -> None:
+        """Drop what belongs to salts that begin with `salts`, for every checkpoint of the folder.
+
+        Stored responses stay: clients delete them.
+        """
+        if self.journals is not None:
+            self.journals.clear(salts, "replies")
+
+    def close(self) -> None:
+        """Write what waits to be written."""
+        if self.journals is not None:
+            self.journals.close()
+
+
+NO_MEMORIES = Memories()
 
 
 def _checksum(*fields: object) -> bytes:

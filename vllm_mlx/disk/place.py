@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .database import NAME as DATABASE
 from .database import files as database_files
+from .faults import FULL
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,11 @@ _NO_INDEX = ".metadata_never_index"  # Spotlight leaves a folder with this file 
 MARKS = frozenset({_TAG, _NO_INDEX})
 _TMUTIL_S = 10.0
 _RECORD = re.compile(r"([0-9a-f]{16})\.kv")
-_OLD_FOLDER = re.compile(r"[0-9a-f]{16}")
-# What earlier versions wrote: names of files, below the top and in its folders.
-_OLD_RECORD = re.compile(r"[0-9a-f]{40}\.safetensors|\.[0-9a-f]{40}-\d+-[0-9a-f]{16}\.draft")
-_OLD_FILES = {"journals": re.compile(r".+\.journal(\.new)?"), "checkpoints": re.compile(r"[0-9a-f]{16}\.json")}
-_OLD_LEDGER, _LEDGER_BEGINS = "usage.json", b'{"used_bytes"'
+_HEX = "[0-9a-f]"
+# What earlier versions wrote, as patterns below the folder.
+_OLD = (f"{_HEX * 16}/{_HEX * 40}.safetensors", f"{_HEX * 16}/.{_HEX * 40}-*.draft", "journals/*.journal",
+        "journals/*.journal.new", f"checkpoints/{_HEX * 16}.json", "usage.json")  # fmt: skip
+_LEDGER_BEGINS = b'{"used_bytes"'  # `usage.json`, whose name others may use
 
 
 def folder_of(cache_dir: str | None) -> Path:
@@ -84,35 +85,27 @@ def held_bytes(folder: Path) -> int:
 
 def record_files(folder: Path) -> Iterator[tuple[str, int]]:
     """Names and sizes of records. Raises OSError."""
-    for path in _named(folder / RECORDS, _RECORD):
+    records = folder / RECORDS
+    for path in records.iterdir() if records.is_dir() and not records.is_symlink() else ():
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
-            if not stat.S_ISDIR(status.st_mode):
+            if _RECORD.fullmatch(path.name) and not stat.S_ISDIR(status.st_mode):
                 yield path.stem, status.st_size if stat.S_ISREG(status.st_mode) else -1  # links do not count as records
 
 
 def remove_old(folder: Path) -> None:
     """Remove what earlier versions kept in another format, and nothing else. Raises OSError."""
-    below = [entry for entry in folder.iterdir() if _OLD_FOLDER.fullmatch(entry.name)]
-    patterns = {**dict.fromkeys(below, _OLD_RECORD), **{folder / name: kind for name, kind in _OLD_FILES.items()}}
-    old = [path for place, pattern in patterns.items() for path in _named(place, pattern) if not path.is_symlink()]
-    ledger = folder / _OLD_LEDGER
-    if ledger.is_file() and not ledger.is_symlink() and ledger.read_bytes().startswith(_LEDGER_BEGINS):
-        old.append(ledger)
+    found = [path for pattern in _OLD for path in folder.glob(pattern)]
+    old = [path for path in found if not path.is_symlink() and (path.parent == folder or not path.parent.is_symlink())]
+    if (ledger := folder / "usage.json") in old and not ledger.read_bytes().startswith(_LEDGER_BEGINS):
+        old.remove(ledger)
     for path in old:
-        path.unlink(missing_ok=True)
+        path.unlink()
     for place in {path.parent for path in old} - {folder}:
-        with contextlib.suppress(OSError):  # It holds files of others.
+        if not any(place.iterdir()):  # else it holds files of others
             place.rmdir()
     if old:
         logger.warning("Removed %d files of the cache on disk in %s: their format is an earlier one.", len(old), folder)
-
-
-def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The entries of a folder, unless it is a link, that have such names. Raises OSError."""
-    if folder.is_symlink() or not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
 
 
 def nothing_in(folder: Path) -> str | None:
@@ -125,18 +118,18 @@ def nothing_in(folder: Path) -> str | None:
 
 
 def trouble_with(folder: Path) -> str | None:
-    """Why the folder cannot keep the cache; None if it can. It makes no folder, and leaves no file."""
+    """Why the folder cannot keep the cache; None if it can, at the latest when its disk has room again.
+
+    It makes no folder, and leaves no file.
+    """
     try:
         existing = nearest(folder)
-        if not existing.is_dir():
-            return f"{folder} is not a folder, or a file stands in its path"
         if existing == folder and not _is_ours(folder) and any(_strangers(folder)):
             return f"{folder} holds other files, and the cache needs a folder of its own, such as {folder / NAME}"
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".writable-"):
-            pass
+            return None
     except OSError as error:
-        return f"{folder} is not writable: {error.strerror or error}"
-    return None
+        return _trouble(folder, error)
 
 
 def prepare(folder: Path) -> str | None:
@@ -151,14 +144,20 @@ def prepare(folder: Path) -> str | None:
         is_new = not (folder / _TAG).exists()
         (folder / _NO_INDEX).touch()
         (folder / _TAG).write_text(_TAG_TEXT, encoding="ascii")
-    except FileExistsError:
-        return f"{folder} is not a folder, or a file stands in its path"
     except OSError as error:
-        return f"{folder} is not writable: {error.strerror or error}"
+        return _trouble(folder, error)
     if is_new and sys.platform == "darwin" and not folder.is_relative_to(Path("~/Library/Caches").expanduser()):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(["/usr/bin/tmutil", "addexclusion", folder], capture_output=True, timeout=_TMUTIL_S)
     return None
+
+
+def _trouble(folder: Path, error: OSError) -> str | None:
+    if error.errno in FULL:
+        return None
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{folder} is not a folder, or a file stands in its path"
+    return f"{folder} is not writable: {error.strerror or error}"
 
 
 def _is_ours(folder: Path) -> bool:

@@ -13,7 +13,6 @@ from ..cache.index import WORD_BYTES
 from ..cache.node import ResumeRule
 from .faults import Damaged
 
-_KINDS = ("run", "state")
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -21,7 +20,6 @@ _BITS = {
     **dict.fromkeys(("U64", "I64"), 64),
 }
 _DESCRIBED = ("kind", "fingerprint", "salt", "parent", "start", "layout", "s_per_token")
-_MALFORMED = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 Data = memoryview | Iterable[memoryview]
 TensorData = tuple[str, str, tuple[int, ...], Data]  # name, dtype, shape, bytes in order
@@ -52,15 +50,13 @@ class Header:
     s_per_token: float
     rule: ResumeRule  # the checkpoint's
 
-    def __post_init__(self) -> None:
-        if self.kind not in _KINDS or len(self.words) % WORD_BYTES or bool(self.words) is not (self.kind == "run"):
-            raise ValueError(f"{len(self.words)} bytes of words do not fit a record of the kind {self.kind}")
-        if self.start < 0 or (self.start > 0) is not bool(self.parent):
-            raise ValueError(f"a record that begins at {self.start} cannot have the parent {self.parent!r}")
-
     @property
     def end(self) -> int:
         return self.start + len(self.words) // WORD_BYTES
+
+    def continues(self, parent: "Header | None") -> bool:
+        """Whether the record can follow its parent, if it has one: it begins in the parent's tokens or after them."""
+        return not self.parent or (parent is not None and parent.start < self.start <= parent.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +93,12 @@ def row_of(record: Record) -> Row:
 def record_of(row: Row) -> Record:
     """Raises Damaged. A damaged time of the last use counts as long ago."""
     row_id, text, words, used_s, checksum = row
-    try:
-        if checksum != _checksum(row_id, text, words):
-            raise Damaged("its row is damaged")
-        about = json.loads(text)
-        tensors = tensors_of(
-            (name, dtype, tuple(shape), checksum) for name, dtype, shape, checksum in about.pop("tensors")
-        )
-        header = Header(**{**about, "rule": ResumeRule(**about["rule"])}, words=words)
-    except _MALFORMED as error:
-        raise Damaged(f"its row makes no sense ({error!r})") from error
+    is_intact = isinstance(text, bytes) and isinstance(words, bytes) and checksum == _checksum(row_id, text, words)
+    if not is_intact:
+        raise Damaged("its row is damaged")
+    about = json.loads(text)
+    tensors = tensors_of((name, dtype, tuple(shape), checksum) for name, dtype, shape, checksum in about.pop("tensors"))
+    header = Header(**{**about, "rule": ResumeRule(**about["rule"])}, words=words)
     return Record(
         name=name_of(row_id),
         header=header,

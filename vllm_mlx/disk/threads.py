@@ -14,6 +14,7 @@ _NUM_READERS = 2
 
 Act = Callable[[], object]
 Failed = Callable[[Exception], object]
+_Queue = SimpleQueue[tuple[Act, Failed] | None]
 
 
 class Threads:
@@ -21,15 +22,18 @@ class Threads:
 
     def __init__(self) -> None:
         self.wake: Act = lambda: None  # called on any thread when there are news
-        self._news: SimpleQueue[Act] = SimpleQueue()
-        self._reads: SimpleQueue[tuple[Act, Failed] | None] = SimpleQueue()
-        self._writes: SimpleQueue[tuple[Act, Failed] | None] = SimpleQueue()
-        names = [f"disk-read-{number}" for number in range(_NUM_READERS)]
-        self._readers = [Thread(target=self._run, args=(self._reads,), name=name, daemon=True) for name in names]
-        self._writer = Thread(target=self._run, args=(self._writes,), name="disk-write", daemon=True)
         self.is_closed = False
-        for thread in (*self._readers, self._writer):
-            thread.start()
+        self._news: SimpleQueue[Act] = SimpleQueue()
+        self._reads: _Queue = SimpleQueue()
+        self._writes: _Queue = SimpleQueue()
+        for _ in range(_NUM_READERS):
+            self._started("disk-read", self._reads)
+        self._writer = self._started("disk-write", self._writes)
+
+    def _started(self, name: str, queue: _Queue) -> Thread:
+        thread = Thread(target=self._run, args=(queue,), name=name, daemon=True)
+        thread.start()
+        return thread
 
     def read(self, work: Act, failed: Failed) -> None:
         """Run work on a thread that reads. `failed` is called on the engine thread if it raises an error."""
@@ -67,7 +71,7 @@ class Threads:
             queue.put(None)
         self._writer.join(timeout_s)
 
-    def _run(self, queue: SimpleQueue[tuple[Act, Failed] | None]) -> None:
+    def _run(self, queue: _Queue) -> None:
         while (item := queue.get()) is not None:
             work, failed = item
             if (error := contained(work)) is not None:

@@ -6,27 +6,22 @@ was stored, so that what a later turn cannot contain has left it before. What is
 written is lost.
 """
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from ..cache.index import WORD_BYTES, common_tokens
-from ..cache.node import Node, ResumeRule, Space
-from ..cache.snapshot import DamagedSnapshot, KVSegment, RecurrentState
+from ..cache.index import WORD_BYTES
+from ..cache.node import Node, Space
+from ..cache.snapshot import KVSegment, RecurrentState
 from ..cache.stats import DiskReport
-from ..cache.tree import PrefixTree
-from .arrays import SLAB_TOKENS, can_store, run_tensors, state_tensors
-from .faults import Damaged, FolderUnusable, NoRoom
-from .folder import Folder, FolderUsage
-from .index import DiskIndex
+from .arrays import SLAB_TOKENS, run_tensors, state_tensors
+from .faults import Damaged, NoRoom
+from .folder import FolderUsage
+from .index import space_of
 from .record import Header, Record, TensorData
-from .removal import Removal
-from .threads import Threads
-
-logger = logging.getLogger(__name__)
+from .store import DiskStore
 
 SETTLED_S = 0.5  # a reply's end is trimmed within this time, and all is to be written a second after it
 SPARING_S = 60.0  # once half of the day's bytes are written: the next turn replaces some states within this time
@@ -35,7 +30,6 @@ _MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being wri
 _MAX_DUE = 256  # paths that wait; of more, the ones that wait longest are forgotten
 _BESIDE_BYTES_PER_S = 100e6  # while rows run, which need the bandwidth of the memory
 _LOOK_S = 30.0  # between two looks at the size of the folder
-_PAUSE_S = 60.0  # without room, nothing is tried for this time
 _CAP_SLACK = 20  # a twentieth of the cap is removed at once
 
 Path = tuple[Space, bytes]
@@ -49,42 +43,20 @@ class Job:
     header: Header
     tensors: list[TensorData]
     num_bytes: int
-    is_cleared: bool = False  # it is removed once it is complete
-
-    @property
-    def space(self) -> Space:
-        return (self.header.fingerprint, self.header.salt)
+    is_cleared: bool = False  # the record is removed once it is complete
 
 
 class Writer:
     """Belongs to the engine thread, but for `_write` and `_paced`."""
 
-    def __init__(
-        self,
-        threads: Threads,
-        folder: Folder,
-        memory: PrefixTree,
-        index: DiskIndex,
-        removal: Removal,
-        fail: Callable[[Exception | None], None],
-        *,
-        fingerprint: str,
-        rule: ResumeRule,
-        s_per_token: float,
-        report: DiskReport,
-    ):
+    def __init__(self, store: DiskStore, report: DiskReport):
         """`report` has the limits."""
-        self._threads, self._folder, self._memory, self._index = threads, folder, memory, index
-        self._removal, self._fail = removal, fail
-        self._fingerprint, self._rule, self._s_per_token = fingerprint, rule, s_per_token
+        self._store, self._memory, self._index = store, store.memory, store.index
         self._slack_bytes, self._daily_bytes = report.max_bytes // _CAP_SLACK, report.daily_bytes
         self._due: dict[Path, float] = {}  # when each was stored last, the newest at the end
         self._thins: dict[Path, tuple[int, frozenset[int]]] = {}  # to be done once the path is written
         self._running: Job | None = None
-        self._limit: str | None = None  # why nothing could be written last
         self._is_beside = False  # whether rows run that need the bandwidth of the memory
-        self._is_making_room = False
-        self._paused_until_s = 0.0
         self._usage: FolderUsage | None = None  # at the last look
         self._looked_s = float("-inf")
 
@@ -95,18 +67,13 @@ class Writer:
     @property
     def is_due_soon(self) -> bool:
         """Whether something waits that can be written."""
-        return bool(self._due) and self._running is None and not self._is_barred
-
-    @property
-    def _is_barred(self) -> bool:
-        """Whether writing has to wait: the folder is full, or room is being made."""
-        return self._is_making_room or time.monotonic() < self._paused_until_s
+        return bool(self._due) and self._running is None and not self._store.is_paused
 
     # -- what is due
 
     def stored(self, space: Space, key: bytes) -> None:
         """Memory has stored a part of this path, or all."""
-        if space[0] != self._fingerprint:
+        if space[0] != self._store.fingerprint:
             return
         for due in [due for due in self._due if due[0] == space and key.startswith(due[1])]:
             self._settle(due)
@@ -114,7 +81,7 @@ class Writer:
         if len(self._due) > _MAX_DUE:
             self._settle(next(iter(self._due)))
 
-    def thin(self, space: Space, key: bytes, keep_last: int, keep: Iterable[int]) -> None:
+    def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Iterable[int]) -> None:
         """Remove states like `PrefixTree.thin`, but the ones that memory keeps, once the path is written.
 
         So a turn whose server is killed before that has removed nothing.
@@ -130,7 +97,7 @@ class Writer:
         """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
         self._is_beside = not is_idle and not self._is_filling
         self.usage_since(_LOOK_S)
-        if self._is_barred or self._running is not None:
+        if self._store.is_paused or self._running is not None:
             return
         latest_s = time.monotonic() - (0.0 if is_last or self._is_filling else self._settled_s)
         for (space, key), stored_s in reversed(list(self._due.items())):
@@ -138,7 +105,7 @@ class Writer:
                 continue
             if (job := self._next(space, key)) is not None:
                 self._running = job
-                self._threads.write(partial(self._write, job), partial(self._not_written, job))
+                self._store.threads.write(partial(self._write, job), partial(self._not_written, job))
                 return
             self._settle((space, key))
 
@@ -158,11 +125,7 @@ class Writer:
     def _next(self, space: Space, key: bytes) -> Job | None:
         """Return the next record of a path, or None if all that memory has of it is on disk."""
         path = self._path(space, key)
-        try:
-            job = self._lacking(path, space, key)
-        except DamagedSnapshot as error:
-            logger.warning("Cached state is not written to disk: %s", error)
-            return None
+        job = self._lacking(path, space, key)
         if job is None:
             for node in path:
                 node.is_copied = True
@@ -176,8 +139,6 @@ class Writer:
         return [node for node in self._memory.path(space, key) if node.end * WORD_BYTES <= len(key)]
 
     def _lacking(self, path: list[Node], space: Space, key: bytes) -> Job | None:
-        if not all(can_store(node.segment, node.state) for node in path):  # type: ignore[arg-type]
-            return None
         stored, common = self._index.tree.path(space, key), self._index.tree.common_length(space, key)
         states = {node.end for node in stored if node.state is not None}
         for node in path:
@@ -190,7 +151,7 @@ class Writer:
 
     def _span(self, node: Node, stored: list[Node], common: int) -> tuple[int, int] | None:
         """The first tokens of a node that the disk lacks, or has without their windows."""
-        if self._rule.window is not None:
+        if self._store.rule.window is not None:
             for part in stored:
                 low, high = max(part.start, node.window_start), min(part.window_start, node.end, common)
                 if low < high:
@@ -217,17 +178,16 @@ class Writer:
         tensors: list[TensorData],
         num_bytes: int,
     ) -> Job:
-        before = self._index.run_before(node.space, key[: start * WORD_BYTES])
         header = Header(
             kind=kind,
             fingerprint=node.space[0],
             salt=node.space[1],
-            parent="" if before is None else before.name,
+            parent=self._index.run_before(node.space, key[: start * WORD_BYTES]),
             start=start,
             words=key[start * WORD_BYTES : end * WORD_BYTES],
             layout=layout,
-            s_per_token=self._s_per_token,
-            rule=self._rule,
+            s_per_token=self._store.s_per_token,
+            rule=self._store.rule,
         )
         return Job(key[: end * WORD_BYTES], header, tensors, num_bytes)
 
@@ -236,20 +196,22 @@ class Writer:
     def _write(self, job: Job) -> None:
         """Write one record. Runs on the writer's thread."""
         tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
-        record = self._folder.add(job.header, tensors)
-        self._threads.post(partial(self._written, job, record, self._folder.usage()))
+        record = self._store.folder.add(job.header, tensors)
+        self._store.threads.post(partial(self._written, job, record, self._store.folder.usage()))
 
     def _paced(self, data: Any) -> Iterator[memoryview]:
         for part in data:
             yield part
-            if self._is_beside and not self._threads.is_closed:
+            if self._is_beside and not self._store.threads.is_closed:
                 time.sleep(part.nbytes / _BESIDE_BYTES_PER_S)
 
     def _written(self, job: Job, record: Record, usage: FolderUsage) -> None:
-        self._limit = self._running = None
-        if record.name not in self._index and (job.is_cleared or not self._index.add(record)):
+        self._running = None
+        self._store.works()
+        if job.is_cleared:
+            self._store.remove([record])
+        elif not self._store.add(record):
             self._forget(job)  # it would be written again and again
-            self._removal.remove([record])
         self._looked(usage)
 
     def _not_written(self, job: Job, error: Exception) -> None:
@@ -257,46 +219,25 @@ class Writer:
         match error:
             case NoRoom(limit="cap" | "free"):
                 num_held = self._num_held(job)
-                self._make_room(job.num_bytes + self._slack_bytes, partial(self._has_room, error, job, num_held))
-            case NoRoom():
-                self._pause(error)
-            case FolderUnusable():
-                self._pause()
-                self._fail(error)
+                if not self._store.make_room(job.num_bytes + self._slack_bytes):
+                    self._store.fail(error)
+                if self._num_held(job) < num_held:
+                    self._forget(job)  # else a path that is larger than the folder pushes its own records out for ever
             case Damaged():  # the folder was removed, or its database emptied
                 self._index.lose(job.header.parent)
             case _:
-                self._fail(error)
-
-    def _make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
-        self._is_making_room = True
-        self._removal.make_room(num_bytes, then)
-
-    def _has_room(self, error: NoRoom, job: Job, num_held: int, is_larger: bool) -> None:
-        self._is_making_room = False
-        if self._num_held(job) < num_held:
-            self._forget(job)  # it is larger than the folder may become, and would push its own records out for ever
-        if not is_larger:
-            self._pause(error)
+                self._store.fail(error)
 
     def _paths_of(self, job: Job) -> list[Path]:
-        return [due for due in self._due if due[0] == job.space and due[1].startswith(job.key)]
+        return [due for due in self._due if due[0] == space_of(job.header) and due[1].startswith(job.key)]
 
     def _num_held(self, job: Job) -> int:
         """How many records the disk has of the paths that need this one."""
-        return sum(len(self._index.records_on(*due)) for due in self._paths_of(job))
+        return sum(len(self._index.stored_on(*due)) for due in self._paths_of(job))
 
     def _forget(self, job: Job) -> None:
         for due in self._paths_of(job):
             self._settle(due)
-
-    def _pause(self, error: NoRoom | None = None) -> None:
-        """Try again in a minute. The log has one line until something could be written."""
-        if error is not None:
-            if error.limit != self._limit:
-                logger.warning("%s", error)
-            self._limit = error.limit
-        self._paused_until_s = time.monotonic() + _PAUSE_S
 
     # -- what leaves memory or the disk
 
@@ -304,16 +245,8 @@ class Writer:
         """Forget what waits of salts that begin with `salts`. What is being written is removed once it is complete."""
         for due in [due for due in self._due if due[0][1].startswith(salts)]:
             self._settle(due)
-        if self._running is not None and self._running.space[1].startswith(salts):
+        if self._running is not None and self._running.header.salt.startswith(salts):
             self._running.is_cleared = True
-
-    def trim(self, space: Space, key: bytes, keep: int) -> None:
-        """Remove the running record once it is complete, if it lies on this path after its first `keep` tokens."""
-        job = self._running
-        if job is None or job.space != space or common_tokens(job.key, key) <= keep:
-            return
-        if job.header.start >= keep + (job.header.kind == "state"):
-            job.is_cleared = True
 
     # -- figures
 
@@ -321,22 +254,18 @@ class Writer:
         """The size of the folder at the last look. Look again soon if that is older."""
         if time.monotonic() - self._looked_s > age_s:
             self._looked_s = time.monotonic()
-            self._threads.write(lambda: self._threads.post(partial(self._looked, self._folder.usage())), self._fail)
+            self._store.threads.write(self._look, self._store.fail)
         return self._usage
+
+    def _look(self) -> None:
+        """Runs on the thread that writes."""
+        self._store.threads.post(partial(self._looked, self._store.folder.usage()))
 
     def _looked(self, usage: FolderUsage) -> None:
         """Note the size of the folder, and make it smaller if it is too large."""
-        self._fail(None)
         self._usage, self._looked_s = usage, time.monotonic()
-        if usage.excess_bytes and not self._is_making_room:
-            self._make_room(usage.excess_bytes, self._has_shrunk)
-
-    def _has_shrunk(self, _: bool) -> None:
-        """A look that was made before the files are removed does not count."""
-        self._threads.write(lambda: self._threads.post(self._end_of_shrinking), self._fail)
-
-    def _end_of_shrinking(self) -> None:
-        self._is_making_room = False
+        if usage.excess_bytes and not self._store.is_removing:
+            self._store.make_room(usage.excess_bytes)
 
     @property
     def num_waiting_bytes(self) -> int:

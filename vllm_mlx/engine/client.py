@@ -20,7 +20,7 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..disk.memories import NO_MEMORIES, Memories
+from ..disk.kept import NO_MEMORIES, Memories
 from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .admission import AdmissionQueue

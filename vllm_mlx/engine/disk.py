@@ -11,9 +11,9 @@ from ..cache.stats import DiskReport
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
 from ..core.errors import setting
-from ..disk.faults import FolderUnusable, NoRoom
+from ..disk.faults import FolderUnusable
 from ..disk.folder import Folder
-from ..disk.memories import NO_MEMORIES, Memories
+from ..disk.kept import NO_MEMORIES, Memories
 from ..disk.place import default_daily_bytes, default_max_bytes, floor_bytes, folder_of, prepare
 from ..disk.tier import DiskTier
 from ..runner.checkpoint import Checkpoint
@@ -21,58 +21,41 @@ from ..runner.model import Model, MultimodalModel
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES_PER_S = 1e9  # what a disk reads, before any read was measured
-
 
 @dataclass(frozen=True, slots=True)
 class OpenDisk:
-    """The folder, which this process owns, and what reports say of it."""
+    """The folder, which this process owns, and what reports say of it: without a folder, why there is none."""
 
-    folder: Folder
     report: DiskReport
+    folder: Folder | None = None
 
     def memories(self, fingerprint: str) -> Memories:
         """What else a restarted server needs for the same prompts, in the same folder."""
+        if self.folder is None:
+            return NO_MEMORIES
         return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
 
-    def start(self, memory: PrefixTree, model: Model, name: str, fingerprint: str, s_per_token: float) -> DiskTier:
-        """Put the tier together, read the index, and note whose state is kept. Called on the engine thread."""
+    def start(
+        self, memory: PrefixTree, model: Model, name: str, fingerprint: str, s_per_token: float
+    ) -> DiskTier | None:
+        """Put the tier together, and note whose state is kept. Called on the engine thread."""
         rule = model.resume_rule
-        assert rule is not None, "there is a prefix cache"
+        if self.folder is None or rule is None:
+            return None
         self.folder.note_model(fingerprint, name)
         tier = DiskTier(
-            self.folder,
-            memory,
-            fingerprint=fingerprint,
-            rule=rule,
-            s_per_token=s_per_token,
-            read_bytes_per_s=_READ_BYTES_PER_S,
-            report=self.report,
+            self.folder, memory, fingerprint=fingerprint, rule=rule, s_per_token=s_per_token, report=self.report
         )
-        tier.load()
+        tier.tick(is_idle=True)  # it reads the index, so that the first request finds what there is
         return tier
 
     def close(self) -> None:
-        """Free the folder if no tier was started, which closes it otherwise."""
-        self.folder.close()
+        """Free the folder. A tier that was started does so itself."""
+        if self.folder is not None:
+            self.folder.close()
 
 
-@dataclass(frozen=True, slots=True)
-class NoDisk:
-    """The folder cannot be used. The report says why."""
-
-    report: DiskReport
-
-    def memories(self, fingerprint: str) -> Memories:
-        return NO_MEMORIES
-
-    def start(self, *_: object) -> DiskReport:
-        return self.report
-
-    def close(self) -> None: ...
-
-
-def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
+def open_disk(config: EngineConfig) -> OpenDisk | None:
     """Return None if a setting turns the cache on disk off."""
     if config.cache_disk_bytes == 0 or not config.prefix_cache:
         return None
@@ -85,14 +68,14 @@ def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
     daily_bytes = default_daily_bytes(path) if daily_bytes is None else daily_bytes
     try:
         folder = Folder(path, max_bytes=max_bytes, daily_bytes=daily_bytes, floor_bytes=floor_bytes(path))
-    except (FolderUnusable, NoRoom) as error:
+    except FolderUnusable as error:
         return _no_disk(report, str(error))
-    return OpenDisk(folder, replace(report, max_bytes=max_bytes, daily_bytes=daily_bytes))
+    return OpenDisk(replace(report, max_bytes=max_bytes, daily_bytes=daily_bytes), folder)
 
 
-def _no_disk(report: DiskReport, reason: str) -> NoDisk:
+def _no_disk(report: DiskReport, reason: str) -> OpenDisk:
     logger.warning("Nothing is kept on disk: %s", reason)
-    return NoDisk(replace(report, off_reason=reason))
+    return OpenDisk(replace(report, off_reason=reason))
 
 
 def fingerprint(checkpoint: Checkpoint, model: Model) -> str:

@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, watch: DeviceWatch, facts: EngineFacts):
         self.facts = facts
         self.disk: DiskTier | None = None
-        self._no_disk: DiskReport | None = None  # why there is none, if that is an error
+        self._disk_settings: DiskReport | None = None  # what is reported without a tier; None: a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
         self._scheduler = scheduler
         self._runner = runner
@@ -92,13 +92,11 @@ class Engine:
             self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
 
-    def attach(self, disk: DiskTier | DiskReport) -> None:
+    def attach(self, disk: DiskTier | None, report: DiskReport) -> None:
         """Keep the prefix cache on disk too; or report why it is not kept."""
-        if isinstance(disk, DiskReport):
-            self._no_disk = disk
-            return
         assert self._scheduler.prefix_cache is not None
         self.disk = self._scheduler.prefix_cache.disk = disk
+        self._disk_settings = report
 
     def wake_on_news(self, wake: Callable[[], None]) -> None:
         """`wake` is called, on any thread, when something was read from disk or written."""
@@ -162,8 +160,8 @@ class Engine:
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
             images=image_status(media),
             media_bytes=0 if media is None else media.used_bytes,
-            disk=self._no_disk if self.disk is None else self.disk.report(),
-            reading=frozenset() if self.disk is None else self.disk.reading,
+            disk=self._disk_settings if self.disk is None else self.disk.report(),
+            reading=frozenset() if self.disk is None else self.disk.reader.reading,
         )
 
     def rest(self) -> None:

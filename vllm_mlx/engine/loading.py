@@ -14,8 +14,7 @@ from ..cache.tree import PrefixTree
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
-from ..disk.memories import NO_MEMORIES, Memories
-from ..formats.tokenizer import Tokenizer
+from ..disk.kept import NO_MEMORIES, Memories
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
@@ -44,7 +43,7 @@ from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from .client import EngineClient
-from .disk import NoDisk, OpenDisk, fingerprint
+from .disk import OpenDisk, fingerprint
 from .engine import Engine, EngineThread
 from .macos import SystemWatch, memory_calls, wired_bytes
 from .media_requests import MediaRequests
@@ -66,7 +65,7 @@ _MAX_RENDERED_BYTES = 64 << 20
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
 
-def start_engine(config: EngineConfig, disk: OpenDisk | NoDisk | None = None) -> EngineClient:
+def start_engine(config: EngineConfig, disk: OpenDisk | None = None) -> EngineClient:
     """Find the checkpoint, download it if necessary, and load it. Raises ConfigError.
 
     `disk`: the result of `open_disk` for the same settings; None: nothing is kept on disk.
@@ -86,7 +85,7 @@ def start_engine(config: EngineConfig, disk: OpenDisk | NoDisk | None = None) ->
 def serve_checkpoint(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    disk: OpenDisk | NoDisk | None = None,
+    disk: OpenDisk | None = None,
     *,
     memories: Memories = NO_MEMORIES,
 ) -> EngineClient:
@@ -128,7 +127,7 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
 
 
 def _started_thread(
-    config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None, disk: OpenDisk | NoDisk | None
+    config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None, disk: OpenDisk | None
 ) -> EngineThread:
     probe = None if vision is None else vision.probe()
     thread = EngineThread(lambda: load_engine(config, checkpoint, probe, disk))
@@ -209,7 +208,7 @@ def load_engine(
     config: EngineConfig,
     checkpoint: Checkpoint,
     probe: VisionProbe | None = None,
-    disk: OpenDisk | NoDisk | None = None,
+    disk: OpenDisk | None = None,
 ) -> Engine:
     """Load weights, measure, and size everything to the available memory. Raises ConfigError.
 
@@ -221,7 +220,7 @@ def load_engine(
     engine = build_engine(config, checkpoint, measured)
     if disk is not None and (tree := engine.cache_tree) is not None:
         name, s_per_token = fingerprint(checkpoint, measured.model), 1 / measured.calibration.tokens_per_s
-        engine.attach(disk.start(tree, measured.model, config.model, name, s_per_token))
+        engine.attach(disk.start(tree, measured.model, config.model, name, s_per_token), disk.report)
     return engine
 
 

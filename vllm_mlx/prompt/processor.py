@@ -13,7 +13,7 @@ from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request, SamplingParams
 from ..core.sequence import Constraint, PromptInputs, TokenSampling
 from ..core.tasks import Deadline
-from ..disk.memories import NO_MEMORIES, Memories
+from ..disk.kept import NO_MEMORIES, Memories
 from ..formats import SchemaBudget, Schemas
 from ..formats.pipeline import OutputPipeline, declared_schemas
 from ..formats.reply import FinishedReply

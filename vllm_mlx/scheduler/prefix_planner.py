@@ -70,7 +70,7 @@ class PrefixPlanner:
         self._capture_soon.discard(seq.seq_id)
         self._unusable.discard(seq.seq_id)
         if self.disk is not None:
-            self.disk.forget(seq.seq_id)
+            self.disk.reader.forget(seq.seq_id)
 
     @property
     def seq_ids(self) -> list[int]:
@@ -80,17 +80,17 @@ class PrefixPlanner:
     @property
     def held_bytes(self) -> int:
         """Bytes of cached state, and of what is being read."""
-        return self.tree.used_bytes + (0 if self.disk is None else self.disk.reserved_bytes)
+        return self.tree.used_bytes + (0 if self.disk is None else self.disk.reader.reserved_bytes)
 
     @property
     def is_reading(self) -> bool:
-        return self.disk is not None and bool(self.disk.reading)
+        return self.disk is not None and bool(self.disk.reader.reading)
 
     def awaits_read(self, seq: Sequence) -> bool:
         """Whether a sequence should wait, because more of its prefix than memory holds is being read from disk."""
         if self.disk is None or seq.seq_id in self._unusable:
             return False
-        return self.disk.awaits(seq.seq_id, self._space(seq), self._key(seq, seq.num_tokens))
+        return self.disk.reader.awaits(seq.seq_id, self._space(seq), self._key(seq, seq.num_tokens))
 
     def resume(self, seq: Sequence, now: float) -> Restore | None:
         """Resume at the deepest stored point of prompt and reply, and plan the captures on the way.
@@ -107,8 +107,8 @@ class PrefixPlanner:
         common, num_read = match.common, 0
         if self.disk is not None:
             key = self._key(seq, seq.num_tokens)
-            common = max(common, self.disk.common_length(match.space, key))
-            num_read = self.disk.resumed(seq.seq_id, match.space, key[: match.length * WORD_BYTES])
+            common = max(common, self.disk.tree.common_length(match.space, key))
+            num_read = self.disk.reader.resumed(seq.seq_id, match.space, key[: match.length * WORD_BYTES])
         if not seq.num_preemptions:
             seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
             seq.num_stored_tokens = min(common, seq.num_prompt_tokens)
@@ -148,17 +148,15 @@ class PrefixPlanner:
             elif seq.num_tokens > num_tokens:
                 with self._hold_fault():
                     key = pack(seq.key())
-                    self.tree.trim(self._space(seq), key, num_tokens)
-                    if self.disk is not None:
-                        self.disk.trim(self._space(seq), key, num_tokens)
+                    for tree in self._trees:
+                        tree.trim(self._space(seq), key, num_tokens)
 
     def drop(self, match: Match, seq: Sequence) -> None:
         """Remove a damaged path. The sequence continues without the cache."""
         self._unusable.add(seq.seq_id)
         with self._hold_fault():
-            self.tree.drop(match.space, self._key(seq, match.length))
-            if self.disk is not None:
-                self.disk.drop(match.space, self._key(seq, match.length))
+            for tree in self._trees:
+                tree.drop(match.space, self._key(seq, match.length))
 
     def plan_points(self, seq: Sequence, num_common: int = 0) -> None:
         """Decide where the prefill of this sequence stops for a capture.
@@ -270,20 +268,20 @@ class PrefixPlanner:
         if not is_stored:
             return False
         if self.disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
-            self.disk.stored(space, capture.key)
+            self.disk.writer.stored(space, capture.key)
         if capture.end >= capture.seq.prefill_end:
             points = capture.seq.prompt.snapshot_points  # a question after many tool calls resumes from an old point
-            for cache in self._caches:
+            for cache in (self.tree, *(() if self.disk is None else (self.disk.writer,))):
                 cache.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
-                for cache in self._caches:
-                    cache.drop_state(space, capture.key[: point * WORD_BYTES])
+                for tree in self._trees:
+                    tree.drop_state(space, capture.key[: point * WORD_BYTES])
         return True
 
     @property
-    def _caches(self) -> list["PrefixTree | DiskTier"]:
-        """The tree, and what mirrors it on disk."""
-        return [self.tree] if self.disk is None else [self.tree, self.disk]
+    def _trees(self) -> list[PrefixTree]:
+        """The tree, and the one of what is on disk."""
+        return [self.tree] if self.disk is None else [self.tree, self.disk.tree]
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:
         """Whether `seq` should wait for the prefill of `leader`. If so, the leader will capture the common prefix.
@@ -320,7 +318,7 @@ class PrefixPlanner:
     def shrink_to(self, num_bytes: int) -> None:
         """Limit cached state to `num_bytes`, because rows need the rest."""
         with self._hold_fault():
-            reserved = 0 if self.disk is None else self.disk.reserved_bytes
+            reserved = 0 if self.disk is None else self.disk.reader.reserved_bytes
             self.tree.set_limit(max(0, min(self._max_bytes, num_bytes) - reserved))
 
     def _space(self, seq: Sequence) -> Space:

@@ -32,12 +32,11 @@ class Disk:
         return index
 
     def write(self, kind: str, start: int, words: bytes, key: bytes) -> None:
-        parent = self.index.run_before(SPACE, key[: start * WORD_BYTES])
         header = Header(
             kind=kind,  # type: ignore[arg-type]
             fingerprint=SPACE[0],
             salt=SPACE[1],
-            parent="" if parent is None else parent.name,
+            parent=self.index.run_before(SPACE, key[: start * WORD_BYTES]),
             start=start,
             words=words,
             layout={"window_offset": 0},
@@ -47,7 +46,7 @@ class Disk:
         tensor = Tensor("kv", "U8", (100,), 100, 0, 0)
         name = f"{kind} {start} {len(self.records)} {key!r}"
         record = Record(name=name, header=header, tensors=(tensor,), file_bytes=100, used_s=1.0)
-        if name not in self.index:
+        if name not in self.records:
             self.records[name] = record
             assert self.index.add(replace(record))
 
