@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 
 from .bodies import Body, BodyContext, NewBody
-from .bodies.body import FUNCTION_PREFIX
 from .bodies.compose import Listing, Name, Step, StepsBody, Tag, after, choice, several
 from .bodies.json_body import JsonBody, ObjectBody
 from .bodies.nested_xml import NestedXmlBody
@@ -37,7 +36,6 @@ Tags = tuple[str, str]  # an opening and a closing tag
 
 SEPARATED = Listing(separators=";,")
 BARE_JSON: NewBody = partial(JsonBody, is_bare=True)
-FUNCTION_NAME = Name(prefix=FUNCTION_PREFIX)
 VERBATIM_TAGS = replace(FUNCTION_TAGS, trims_breaks=False)
 ARG_KEY_TAGS = XmlTags("<arg_key>", "</arg_value>", head_end="</arg_key>", value="<arg_value>")
 FUNCTION = xml(FUNCTION_TAGS)
@@ -59,6 +57,11 @@ def section(
     openings = (Opening(section[0], after(call[0], then=first)), Opening(call[0], first))
     spelling = Spelling(kind, call[0] + head, call[1], line, begin=section[0] + line, end=line + section[1])
     return Calls(ToolFormat(openings, (call[1], section[1]), inner_tags=inner), (spelling,))
+
+
+def in_brackets(*markers: str) -> tuple[Spelling, ...]:
+    """Write a JSON list of calls after one of the markers."""
+    return tuple(Spelling(JsonCall(), between=", ", begin=f"{marker}[", end="]") for marker in markers)
 
 
 def keyed(tags: XmlTags, *steps: Step) -> NewBody:
@@ -106,8 +109,8 @@ def _in_tool_call(function: NewBody, json: NewBody) -> ToolFormat:
 
 
 _HERMES = _in_tool_call(FUNCTION, several(JSON, IN_A_ROW))
-JSON_LINES = one_a_line(_HERMES, JsonCall())
-XML_LINES = one_a_line(_HERMES, FUNCTION_CALL)
+JSON_LINES = one_a_line(_HERMES, JsonCall(), FUNCTION_CALL)
+XML_LINES = one_a_line(_HERMES, FUNCTION_CALL, JsonCall())
 MIMO = one_a_line(_in_tool_call(xml(VERBATIM_TAGS), JSON), XmlCall(VERBATIM_TAGS, frozenset({"head", "parameter"})))
 _GLM_BODY = choice({"{": JSON, "<": FUNCTION}, ARG_KEY)
 GLM = one_a_line(between(_GLM_BODY, "<tool_call>", "</tool_call>", inner=ARG_KEY_TAGS.texts), ARG_KEY_CALL, line="")
@@ -130,16 +133,16 @@ _deepseek = partial(
     inner=(_DEEPSEEK_SEP,),
 )
 DEEPSEEK_V3 = _deepseek(
-    named(Tag(("function",)), Tag((_DEEPSEEK_SEP,)), FUNCTION_NAME, Tag(("```json",), optional=True), trailer="```"),
+    named(Tag(("function",)), Tag((_DEEPSEEK_SEP,)), Name(), Tag(("```json",), optional=True), trailer="```"),
     NamedCall(f"function{_DEEPSEEK_SEP}", "\n```json\n", "\n```"),
 )
-DEEPSEEK_V31 = _deepseek(named(FUNCTION_NAME, Tag((_DEEPSEEK_SEP,))), NamedCall("", _DEEPSEEK_SEP))
+DEEPSEEK_V31 = _deepseek(named(Name(), Tag((_DEEPSEEK_SEP,))), NamedCall("", _DEEPSEEK_SEP))
 KIMI_K2 = section(
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
     partial(
         StepsBody,
-        steps=(replace(FUNCTION_NAME, is_numbered=True), Tag(("<|tool_call_argument_begin|>",))),
+        steps=(Name(), Tag(("<|tool_call_argument_begin|>",))),
         finish=_kimi_body,
     ),
     NamedCall("functions.", "<|tool_call_argument_begin|>", is_numbered=True),
@@ -156,7 +159,7 @@ STEP3 = section(
 )
 _PLAMO_STEPS = (
     Tag(("<|plamo:begin_tool_name:plamo|>",)),
-    FUNCTION_NAME,
+    Name(),
     Tag(("<|plamo:end_tool_name:plamo|>",)),
     Tag(("<|plamo:begin_tool_arguments:plamo|>",)),
     Tag(("<|plamo:constrain|>",), optional=True),
@@ -184,13 +187,16 @@ _IFM_TAGS = XmlTags(
     type="<ifm|arg_type>",
     end_type="</ifm|arg_type>",
 )
-K2_HORIZON = section(
+_K2_HORIZON = section(
     ("<ifm|tool_calls>", "</ifm|tool_calls>"),
     ("<ifm|tool_call>", "</ifm|tool_call>"),
     choice({"{": JSON, "[": JSON_LIST}, keyed(_IFM_TAGS)),
     JsonCall(),
     _IFM_TAGS.texts,
     line="\n",
+)
+K2_HORIZON = replace(
+    _K2_HORIZON, writes=(*_K2_HORIZON.writes, *(replace(one, kind=XmlCall(_IFM_TAGS)) for one in _K2_HORIZON.writes))
 )
 _FRAME_TAGS = XmlTags(
     "<|open|>argument",
@@ -249,7 +255,7 @@ MISTRAL = Calls(
     ToolFormat((Opening("[TOOL_CALLS]", _MISTRAL_BODY),), inner_tags=("[ARGS]", "[CALL_ID]"), id_length=9),
     (
         Spelling(NamedCall("", "[ARGS]"), "[TOOL_CALLS]", needs="[ARGS]"),
-        Spelling(JsonCall(), between=", ", begin="[TOOL_CALLS][", end="]"),
+        *in_brackets("[TOOL_CALLS]"),
     ),
     sign="[TOOL_CALLS]",
 )
@@ -262,7 +268,7 @@ LLAMA_JSON = Calls(
         ),
         drops=("<|eom_id|>",),
     ),
-    (Spelling(JsonCall(arguments="parameters"), between="; "),),
+    tuple(Spelling(JsonCall(arguments="parameters"), between="; ", begin=begin) for begin in ("", "<|python_tag|>")),
 )
 _XLAM_LIST = several(BARE_JSON, LIST)
 XLAM = Calls(
@@ -277,11 +283,11 @@ XLAM = Calls(
         ),
         ("</tool_call>", "```"),
     ),
-    (Spelling(JsonCall(), between=", ", begin="[", end="]"),),
+    in_brackets("", "[TOOL_CALLS]", "<tool_call>"),
 )
 GRANITE = Calls(
     ToolFormat((Opening("<|tool_call|>", JSON_LIST), Opening("<tool_call>", JSON_LIST)), ("</tool_call>",)),
-    (Spelling(JsonCall(), between=", ", begin="<|tool_call|>[", end="]"),),
+    in_brackets("<|tool_call|>", "<tool_call>"),
     sign="<|tool_call|>",
 )
 INTERNLM = Calls(
@@ -293,7 +299,10 @@ GIGACHAT3 = Calls(
     ToolFormat(
         (Opening("<|message_sep|>", _FUNCTION_ROLE), Opening("<|function_call|>", JSON)), inner_tags=("<|role_sep|>",)
     ),
-    (Spelling(JsonCall(), "<|function_call|>", is_single=True),),
+    (
+        Spelling(JsonCall(), "<|function_call|>", is_single=True),
+        Spelling(JsonCall(), "<|message_sep|>function call<|role_sep|>", is_single=True),
+    ),
 )
 HUNYUAN = json_list("<tool_calls>", "</tool_calls>")
 PYTHONIC = Calls(ToolFormat((BARE_PYTHON,)), (Spelling(PYTHON_EXPRESSION, between=", ", begin="[", end="]"),))
@@ -336,3 +345,5 @@ GENERIC = ToolFormat(
     inner_tags=tuple(dict.fromkeys(tag for part in _GENERIC_PARTS for tag in part.inner_tags)),
     is_fallback=True,
 )
+_GENERIC_WRITES = (JSON_LINES, GLM, HUNYUAN, GRANITE, MISTRAL, LLAMA_JSON, MINIMAX_M2, DEEPSEEK_V32, DEEPSEEK_V4)
+GENERIC_WRITES = tuple(spelling for calls in _GENERIC_WRITES for spelling in calls.writes)

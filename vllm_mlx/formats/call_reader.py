@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from .bodies.heads import Head
 from .family import Opening
 from .open_call import OpenCall
 from .output_parser import OutputParser
@@ -25,8 +24,9 @@ class UnnamedCall:
         return self.call is earlier.call or (is_begun_now and self.opening is earlier.opening)
 
     @property
-    def further_head(self) -> Head | None:
-        return None if self.call is None else self.call.further_head
+    def is_further(self) -> bool:
+        """Whether it follows another call in the same tags."""
+        return self.call is not None and self.call.is_further
 
 
 class CallReader(OutputParser):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from . import call_formats as calls
 from . import layouts
 from .bodies import BodyStatus
-from .bodies.compose import choice, several
+from .bodies.compose import Listing, choice, several
 from .bodies.message_header import suffix
 from .family import (
     Calls,
@@ -205,8 +205,11 @@ FAMILIES = (
     Family("minicpm5", THINK, calls.MINICPM5, call_signs=(_has('<function name="', "<param name="),)),
     Family(
         "phi4_mini_json",
-        calls=json_list("functools", body=several(JSON, layouts.PURE_LIST)),
-        call_signs=("functools[",),
+        calls=Calls(
+            between(several(JSON, Listing(separators=",", closer="]")), "functools["),
+            calls.in_brackets("functools"),
+            sign="functools[",
+        ),
     ),
     Family("hy_v3", THINK, calls.HY, call_signs=("<tool_sep>",)),
     Family(
@@ -324,7 +327,7 @@ FAMILIES = (
     ),
     Family("pythonic", calls=calls.PYTHONIC, call_signs=("func_name1(params_name1",)),
     Family("xlam", calls=calls.XLAM),
-    Family("generic", calls=Calls(calls.GENERIC, calls.JSON_LINES.writes)),
+    Family("generic", calls=Calls(calls.GENERIC, calls.GENERIC_WRITES)),
 )
 
 

@@ -177,7 +177,10 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How a family's tool calls are read, and how they are written: the first spelling that the tokenizer allows."""
+    """How a family's tool calls are read and written.
+
+    Forced calls are written by the first spelling that the tokenizer allows. Names are held in all of them.
+    """
 
     reads: ToolFormat
     writes: tuple[Spelling, ...]

@@ -40,10 +40,10 @@ def between(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ())
     return ToolFormat((Opening(open, body),), closes, inner_tags=inner)
 
 
-def one_a_line(reads: ToolFormat, kind: CallKind, line: str = "\n") -> Calls:
+def one_a_line(reads: ToolFormat, *kinds: CallKind, line: str = "\n") -> Calls:
     """Lay out each call in tags of its own, one call a line; `line` also separates a call from its tags."""
     open, close = reads.openings[0].marker, reads.closes[0]
-    return Calls(reads, (Spelling(kind, open + line, line + close, between="\n"),))
+    return Calls(reads, tuple(Spelling(kind, open + line, line + close, between="\n") for kind in kinds))
 
 
 def one_a_reply(kind: CallKind, open: str, close: str, drops: tuple[str, ...] = ()) -> Calls:

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Callable
 
 from .bodies import Body
-from .bodies.heads import Head
 from .family import Opening, Place
 from .vocabulary import TagVocabulary
 
@@ -45,18 +44,12 @@ class OpenCall:
         """Whether the block of calls is plain text, such as a list. An empty one that is the only content is text."""
         self.is_further = False  # no tag of its own began it: it follows another call in a list
         self.is_quoted = is_quoted
-        self._first_body = body
         self.described: str | None = None  # the name of a tool that is not declared: the call is shown as JSON
         self.has_head = False  # the start of that JSON was shown
 
     @property
     def is_named(self) -> bool:
         return self.is_started or self.is_refused or self.described is not None
-
-    @property
-    def further_head(self) -> Head | None:
-        """What is read up to the name; None: the call is the first after its marker."""
-        return self._first_body.head() if self.is_further else None
 
     @property
     def is_blank(self) -> bool:

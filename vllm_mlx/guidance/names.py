@@ -6,7 +6,7 @@ between. So a token of text costs a look-up, and a token of a call as much as it
 
 import codecs
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,17 +16,15 @@ import numpy as np
 from ..core.errors import InvalidParameter
 from ..core.sequence import NameHold
 from ..formats import CallChoice, call_format, make_call_reader
-from ..formats.bodies import BodyContext
-from ..formats.bodies.heads import Head
 from ..formats.call_reader import CallReader, UnnamedCall
-from ..formats.family import Opening, Place
+from ..formats.family import Calls, Opening, Place
 from ..formats.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
-from .grammars import CHOICES, LarkWriter, Lead, NameWriter, further, name_grammar
+from .grammars import CarriedNames, LarkWriter
+from .grammars.names import CHOICES, SPELLED, Lead, NameWriter, Site, before_name, name_grammar
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]
 _ALL = np.uint32(0xFFFFFFFF)
-_MAX_NAME = 256  # characters; longer names make long grammars, and most parsers read none
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,15 @@ class Piece:
     may_begin_tag: bool
 
 
+def held_openings(format: Calls) -> tuple[Opening, ...]:
+    """Return the openings behind which names are held: a spelling has the marker, or the header of a message has."""
+    if format.reads.reasoning is not None:
+        return format.reads.openings
+    written = [before_name(spelling) for spelling in format.writes]
+    openings = (opening for opening in format.reads.openings if not opening.is_common)
+    return tuple(opening for opening in openings if any(opening.marker in text for text in written))
+
+
 class CheckpointNames:
     """Makes the rules for names in the format `tools`, with one tokenizer. Reads the vocabulary once. Thread-safe."""
 
@@ -47,12 +54,15 @@ class CheckpointNames:
         self._tools = tools
         self._compiler = compiler
         self._lock = threading.Lock()
-        openings = [opening for opening in call_format(tools).reads.openings if not opening.is_common]
-        heads = [(opening, opening.new_body(BodyContext()).head()) for opening in openings]
-        self._heads = [(opening, head) for opening, head in heads if head is not None]
-        self._plain = make_call_reader(tools, (), tokenizer.marker_tokens)
+        self._openings = held_openings(call_format(tools))
+        markers = (opening.marker for opening in self._openings)
+        self.plain_markers = [one for one in markers if not any(token in one for token in tokenizer.marker_tokens)]
+        plain = [opening for opening in self._openings if opening.marker in self.plain_markers]
+        self.is_at_start_only = all(opening.place is Place.AT_START for opening in plain)
+        """Whether markers of plain text count only where a reply begins."""
+        self._parser = make_call_reader(tools, (), tokenizer.marker_tokens)
         self._pieces: dict[int, Piece] = {}
-        # Python waits for this thread, because none may end inside llguidance.
+        # Python waits for this thread, because no thread may end inside llguidance.
         threading.Thread(target=self._prepare, name="names", daemon=False).start()
 
     def _prepare(self) -> None:
@@ -61,26 +71,27 @@ class CheckpointNames:
             self._compiler.read_vocabulary()
             self._crossed  # noqa: B018 - a cached property
 
-    @property
-    def held(self) -> tuple[str, ...]:
-        """The markers of calls whose names are held."""
-        return tuple(opening.marker for opening, _ in self._heads)
-
     def rule(self, names: Sequence[str], tenant: str) -> "NameRule | None":
         """Return the rule for the names in one request's replies, or None if they are free.
 
-        They are free in a format without a marker before names, and if a grammar of so many long names is too large.
+        They are free in a format without a marker before names, if the format cannot carry any of them, and if a
+        grammar of so many long names is too large.
         """
         self._prepare()
-        readable = [name for name in names if len(name) <= _MAX_NAME]
-        writer = LarkWriter(self._compiler.added_tokens)
+        carried = CarriedNames(names, self._tools, self._compiler.added_tokens)
+        readable = [name for name in names if name in carried]
+        if not readable or not self._openings:
+            return None
+        writer, format = LarkWriter(self._compiler.added_tokens), call_format(self._tools)
         try:
-            written = _Leads(NameWriter(writer, readable, self._plain.markers), self._heads)
-            grammar = name_grammar(written.leads, writer) if written.leads else None
+            names_writer = NameWriter(writer, readable, format.writes, self._parser.markers)
+            leads = names_writer.leads(
+                self._openings, self.plain_markers, are_headers=format.reads.reasoning is not None
+            )
+            grammar = name_grammar(leads.values(), writer)
         except InvalidParameter:  # the budget is spent
             return None
-        matcher = None if grammar is None else self._compiler.compile_own(grammar, tenant)
-        return None if matcher is None else NameRule(self, tuple(names), matcher, written)
+        return NameRule(self, tuple(names), leads, self._compiler.compile_own(grammar, tenant))
 
     def reader(self, names: Iterable[str]) -> CallReader:
         return make_call_reader(self._tools, names, self._tokenizer.marker_tokens)
@@ -99,10 +110,10 @@ class CheckpointNames:
             text = written.decode()
         except UnicodeDecodeError:
             return Piece(written, None, False, True)
-        return Piece(written, text, False, self._plain.may_begin_tag(text))
+        return Piece(written, text, False, self._parser.may_begin_tag(text))
 
     def ids(self, text: str) -> list[int] | None:
-        """Return tokens that spell plain text; None: the vocabulary cannot spell it."""
+        """Return tokens that spell plain text; None if the vocabulary cannot spell it."""
         return self._compiler.tokens.encode(text)
 
     def is_crossed(self, rest: str) -> bool:
@@ -112,65 +123,29 @@ class CheckpointNames:
     @cached_property
     def _crossed(self) -> frozenset[bytes]:
         """The rests of plain markers that a token spells, and more."""
-        plain = [opening.marker for opening, _ in self._heads if self._is_plain(opening.marker)]
-        rests = frozenset(marker[start:].encode() for marker in plain for start in range(1, len(marker)))
+        rests = frozenset(marker[at:].encode() for marker in self.plain_markers for at in range(1, len(marker)))
         firsts = frozenset(rest[:1] for rest in rests)
         found = (text for text in self._compiler.tokens.tokens if text[:1] in firsts)
         return frozenset(text[:end] for text in found for end in range(1, len(text)) if text[:end] in rests)
 
-    def _is_plain(self, marker: str) -> bool:
-        return not any(token in marker for token in self._tokenizer.marker_tokens)
-
     @cached_property
     def always(self) -> Mask:
-        """The mask of all tokens that are no text: added tokens and tokens that end a turn."""
+        """The mask of all tokens that are not text: added tokens and tokens that end a turn."""
         mask = np.zeros(self._compiler.mask_words, dtype=np.uint32)
         for token_id in {*self._compiler.added_tokens.ids.values(), *self._tokenizer.eos_token_ids}:
             mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return mask
 
 
-class _Leads:
-    """The leads of one request, by what they continue: a marker, a list of calls, or the beginning of a marker."""
-
-    def __init__(self, writer: NameWriter, heads: Sequence[tuple[Opening, Head]]):
-        self.leads: list[Lead] = []
-        self.writer = writer.writer
-        self.by_marker: dict[str, int] = {}
-        self.by_head: dict[Head, int] = {}
-        self.plain: tuple[str, ...] = ()
-        self.spelled: int | None = None
-        self.is_at_start_only = True
-        rests: list[tuple[str, str]] = []
-        for opening, head in heads:
-            lead = writer.behind_marker(head, opening.marker) if opening.keeps_marker else writer.behind(head)
-            if lead is None:
-                continue
-            self.by_marker[opening.marker] = self._add(lead)
-            if not any(map(self.writer.is_token, self.writer.parts(opening.marker))):
-                rests.append((opening.marker, lead.expression))
-                self.is_at_start_only &= opening.place is Place.AT_START
-            for list_head in further(head):
-                if list_head not in self.by_head and (lead := writer.behind(list_head)) is not None:
-                    self.by_head[list_head] = self._add(lead)
-        if rests:
-            self.plain = tuple(marker for marker, _ in rests)
-            self.spelled = self._add(writer.spelled(rests))
-
-    def _add(self, lead: Lead) -> int:
-        if lead in self.leads:
-            return self.leads.index(lead)
-        self.leads.append(lead)
-        return len(self.leads) - 1
-
-
 class NameRule:
     """The rule for the names in one request's replies. Replies share it: it has no state of a reply."""
 
-    def __init__(self, checkpoint: CheckpointNames, names: tuple[str, ...], matcher: Any, leads: _Leads):
+    def __init__(self, checkpoint: CheckpointNames, names: tuple[str, ...], leads: Mapping[Site, Lead], matcher: Any):
+        """`matcher`: of the grammar of `leads`."""
         self._names = names
-        self._matcher = matcher
+        self._numbers = {site: number for number, site in enumerate(leads)}
         self._leads = leads
+        self._matcher = matcher
         self.checkpoint = checkpoint
 
     def __call__(self) -> NameHold:
@@ -179,33 +154,25 @@ class NameRule:
     def reader(self) -> CallReader:
         return self.checkpoint.reader(self._names)
 
-    @property
-    def is_at_start_only(self) -> bool:
-        """Whether markers of plain text count only where a reply begins."""
-        return self._leads.is_at_start_only
-
     def behind(self, unnamed: UnnamedCall) -> "_Hold | None":
-        """Return the hold on the name of a call that has begun; None: the name is free."""
-        opening, head = unnamed.opening, unnamed.further_head
-        if opening.is_common or (unnamed.is_quoted and opening.marker in self._leads.plain):
+        """Return the hold on the name of a call that has begun, or None if the name is free."""
+        marker = unnamed.opening.marker
+        if unnamed.is_quoted and marker in self.checkpoint.plain_markers:
             return None
-        leads = self._leads
-        number = leads.by_marker.get(opening.marker) if head is None else leads.by_head.get(head)
-        return self._hold(number, unnamed.read_text())
+        return self._hold((marker, unnamed.is_further), unnamed.read_text())
 
     def spelled(self, text: str) -> "_Hold | None":
-        """Return the hold while `text` may become a marker; None: no token both completes it and begins a name."""
-        rests = (marker[len(text) :] for marker in self._leads.plain if marker.startswith(text))
-        return self._hold(self._leads.spelled, text) if any(map(self.checkpoint.is_crossed, rests)) else None
+        """Return the hold while `text` may become a marker, or None if no token completes it and begins a name."""
+        rests = (marker[len(text) :] for marker in self.checkpoint.plain_markers if marker.startswith(text))
+        return self._hold(SPELLED, text) if any(map(self.checkpoint.is_crossed, rests)) else None
 
-    def _hold(self, number: int | None, text: str) -> "_Hold | None":
-        if number is None:
-            return None
-        ids = self.checkpoint.ids(CHOICES[number] + text)
+    def _hold(self, site: Site, text: str) -> "_Hold | None":
+        lead = self._leads.get(site)
+        ids = None if lead is None else self.checkpoint.ids(CHOICES[self._numbers[site]] + text)
         matcher = self._matcher.deep_copy()
-        if ids is None or matcher.try_consume_tokens(ids) < len(ids):
+        if lead is None or ids is None or matcher.try_consume_tokens(ids) < len(ids):
             return None
-        hold = _Hold(matcher, self._leads.leads[number].is_open)
+        hold = _Hold(matcher, lead.is_open)
         return None if hold.is_over else hold
 
 
@@ -280,7 +247,7 @@ class ReplyNames:
             unnamed = None  # a reply can continue such a header only if the prompt has begun it
         last, self._unnamed = self._unnamed, unnamed
         if unnamed is None:
-            pending = "" if self._has_tags and self._rule.is_at_start_only else self._parser.pending
+            pending = "" if self._has_tags and self._checkpoint.is_at_start_only else self._parser.pending
             self._hold = self._rule.spelled(pending) if pending else None
         elif last is None or not unnamed.continues(last):
             self._hold = self._rule.behind(unnamed)

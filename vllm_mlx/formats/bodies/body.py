@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from .heads import Head
 from .tool_schema import Schemas
 
 FUNCTION_PREFIX = "functions."  # models write it before a tool's name
@@ -54,10 +53,6 @@ class Body:
     def reads_tags(self) -> bool:
         """Whether the body waits for a tag of its own, which a tag around the body may resemble."""
         return False
-
-    def head(self) -> Head | None:
-        """What a new body reads up to the end of the name; None: the name is known already, or cannot be foreseen."""
-        return None
 
     def consume(self, text: str, *, final: bool = False) -> int:
         """Read text and return how many characters were taken; the caller passes the rest again, with more text.

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .body import Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
-from .heads import BehindHead, ChoiceHead, Head, ListHead, NameHead
 
-_NAME_ENDS = " \t\r\n<>[](){}\"'`,;="
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
 
 
@@ -22,14 +20,9 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A step that reads a name. With `after`, it reads one only if that text precedes it.
-
-    `prefix` may precede the name, and is no part of it. `is_numbered`: a colon and a number follow a name that has it.
-    """
+    """A step that reads a name. With `after`, it reads one only if that text precedes it."""
 
     after: str | None = None
-    prefix: str = ""
-    is_numbered: bool = False
 
 
 Step = Tag | Name
@@ -44,15 +37,6 @@ class StepsBody(Chooser):
         self._steps = list(steps)
         self._finish = finish
         self._names: list[str] = []
-
-    def head(self) -> Head | None:
-        tags: list[Tag] = []
-        for step in self._steps:
-            if isinstance(step, Name):
-                return _behind(tags, NameHead(_NAME_ENDS, step.prefix, step.is_numbered))
-            tags.append(step)
-        inner = self._finish(self._context, []).head()
-        return None if inner is None else _behind(tags, inner)
 
     def _choose(self, text: str, final: bool) -> int:
         position = 0
@@ -93,12 +77,6 @@ class StepsBody(Chooser):
         return None
 
 
-def _behind(tags: list[Tag], head: Head) -> Head:
-    for tag in reversed(tags):
-        head = BehindHead(tag.texts, head, tag.optional)
-    return head
-
-
 class ChoiceBody(Chooser):
     """Chooses a body by the first character that is no white space."""
 
@@ -106,11 +84,6 @@ class ChoiceBody(Chooser):
         super().__init__(context)
         self._bodies = bodies
         self._default = default
-
-    def head(self) -> Head:
-        bodies = [*self._bodies.values(), *([] if self._default is None else [self._default])]
-        heads = (body(self._context).head() for body in bodies)
-        return ChoiceHead(tuple(head for head in heads if head is not None))
 
     def _choose(self, text: str, final: bool) -> int:
         position = skip_white(text, 0)
@@ -146,14 +119,6 @@ class ListBody(Chooser):
         self._is_at_element = False
         self.follow = self._next
 
-    def head(self) -> Head | None:
-        call, listing = self._new_inner(self._context).head(), self._listing
-        if call is None:
-            return None
-        if not self._is_first:
-            return ListHead(call, listing.separators, is_first=False)
-        return ListHead(call, listing.separators, listing.opener, listing.needs_opener)
-
     def _choose(self, text: str, final: bool) -> int:
         position = skip_white(text, 0)
         if position < len(text) and not self._is_at_element:
@@ -177,7 +142,7 @@ class ListBody(Chooser):
                 return position + 1
             if listing.needs_opener:
                 self.status = BodyStatus.STUCK
-            else:
+            elif listing.opener:
                 self._listing = Listing(listing.separators)
         elif listing.closer and char == listing.closer:
             self.status = BodyStatus.ENDED

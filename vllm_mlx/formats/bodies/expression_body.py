@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from .body import Body, BodyContext, BodyStatus, skip_white
-from .heads import Head, NameHead
 from .json_scanner import MAX_DEPTH, json_value, quoted
 
 _CONSTANTS = {
@@ -282,9 +281,6 @@ class ExpressionBody(Body):
         self._opener = opener
         self._declared = tuple(context.schemas)
         self._scanner: LiteralScanner | None = None
-
-    def head(self) -> Head:
-        return NameHead(self._opener)
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:

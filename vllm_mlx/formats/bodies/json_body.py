@@ -3,8 +3,7 @@
 import json
 from enum import Enum, auto
 
-from .body import FUNCTION_PREFIX, Body, BodyContext, BodyStatus
-from .heads import Head, JsonHead
+from .body import Body, BodyContext, BodyStatus
 from .json_scanner import JsonScanner, json_value
 
 _WHITE = " \t\r\n"
@@ -45,9 +44,6 @@ class JsonBody(Body):
     def name(self) -> str | None:  # type: ignore[override]
         is_known = not self._is_bare or self._has_arguments or self._streams
         return self._name if is_known else None
-
-    def head(self) -> Head:
-        return JsonHead(()) if self._is_keyed else JsonHead(_NAME_KEYS, FUNCTION_PREFIX)
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:

@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from .body import FUNCTION_PREFIX, Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
+from .body import Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
 from .compose import StepsBody, Tag
-from .heads import Head, RecipientHead
 from .json_body import ObjectBody
 
 HEADER_TAGS = ("<|message|>", "<|start|>", "<|channel|>", "<|constrain|>")  # the first one ends a header
@@ -18,8 +17,8 @@ _WORD = r"[a-z][a-z0-9_./:-]*+"
 _UNREAD = re.compile(r"(?:\s*[A-Za-z0-9_./:=-]*+){3}\s*")  # words that may belong to a header if a tag follows them
 _NAME = r"[^\s<{\ud800-\udfff]+"
 _RECIPIENT = re.compile(rf"\bto=({_NAME})")
-_READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
-_NOT_TOOLS = _READERS | {"browser", "python", "container"}  # the last three: tools that only their vendor has
+READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
+_NOT_TOOLS = READERS | {"browser", "python", "container"}  # the last three: tools that only their vendor has
 _SUFFIX = re.compile(r"[\w-]{0,64}")
 _CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
 _MAX_CHANNEL = 40
@@ -80,9 +79,6 @@ class HeaderBody(Chooser):
         super().__init__(context)
         self._route = route
         self._marker = context.encode(marker)
-
-    def head(self) -> Head | None:
-        return RecipientHead("to=", FUNCTION_PREFIX, tuple(sorted(_READERS))) if self._route is harmony_route else None
 
     def _choose(self, text: str, final: bool) -> int:
         grammar, text, is_limit = _grammar(self._context.encode), text[:_MAX_HEADER], len(text) >= _MAX_HEADER

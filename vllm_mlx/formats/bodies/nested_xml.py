@@ -6,7 +6,6 @@ from typing import Any
 
 from .arguments import ArgumentsWriter, decode
 from .body import Body, BodyContext, BodyStatus, skip_white
-from .heads import Head, TagHead
 from .json_scanner import quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, Types
 
@@ -43,7 +42,6 @@ class NestedXmlBody(Body):
 
     def __init__(self, context: BodyContext, prefix: str):
         super().__init__()
-        self._written = prefix
         self._prefix = context.encode(prefix)
         self._schemas = context.schemas
         self._writer = ArgumentsWriter(None)
@@ -122,9 +120,6 @@ class NestedXmlBody(Body):
         else:
             self._elements[-1].chunks.append(text)
             self._elements[-1].is_blank &= not text.strip()
-
-    def head(self) -> Head:
-        return TagHead(f"{self._written}<invoke", ">", ("name",), is_escaped=False)
 
     @property
     def reads_tags(self) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 from .arguments import ArgumentsWriter
 from .body import Body, BodyContext, BodyStatus, skip_white
-from .heads import TagHead
 
 _MAX_HEAD = 256
 _HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
@@ -107,7 +106,6 @@ class XmlBody(Body):
         super().__init__()
         self._schemas = context.schemas
         self._enclosing = context.enclosing
-        self._written = tags
         self._tags = tags = tags.encoded(context.encode)
         ends = (tags.end_parameter, tags.end_function, tags.parameter, *self._enclosing)
         self._first_chars = re.compile("[" + re.escape("".join({tag[0] for tag in ends if tag})) + "]")
@@ -135,12 +133,6 @@ class XmlBody(Body):
             case _State.NAME | _State.KEY:
                 return self._read_head(text, position, final)
         return self._read_tag(text, skip_white(text, position), final)
-
-    def head(self) -> TagHead | None:
-        if self._state is not _State.START:
-            return None
-        tags = self._written
-        return TagHead(tags.function, tags.head_end, _NAMES if tags.has_attributes else ())
 
     @property
     def reads_tags(self) -> bool:

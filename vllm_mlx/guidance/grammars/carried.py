@@ -13,7 +13,7 @@ from ...formats.call_frame import argument_frame, call_frame
 from ...formats.families import spelling
 from .lark import AddedTokens
 
-_USUAL_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # every format carries it
+_USUAL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # every format carries such a name
 _TOOL = "f"
 
 
@@ -26,6 +26,8 @@ class CarriedNames:
 
     def __contains__(self, name: str) -> bool:
         """Whether a call to the tool `name`, written in the format, is read as a call to it."""
+        if _USUAL.fullmatch(name) is not None:
+            return True
         events = self._trial.read(name, self._schemas)
         return [event.name for event in events if isinstance(event, ToolCallStart)] == [name]
 
@@ -49,7 +51,7 @@ class CarriedKeys:
 
     def __contains__(self, key: object) -> bool:
         """Whether an argument `key`, written in the format, is read as that argument."""
-        return isinstance(key, str) and (_USUAL_KEY.fullmatch(key) is not None or self._is_read_back(key))
+        return isinstance(key, str) and (_USUAL.fullmatch(key) is not None or self._is_read_back(key))
 
     def _is_read_back(self, key: str) -> bool:
         events = self._trial.read(_TOOL, {_TOOL: ANY_ARGUMENTS}, key)
