@@ -7,7 +7,7 @@ import pytest
 
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.core.request import Grammar, Guide, StructuralFormat
+from vllm_mlx.core.request import Guide, StructuralFormat
 from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.formats.family import NO_HEADER
 from vllm_mlx.guidance.grammars import GuidedTool, guide_grammar, required_calls
@@ -158,76 +158,3 @@ def test_a_union_of_itself_is_refused(name: str) -> None:
     with pytest.raises(InvalidParameter, match="refers to itself") as caught:
         written(name, {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": union}})
     assert caught.value.param == "tools[0].properties.x"
-
-
-def patterns(num: int) -> list[dict[str, Any]]:
-    return [{"pattern": f"a{number}"} for number in range(num)]
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"allOf": patterns(20)},
-        {"allOf": [{"allOf": patterns(6)}, {"anyOf": [{"allOf": patterns(6)}]}]},
-        {"allOf": [{"properties": {"p": each}} for each in patterns(20)]},
-        {"items": [{"allOf": patterns(20)}]},
-        {
-            "$ref": "#/$defs/d0",
-            "$defs": {f"d{n}": {"pattern": f"a{n}", "$ref": f"#/$defs/d{n + 1}"} for n in range(20)},
-        },
-    ],
-)
-def test_patterns_that_one_text_has_to_match_are_counted(schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameter, match="joins more than 10 patterns"):
-        checked_schema(schema, "s")
-
-
-def test_patterns_of_different_texts_are_not_joined() -> None:
-    checked_schema({"properties": {f"p{n}": each for n, each in enumerate(patterns(50))}, "anyOf": patterns(50)}, "s")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "start: T\nT: " + " & ".join(["/a.*/"] * 12),
-        'start: T // "\nT: ' + " & ".join(["/a.*/"] * 12) + '// "',
-        "start: T # /\nT: " + " & ".join(["~/a.*/"] * 6) + "# /",
-        'start: %json {"allOf": [' + ", ".join(['{"pattern": "a"}'] * 12) + "]}",
-    ],
-)
-def test_operators_of_a_grammar_that_multiply_are_counted(text: str) -> None:
-    with pytest.raises(InvalidParameter, match=r"more than 10|at most 10"):
-        guide_grammar(Guide(form=Grammar(text)), sampler().writer())
-
-
-def test_operators_in_texts_and_patterns_are_none() -> None:
-    text = "start: /[&~]/ | " + " | ".join(['"&&"', "/a&b\\/~/"] * 20) + " // &&&&&&&&&&&&"
-    guide_grammar(Guide(form=Grammar(text)), sampler().writer())
-
-
-DEFINED = {"x": {"anyOf": [{}] * 400}}
-
-
-@pytest.mark.parametrize(
-    "joined",
-    [
-        {"anyOf": [{}] * 400, "oneOf": [{}] * 400},
-        {"allOf": [{"anyOf": [{}] * 400}, {"anyOf": [{}] * 400}]},
-        {"allOf": [{"anyOf": [{}, {}]}] * 60},
-        {"anyOf": [{}] * 400, "$ref": "#/$defs/x"},
-        {"anyOf": [{}] * 400, "properties": {f"p{number}": {} for number in range(400)}},
-    ],
-    ids=["anyOf and oneOf", "allOf of two", "allOf of many", "a reference", "properties beside"],
-)
-def test_alternatives_that_multiply_in_json_are_refused_before_they_are_joined(joined: dict[str, Any]) -> None:
-    schema = {"type": "object", "properties": {"a": joined}, "$defs": DEFINED}
-    for inside in (schema, {"items": schema}, {"items": [schema], "$defs": DEFINED}):
-        with pytest.raises(InvalidParameter, match="too complex"):
-            LarkWriter(AddedTokens({}), param="response_format").json(inside | {"$defs": DEFINED})
-
-
-def test_many_alternatives_that_are_not_joined_are_taken() -> None:
-    constants = {"anyOf": [{"const": number} for number in range(4000)], "description": "one of many"}
-    budget = SchemaBudget()
-    LarkWriter(AddedTokens({}), budget).json({"type": "object", "properties": {"a": constants}})
-    assert budget.num_visits < 10_000

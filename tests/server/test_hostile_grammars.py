@@ -44,6 +44,8 @@ ATTACKS: dict[str, Any] = {
     "terminals that double": {
         "guided_grammar": 'start: T13\nT0: "a"?\n' + "\n".join(f"T{n + 1}: T{n} T{n}" for n in range(13))
     },
+    "joined patterns": form({"allOf": [{"type": "string", "pattern": f"a{n}"} for n in range(40)]}),
+    "joined alternatives": form({"allOf": [{"anyOf": [{"properties": {f"a{n}": {}}}, {}]} for n in range(60)]}),
     "many divisors": form({"prefixItems": [{"type": "integer", "multipleOf": 99_991 + n} for n in range(50)]}),
 }
 ALWAYS = ("nested counts", "empty alternatives", "escapes", "joined references")

@@ -1,10 +1,10 @@
 """Closes the objects in a tool's arguments: a reply cannot write a name that their schema does not declare."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...formats.bodies.tool_schema import SchemaBudget, resolve, schemas_in
-from .json_schema import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMA_VALUES, every_schema, num_factors, schemas_inside
+from .json_schema import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMA_VALUES
 
 Schema = Mapping[str, Any]
 _LISTS = ("allOf", "anyOf", "oneOf")
@@ -26,8 +26,8 @@ class _Closing:
         self._param = param
         self._budget = budget
         self._kept: set[int] = set()  # ids of the schemas that stay as they are
-        for schema in every_schema(root):
-            num_joined = num_factors(schema) + bool(schema.keys() & {*_NAMING, "required"})
+        for schema in _every_schema(root):
+            num_joined = _num_factors(schema) + bool(schema.keys() & {*_NAMING, "required"})
             if num_joined > 1 and any(
                 part.keys() & _NAMING for part in self._reached(self._parts(schema), self._parts)
             ):
@@ -78,4 +78,30 @@ class _Closing:
         return parts
 
     def _inside(self, schema: Schema) -> list[Any]:
-        return [*self._parts(schema), *schemas_inside(schema, ("properties", "patternProperties"), SCHEMA_LISTS)]
+        return [*self._parts(schema), *_schemas_inside(schema, ("properties", "patternProperties"), SCHEMA_LISTS)]
+
+
+def _every_schema(root: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield `root` and each schema object inside it once."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        schema = waiting.pop()
+        if isinstance(schema, Mapping) and id(schema) not in seen:
+            seen.add(id(schema))
+            yield schema
+            waiting += _schemas_inside(schema, SCHEMA_MAPS, SCHEMA_LISTS)
+
+
+def _num_factors(schema: Mapping[str, Any]) -> int:
+    """How many choices, references and parts of `allOf` the schema joins."""
+    return sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(schemas_in(schema, "allOf"))
+
+
+def _schemas_inside(schema: Mapping[str, Any], maps: Iterable[str], lists: Iterable[str]) -> Iterable[Any]:
+    for keyword in maps:
+        if isinstance(schema.get(keyword), Mapping):
+            yield from schema[keyword].values()
+    for keyword in lists:
+        yield from schemas_in(schema, keyword)
+    for keyword in SCHEMA_VALUES:
+        yield schema.get(keyword)

@@ -7,7 +7,7 @@ from typing import Any
 from ...core.errors import shown_field
 from ...core.request import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
 from ...formats.family import NO_HEADER, Header
-from .json_schema import check_grammar, checked_schema, refused
+from .json_schema import checked_schema, refused
 from .lark import LarkWriter, either, in_slashes, interrupted_text, literal, optional
 from .values import ANY_TEXT
 
@@ -31,8 +31,6 @@ def guide_grammar(guide: Guide, writer: LarkWriter, header: Header = NO_HEADER, 
 
     Raises InvalidParameter for a form that cannot be enforced.
     """
-    if isinstance(guide.form, Grammar):
-        check_grammar(guide.form.text, guide.param, writer.budget)
     if isinstance(guide.form, Grammar) and not calls and header == NO_HEADER:
         return grammars(guide.form.text)
     answer = f"{writer.text(header.answer)} {_body(guide, writer)}".strip()

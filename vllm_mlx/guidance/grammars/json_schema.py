@@ -1,28 +1,15 @@
-"""Checks that a grammar can enforce a JSON schema exactly, and bounds what the schema costs the grammar library.
+"""Checks that a grammar can enforce a JSON schema exactly. Other schemas are refused, by keyword and place."""
 
-Other schemas are refused, by keyword and place.
-"""
-
-import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter, shown
-from ...formats.bodies.tool_schema import MAX_SCHEMA_VISITS, SchemaBudget, resolve, schemas_in
+from ...formats.bodies.tool_schema import SchemaBudget
 
-MAX_CONJUNCTS = 10  # patterns that one text must match; twenty take seconds to compile, forty take hours
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SCHEMA_VALUES = ("additionalProperties", "additionalItems", "items")
-_JOINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
-_ANNOTATIONS = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "$schema",
-     "$id", "$comment", "$anchor", "$defs", "definitions"}
-)  # fmt: skip
-_LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"?|/(?:\\(?s:.)|[^/\\])*/?')
-_JSON = re.compile(r"%json\s*")
 MAX_SCHEMA_DEPTH = 64
 MAX_INTEGER = 2**53 - 1  # the largest integer that every client reads exactly
 REFUSED_KEYWORDS = (
@@ -66,10 +53,7 @@ def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) 
 
     A `format` without a known grammar is left out: in JSON Schema it is an annotation. The work is paid from `budget`.
     """
-    budget = SchemaBudget() if budget is None else budget
-    checked = _checked(schema, param, MAX_SCHEMA_DEPTH, budget)
-    check_conjunctions(checked, param, budget)
-    return checked
+    return _checked(schema, param, MAX_SCHEMA_DEPTH, SchemaBudget() if budget is None else budget)
 
 
 def refused(place: str, why: str) -> InvalidParameter:
@@ -202,133 +186,3 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "required": (_are_texts, "a list of strings"),
     "enum": (_is_full_list, "a list of at least one value"),
 }
-
-
-# Costs: they multiply when the grammar library joins keywords
-
-
-def check_conjunctions(schema: Any, param: str, budget: SchemaBudget) -> None:
-    """Raises InvalidParameter for a schema in which `allOf` joins too many patterns: each is one more automaton."""
-    if _SchemaNumbers(schema, param, budget, _num_conjuncts, 0).of(schema) > MAX_CONJUNCTS:
-        raise refused(param, f": `allOf` joins more than {MAX_CONJUNCTS} patterns. Write them as one.")
-
-
-def check_grammar(text: str, param: str, budget: SchemaBudget) -> None:
-    """Check a grammar in Lark notation in the same way: its operators, and the schemas inside it."""
-    if len(re.findall("[&~]", _LITERAL.sub("", text))) > MAX_CONJUNCTS:
-        raise refused(param, f": a grammar takes at most {MAX_CONJUNCTS} of the operators `&` and `~`.")
-    for found in _JSON.finditer(text):
-        try:
-            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
-        except ValueError:
-            continue
-        check_conjunctions(schema, param, budget)
-        pay_for_alternatives(schema, param, budget)
-
-
-def pay_for_alternatives(schema: Any, param: str, budget: SchemaBudget) -> None:
-    """Pay for the schemas that the grammar library joins: every alternative of `anyOf` with every one of the others.
-
-    The others are `oneOf`, `allOf` and `$ref` in the same schema. Each joined schema costs a visit for itself and for
-    each other entry of that schema. If there are no other entries, nothing is joined. Raises InvalidParameter, naming
-    `param` and the bound.
-    """
-    alternatives = _SchemaNumbers(schema, param, budget, _num_alternatives, 1)
-    for inner in every_schema(schema):
-        num_beside = _num_beside(inner)
-        if num_beside and (num := alternatives.of(inner)) > 1:
-            for _ in range(num):
-                budget.spend(param, num_beside)
-
-
-def every_schema(root: Any) -> Iterator[Mapping[str, Any]]:
-    """Each schema object in `root`, and itself, once."""
-    waiting, seen = [root], set[int]()
-    while waiting:
-        schema = waiting.pop()
-        if isinstance(schema, Mapping) and id(schema) not in seen:
-            seen.add(id(schema))
-            yield schema
-            waiting += schemas_inside(schema, SCHEMA_MAPS, SCHEMA_LISTS)
-
-
-class _SchemaNumbers:
-    """A number for each schema, found by `read` from those of the schemas in it; every schema is read once."""
-
-    def __init__(
-        self,
-        root: Any,
-        param: str,
-        budget: SchemaBudget,
-        read: "Callable[[_SchemaNumbers, Mapping[str, Any]], int]",
-        default: int,
-    ):
-        """`default`: the number of a value that is no schema object, and of a schema that refers back to itself."""
-        self._root = root
-        self._param = param
-        self._budget = budget
-        self._read = read
-        self.default = default
-        self._known: dict[int, int] = {}  # by the id of the schema
-
-    def of(self, schema: Any) -> int:
-        if not isinstance(schema, Mapping):
-            return self.default
-        if id(schema) not in self._known:
-            self._known[id(schema)] = self.default
-            self._known[id(schema)] = min(self._read(self, schema), MAX_SCHEMA_VISITS)
-        return self._known[id(schema)]
-
-    def of_reference(self, schema: Mapping[str, Any]) -> int:
-        """The number of the schema that `$ref` points to."""
-        reference = schema.get("$ref")
-        if not isinstance(reference, str):
-            return self.default
-        self._budget.spend(self._param, 1 + reference.count("/"))
-        return self.of(resolve(reference, self._root))
-
-    def spend(self) -> None:
-        self._budget.spend(self._param)
-
-
-def _num_alternatives(numbers: _SchemaNumbers, schema: Mapping[str, Any]) -> int:
-    """How many schemas the alternatives of this one become once its keywords are joined."""
-    num = 1
-    for keyword in ("anyOf", "oneOf"):
-        num *= sum(map(numbers.of, schemas_in(schema, keyword))) or 1
-    for part in schemas_in(schema, "allOf"):
-        num = min(num * numbers.of(part), MAX_SCHEMA_VISITS)
-    return num * numbers.of_reference(schema)
-
-
-def _num_conjuncts(numbers: _SchemaNumbers, schema: Mapping[str, Any]) -> int:
-    """The most patterns that this schema, or any schema inside it, joins for one text."""
-    numbers.spend()
-    num = isinstance(schema.get("pattern"), str) + isinstance(schema.get("format"), str)
-    num += numbers.of_reference(schema) + sum(map(numbers.of, schemas_in(schema, "allOf")))
-    for keyword in ("anyOf", "oneOf"):
-        num += max(map(numbers.of, schemas_in(schema, keyword)), default=0)
-    inside = schemas_inside(schema, ("properties", "patternProperties"), ("prefixItems", "items"))
-    return num + max(map(numbers.of, inside), default=0)
-
-
-def _num_beside(schema: Mapping[str, Any]) -> int:
-    """Entries that each alternative is joined with; 0 where the schema is a plain choice or reference."""
-    others = [value for keyword, value in schema.items() if keyword not in _JOINED | _ANNOTATIONS]
-    entries = sum(len(value) if isinstance(value, list | dict) else 1 for value in others)
-    return entries + max(0, num_factors(schema) - 1)
-
-
-def num_factors(schema: Mapping[str, Any]) -> int:
-    """How many choices, references and parts of `allOf` the schema joins."""
-    return sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(schemas_in(schema, "allOf"))
-
-
-def schemas_inside(schema: Mapping[str, Any], maps: Iterable[str], lists: Iterable[str]) -> Iterable[Any]:
-    for keyword in maps:
-        if isinstance(schema.get(keyword), Mapping):
-            yield from schema[keyword].values()
-    for keyword in lists:
-        yield from schemas_in(schema, keyword)
-    for keyword in SCHEMA_VALUES:
-        yield schema.get(keyword)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...formats.bodies.tool_schema import SchemaBudget
-from .json_schema import pay_for_alternatives, with_options
+from .json_schema import with_options
 
 TEXT = r"/(?s:.+)/"
 _CHARS_PER_VISIT = 64  # characters of grammar text
@@ -58,11 +58,7 @@ class LarkWriter:
         return " ".join(self._part(part) for part in self.parts(text))
 
     def json(self, schema: Any, **options: Any) -> str:
-        """Return an expression for JSON that follows the schema. `options` are llguidance's.
-
-        llguidance joins alternatives, so they are paid for first.
-        """
-        pay_for_alternatives(schema, self._param, self.budget)
+        """Return an expression for JSON that follows the schema. `options` are llguidance's."""
         if schema is False:
             schema = {"not": {}}
         return self.rule(f"%json {json.dumps(with_options(schema, **options), ensure_ascii=False)}")
