@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from vllm_mlx.core.messages import MediaPart
+from vllm_mlx.media.decode import Decoded
 from vllm_mlx.media.loader import MediaLoader
-from vllm_mlx.media.pixels import Decoded
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 

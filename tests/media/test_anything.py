@@ -12,7 +12,7 @@ from tests.support.drawing import examples
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.messages import ImagePart
-from vllm_mlx.media.decode import ImageFile
+from vllm_mlx.media.decode import DecodedImage, ImageFile
 from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.sources import MediaRoot
 
@@ -136,7 +136,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @settings(max_examples=examples(150))
 def test_any_damaged_file(data: bytes) -> None:
     try:
-        picture = ImageFile(data, max_pixels=10**6).decode()
+        picture = DecodedImage(ImageFile(data, max_pixels=10**6).pixels())
     except InvalidImage as error:
         assert error.message
     else:

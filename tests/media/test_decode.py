@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.media.decode import ImageFile
-from vllm_mlx.media.pixels import DecodedImage
+from vllm_mlx.media.decode import DecodedImage, ImageFile
 
 from .samples import (
     BLUE,
@@ -29,7 +28,7 @@ COLOURS = {"R": RED, "G": GREEN, "B": BLUE, "K": (0, 0, 0)}
 
 
 def decode(data: bytes, *, max_pixels: int = 10**6) -> DecodedImage:
-    return ImageFile(data, max_pixels=max_pixels).decode()
+    return DecodedImage(ImageFile(data, max_pixels=max_pixels).pixels())
 
 
 def refusal(data: bytes, **options: int) -> str:
@@ -196,7 +195,7 @@ def test_a_file_whose_header_was_read_holds_no_decoder() -> None:
     before = live_blocks()
     file = ImageFile(encode(corners(), "GIF", transparency=0, disposal=2), max_pixels=10**6)
     assert live_blocks() == before
-    picture = file.decode()
+    picture = DecodedImage(file.pixels())
     assert live_blocks() == before and picture.width == 8
 
 

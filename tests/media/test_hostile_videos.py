@@ -1,11 +1,9 @@
 """Containers that claim to be huge, and frames of odd shapes: the process that reads them stays within its limit."""
 
 import io
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from fractions import Fraction
 
 import av
@@ -14,10 +12,9 @@ from PIL import Image
 
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.tasks import python_process
-from vllm_mlx.media import video_process
-from vllm_mlx.media.own_process import END, FRAME, REFUSED, TOO_LARGE
+from vllm_mlx.media import worker
 from vllm_mlx.media.video import container
-from vllm_mlx.media.video_process import STAMPS, VideoTask
+from vllm_mlx.media.worker import END, FRAME, REFUSED, STAMPS, TOO_LARGE, VideoTask
 
 from .hostile_videos import HOSTILE
 from .samples import encode as encode_image
@@ -38,10 +35,10 @@ sys.stderr.write(f"{os.waitstatus_to_exitcode(status)} {used.ru_maxrss >> (20 if
 
 def read(data: bytes) -> tuple[int, int, list[tuple[bytes, bytes]]]:
     """The exit status of the process that opens a video, its peak in megabytes, and what it sent."""
-    command, environment = python_process(video_process.__name__)
-    task = VideoTask(container(data), 50_000_000, 20, LIMIT_MB << 20)
+    command, environment = python_process(worker.__name__)
+    task = VideoTask(container=container(data), max_frame_pixels=50_000_000, max_s=20, max_memory_bytes=LIMIT_MB << 20)
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *command, json.dumps(asdict(task))],
+        [sys.executable, "-c", MEASURE, *command, task.argument],
         input=data,
         env=environment,
         capture_output=True,

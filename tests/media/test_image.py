@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_mlx.media.pixels import Clip, DecodedImage
+from vllm_mlx.media.decode import Clip, DecodedImage
 
 
 def test_the_size_is_that_of_the_pixels() -> None:

@@ -3,25 +3,28 @@
 import asyncio
 import base64
 import gc
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from tests.support.running import eventually
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage, Overloaded
-from vllm_mlx.core.messages import ImagePart
-from vllm_mlx.media import files
+from vllm_mlx.core.messages import ImagePart, VideoPart
+from vllm_mlx.media import files, loader
+from vllm_mlx.media.decode import DecodedImage, ImageFile
 from vllm_mlx.media.limits import MAX_FILES_BYTES
 from vllm_mlx.media.loader import MediaLoader
-from vllm_mlx.media.pixels import DecodedImage
 from vllm_mlx.media.sources import MediaRoot
+from vllm_mlx.media.video import FrameSampling
 
 from .hosts import HERE, Host, Names, drip, host, image, redirect, web
-from .samples import BLUE, RED, Held, as_pixels, corners, encode
+from .samples import BLUE, RED, Held, as_pixels, corners, encode, turned
 
 
 class Loading:
@@ -195,6 +198,35 @@ def test_a_name_server_that_hangs_holds_up_no_other_key_and_ends_with_its_reques
     asyncio.run(run())
     answers.set()
     assert loading(pictures.url("/0.png"))
+    loading.close()
+
+
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image counts as large: it is decoded in a process of its own."""
+    monkeypatch.setattr(loader, "LARGE_PIXELS", 0)
+
+
+@pytest.mark.usefixtures("all_large")
+def test_a_large_image_is_decoded_in_a_process_to_the_same_pixels(loading: Loading) -> None:
+    source = turned(6)
+    expected = ImageFile(source, max_pixels=10**6).pixels()
+    assert np.array_equal(loading(source)[source].pixels, expected)
+    video = VideoPart((data_url(source), data_url(source)))
+    with_videos = MediaLoader(MediaConfig(), MediaRoot(None), sampling=FrameSampling())
+    clip = asyncio.run(with_videos.load([video], as_pixels))[video]
+    asyncio.run(with_videos.close())
+    assert np.array_equal(clip.pixels, [expected, expected])
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize(
+    ("source", "config", "words"),
+    [(PNG, {"max_decode_s": 1e-9}, "--max-decode-s"), (PNG[:-30], {}, "Image 1 .* is broken")],
+)
+def test_a_large_image_that_cannot_be_decoded_is_refused(source: bytes, config: dict[str, float], words: str) -> None:
+    loading = Loading(**config)
+    assert re.search(words, loading.refusal(source))
     loading.close()
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
+from vllm_mlx.media.decode import Decoded
 from vllm_mlx.media.loader import MediaLoader
-from vllm_mlx.media.pixels import Decoded
 from vllm_mlx.media.rendered import RenderedMedia
 from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling

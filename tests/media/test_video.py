@@ -8,8 +8,8 @@ import pytest
 
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.tasks import Deadline
+from vllm_mlx.media.decode import Clip
 from vllm_mlx.media.limits import Allowance, ByteRoom
-from vllm_mlx.media.pixels import Clip
 from vllm_mlx.media.processes import Processes
 from vllm_mlx.media.video import FrameSampling, VideoLimits, VideoReader
 

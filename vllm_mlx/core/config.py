@@ -96,7 +96,7 @@ class MediaConfig(SettingsGroup):
     max_video_pixels: int = Field(default=24 << 20, gt=0)
     """Pixels of all sampled frames of a video; larger frames are scaled down to fit."""
     max_decode_s: float = Field(default=30.0, gt=0)
-    """Longest time to decode one video, in seconds."""
+    """Longest time to decode one video, or one image of more than 16.8 megapixels, in seconds."""
     max_request_pixels: int = 256_000_000
     """Pixels of all images and videos of one request, and of all that are decoded at the same time."""
     media_timeout_s: float = Field(default=10.0, gt=0)

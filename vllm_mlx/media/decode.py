@@ -1,21 +1,22 @@
-"""Decodes image files with Pillow. The content decides which format it is; names and media types are ignored.
+"""Decodes image files with Pillow, and holds the pixels of images and clips. It knows neither sources nor models.
 
-An animation becomes its first frame. Colour profiles are not applied.
+The content decides which format a file has; names and media types are ignored. An animation becomes its first frame.
+Colour profiles are not applied.
 """
 
 import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 from PIL.ImageFile import ImageFile as PillowFile
 
 from ..core.errors import InvalidImage, setting
-from .pixels import DecodedImage, check_shape
 
 # Pillow may use no other decoders: every further format is more code that strangers' files reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
@@ -51,6 +52,8 @@ _UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
     8: lambda pixels: np.rot90(pixels),
 }
 _STRIP_PIXELS = 1 << 20
+_MAX_SIDE = 65_535
+_MAX_RATIO = 200  # the longer side divided by the shorter one
 _MAX_SCANS = 100  # in a progressive JPEG, which has about ten: every scan is a pass over all pixels
 _MAX_MARKERS = 10_000  # read from a JPEG; a photograph has less than a hundred
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # neither a restart of a scan nor the byte FF in its data
@@ -63,6 +66,102 @@ _FAILURES = (
     OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError,
     MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pixels:
+    """The pixels of an image or a video. Threads may share them: they become read-only."""
+
+    pixels: np.ndarray  # (…, height, width, 3), uint8, RGB
+
+    def __post_init__(self) -> None:
+        assert self.pixels.dtype == np.uint8 and self.pixels.shape[-1] == 3, "RGB bytes"
+        self.pixels.flags.writeable = False
+
+    @property
+    def num_pixels(self) -> int:
+        """The pixels of all frames."""
+        return self.pixels.size // 3
+
+    @property
+    def height(self) -> int:
+        return int(self.pixels.shape[-3])
+
+    @property
+    def width(self) -> int:
+        return int(self.pixels.shape[-2])
+
+
+class DecodedImage(_Pixels):
+    """One decoded image: its pixels are (height, width, 3)."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip(_Pixels):
+    """The decoded frames of a video: its pixels are (frames, height, width, 3)."""
+
+    times: tuple[float, ...]  # the time of each frame in seconds, ascending
+    fps: float  # frames per second of video
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+Decoded = DecodedImage | Clip
+
+
+class FrameStack:
+    """Collects frames of one size in one array as they are decoded, so that none is in memory twice."""
+
+    def __init__(self, max_frames: int):
+        self._max_frames = max_frames
+        self._pixels: np.ndarray | None = None
+        self._num_frames = 0
+
+    def __len__(self) -> int:
+        return self._num_frames
+
+    def add(self, frame: np.ndarray) -> None:
+        """`frame`: (height, width, 3), uint8. Raises InvalidImage if its size differs from the frames before."""
+        if self._pixels is None:
+            self._pixels = np.empty((self._max_frames, *frame.shape), np.uint8)
+        if frame.shape != self._pixels.shape[1:]:
+            raise InvalidImage("its frames are not all of one size.")
+        self._pixels[self._num_frames] = frame
+        self._num_frames += 1
+
+    def clip(self, times: Sequence[float], fps: float) -> Clip:
+        """`times`: those of the frames; further ones are ignored. Raises InvalidImage if there are no frames."""
+        if self._pixels is None:
+            raise InvalidImage("none of its frames can be decoded.")
+        return Clip(self._pixels[: self._num_frames], tuple(times[: self._num_frames]), fps)
+
+
+def check_shape(width: int, height: int, what: str = "it has") -> None:
+    """Raises InvalidImage for a shape that no model takes, and that takes seconds to scale: a thread or a long side."""
+    longer, shorter = max(width, height), max(1, min(width, height))
+    if longer > _MAX_SIDE or longer > _MAX_RATIO * shorter:
+        raise InvalidImage(
+            f"{what} {width} × {height} pixels; a side may have at most {_MAX_SIDE}, and at most {_MAX_RATIO} times as "
+            "many as the other. Send a part of it."
+        )
+
+
+def fitting(width: int, height: int, max_pixels: int, max_side: int | None = None) -> tuple[int, int]:
+    """The largest (width, height) of the same shape within `max_pixels` and `max_side`. Never larger than given."""
+    scale = min(1.0, (max_pixels / (width * height)) ** 0.5)
+    if max_side is not None:
+        scale = min(scale, max_side / max(width, height))
+    return max(1, int(width * scale)), max(1, int(height * scale))
+
+
+def scaled(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """`pixels`: (height, width, 3), uint8; `size`: (width, height). Returns the same array if it has that size."""
+    if pixels.shape[1::-1] == size:
+        return pixels
+    return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
 def what_else(data: bytes, unknown: str = f"no image that this server reads ({', '.join(FORMATS)})") -> str:
@@ -89,7 +188,7 @@ class ImageFile:
 
     def __init__(self, data: bytes, *, max_pixels: int):
         """Raises InvalidImage if it is no image, or one that would cost too much to decode."""
-        self._data = data
+        self.data = data
         try:
             with _opened(data) as image:
                 self.width, self.height = image.size
@@ -112,14 +211,10 @@ class ImageFile:
     def num_pixels(self) -> int:
         return self.width * self.height
 
-    def decode(self) -> DecodedImage:
-        """The image upright, and on white where it is transparent. Raises InvalidImage."""
-        return DecodedImage(self.pixels())
-
     def pixels(self) -> np.ndarray:
-        """The pixels of `decode`: (rows, columns, 3), uint8. Raises InvalidImage."""
+        """Return (rows, columns, 3), uint8: upright, and on white where it is transparent. Raises InvalidImage."""
         try:
-            with _opened(self._data) as image:
+            with _opened(self.data) as image:
                 image.load()
                 return _upright(_rgb(image), image)
         except _FAILURES as error:

@@ -1,15 +1,14 @@
 """Documents become texts and images: files of text here, PDFs in processes of their own. Knows no conversation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, setting
 from ..core.messages import ImagePart, TextPart
 from ..core.tasks import Deadline
-from . import pdf_process as pdf
-from .own_process import TOO_LARGE, TOO_SLOW
 from .processes import MAX_MEMORY_BYTES, TOO_MUCH, Frame, Processes, ReadingFailed
+from .worker import ENCRYPTED, IMAGE, TOO_LARGE, TOO_MUCH_TEXT, TOO_SLOW, PdfTask
 
 _PAGE_PIXELS = 1_200_000  # a page's image, 110 dots an inch for a sheet of paper: 1,200 to 1,600 tokens
 _MAX_IMAGES_BYTES = 128 << 20  # all pages of one PDF, encoded
@@ -82,7 +81,7 @@ class DocumentReader:
         """`takes_images`: whether the model does. `max_memory_bytes`: the limit of a process that reads a PDF."""
         self._config = config
         self._takes_images = takes_images
-        self._limits = pdf.PdfLimits(
+        self._task = PdfTask(
             pages=config.document_pages if takes_images and config.max_images else "text",
             page_pixels=_PAGE_PIXELS,
             max_pages=config.max_document_pages,
@@ -98,9 +97,7 @@ class DocumentReader:
             return DocumentText((TextPart(file.text),))
         max_bytes = _MAX_IMAGES_BYTES + 4 * self._config.max_document_chars
         try:
-            return self._document(
-                await self._processes.read(pdf.__name__, asdict(self._limits), file.data, max_bytes, deadline, tenant)
-            )
+            return self._document(await self._processes.read(self._task, file.data, max_bytes, deadline, tenant))
         except ReadingFailed as error:
             return self._failure(error)
 
@@ -108,7 +105,7 @@ class DocumentReader:
         pages: list[tuple[bytes | None, str]] = []
         image: bytes | None = None
         for kind, payload in frames:
-            if kind == pdf.IMAGE:
+            if kind == IMAGE:
                 image = payload
             else:
                 pages.append((image, payload.decode()))
@@ -121,29 +118,26 @@ class DocumentReader:
             return DocumentRefusal(f"its pages have no text, and {reason}. Send its text.")
         return DocumentText(tuple(_joined(_lines(pages))))
 
-    def _refusal(self, reason: str) -> DocumentRefusal:
-        """The message for a reason that the process gave. Clients look for the words of Anthropic's API in it."""
-        match reason:
-            case pdf.ENCRYPTED:
+    def _failure(self, error: ReadingFailed) -> DocumentRefusal:
+        """Clients look for the words of Anthropic's API in it."""
+        match error.status, error.reason:
+            case status, _ if status == TOO_MUCH:
+                words = "its pages are too large as images. Send fewer pages."
+            case status, _ if status == TOO_SLOW:
+                limit = f"{self._config.max_document_s:g} seconds of computing ({setting('max_document_s')})"
+                words = f"it takes more than {limit} to read. Send a part of it, or images of its pages."
+            case status, _ if status == TOO_LARGE:
+                words = "it takes too much memory to read. Send a part of it, or images of its pages."
+            case _, reason if reason == ENCRYPTED:
                 words = "it is encrypted: The PDF specified is password protected. Send it without a password."
-            case pdf.DAMAGED:
-                words = "it is damaged: The PDF specified was not valid."
-            case pdf.TOO_MUCH_TEXT:
+            case _, reason if reason == TOO_MUCH_TEXT:
                 words = _too_much_text(self._config.max_document_chars)
-            case num_pages:
+            case _, num_pages if num_pages.isdecimal():
                 limit = f"A maximum of {self._config.max_document_pages} PDF pages may be provided"
                 words = f"it has {num_pages} pages: {limit} ({setting('max_document_pages')}). Send a part of it."
+            case _:
+                words = "it is damaged: The PDF specified was not valid."
         return DocumentRefusal(words)
-
-    def _failure(self, error: ReadingFailed) -> DocumentRefusal:
-        if error.status == TOO_MUCH:
-            return DocumentRefusal("its pages are too large as images. Send fewer pages.")
-        if error.status == TOO_SLOW:
-            limit = f"{self._config.max_document_s:g} seconds of computing ({setting('max_document_s')})"
-            return DocumentRefusal(f"it takes more than {limit} to read. Send a part of it, or images of its pages.")
-        if error.status == TOO_LARGE:
-            return DocumentRefusal("it takes too much memory to read. Send a part of it, or images of its pages.")
-        return self._refusal(error.reason or pdf.DAMAGED)
 
 
 def _too_much_text(max_chars: int) -> str:

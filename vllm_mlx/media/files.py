@@ -16,11 +16,10 @@ from ..core.fair_queue import FairQueue, FairThreads
 from ..core.lru import LRU
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
-from .decode import ImageFile
+from .decode import Decoded, ImageFile
 from .documents import DocumentFile, ReadDocument
 from .fetch import MediaFetcher
 from .limits import Allowance
-from .pixels import Decoded
 from .rendered import RenderedMedia
 from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, parse_source, split_frames
 from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader

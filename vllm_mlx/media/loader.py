@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
 from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, ShuttingDown, setting
 from ..core.fair_queue import FairThreads
@@ -16,14 +18,13 @@ from ..core.fence import clear_locals
 from ..core.lru import LRU
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import Deadline, together
-from .decode import ImageFile
+from .decode import Decoded, DecodedImage, ImageFile
 from .documents import DocumentFile, DocumentReader, DocumentRefusal, ReadDocument
 from .fetch import MediaFetcher
 from .files import Found, Media, MediaFiles, Recall, Recalled, Wanted, num_pixels, recall_nothing
 from .limits import MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate
 from .parts import naming
-from .pixels import Decoded
-from .processes import Processes
+from .processes import LARGE_PIXELS, Processes
 from .rendered import RenderedMedia
 from .sources import MediaRoot
 from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
@@ -62,9 +63,9 @@ class MediaLoader:
         self._decoders = FairThreads(_DECODERS, "image")
         self._frame_workers = FairThreads(1, "video frames")  # so that images need not wait for many frames
         self._renderer = FairThreads(1, "media renderer")  # the checkpoint's processor takes one at a time
-        processes = Processes()
-        self._documents = DocumentReader(config, takes_images=takes_images, processes=processes)
-        self._videos = VideoReader(processes, sampling or FrameSampling(), VideoLimits.of(config))
+        self._processes = Processes()
+        self._documents = DocumentReader(config, takes_images=takes_images, processes=self._processes)
+        self._videos = VideoReader(self._processes, sampling or FrameSampling(), VideoLimits.of(config))
         self._files = MediaFiles(config, root, self._fetcher, self._decoded, self._readers, self._videos, sampling)
         self._read_documents: LRU[bytes, ReadDocument] = LRU(_DOCUMENTS_BYTES)
         self._files_room = ByteRoom(max_files_bytes)
@@ -222,14 +223,26 @@ class MediaLoader:
     async def _decode(self, allowance: Allowance, wanted: Wanted, found: Found[Media]) -> Recalled | Decoded:
         with naming(wanted.part, wanted.parts[wanted.part]):
             match found.media:
+                case ImageFile() as file if file.num_pixels > LARGE_PIXELS:
+                    return DecodedImage(await self._large_pixels(file, allowance))
                 case ImageFile() as file:
-                    return await allowance.run(self._decoders, file.decode)
+                    return DecodedImage(await allowance.run(self._decoders, file.pixels))
                 case VideoFile() as file:
                     return await self._videos.decode(file, allowance)
                 case FrameFiles() as file:
-                    return await allowance.run(self._frame_workers, partial(file.decode, allowance.deadline))
+                    work = partial(file.decode, allowance.deadline, partial(self._frame_pixels, allowance))
+                    return await allowance.run(self._frame_workers, work)
                 case known:
                     return known
+
+    async def _large_pixels(self, file: ImageFile, allowance: Allowance) -> np.ndarray:
+        return await self._processes.pixels(file, self._config.max_decode_s, allowance.deadline, allowance.tenant)
+
+    def _frame_pixels(self, allowance: Allowance, file: ImageFile) -> np.ndarray:
+        """Decode one frame of a video. Called on another thread."""
+        if file.num_pixels <= LARGE_PIXELS:
+            return file.pixels()
+        return asyncio.run_coroutine_threadsafe(self._large_pixels(file, allowance), self._loop).result()
 
     def _wanted(self, parts: Sequence[MediaPart], recall: Recall) -> list[Wanted]:
         """Every source once. Parts are numbered from 1, images and videos separately."""

@@ -1,19 +1,23 @@
-"""Files of strangers are read in processes of their own, which can be ended. The server's side of them."""
+"""Starts the processes that open PDFs, videos and large images, and collects what they send. The server's side."""
 
 import asyncio
-import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from ..core.errors import Overloaded
+import numpy as np
+
+from ..core.errors import InvalidImage, Overloaded, setting
 from ..core.fair_queue import FairQueue
 from ..core.tasks import Deadline, python_process
-from .own_process import END, FRAME, REFUSED
+from . import worker
+from .decode import ImageFile
+from .worker import END, FRAME, REFUSED, SIZE, TOO_LARGE, TOO_SLOW, ImageTask, Task
 
 MAX_MEMORY_BYTES = 1 << 30  # limit of one process
+LARGE_PIXELS = 1 << 24  # larger images are decoded in a process
+_BYTES_PER_PIXEL = 24  # what Pillow's decoders and the pixels take at most, beside 256 MB for everything else
 TOO_MUCH = -1000  # what was sent exceeds its limit; beside the exit statuses of processes
 _PROCESSES = 3  # at the same time
 _PER_TENANT = 2  # so that other tenants need not wait for its files
@@ -38,22 +42,51 @@ class Processes:
     def __init__(self) -> None:
         self._places = FairQueue(_PROCESSES, per_key=_PER_TENANT)
 
-    async def read(
-        self, module: str, settings: Any, data: bytes, max_bytes: int, deadline: Deadline, tenant: str
-    ) -> list[Frame]:
-        """Start `module` with `settings` on the file, and return what it sends, of `max_bytes` at most.
+    async def read(self, task: Task, data: bytes, max_bytes: int, deadline: Deadline, tenant: str) -> list[Frame]:
+        """Start a process that does the task, and return what it sends, of `max_bytes` at most.
 
         Raises ReadingFailed, Overloaded if it was not the file's fault, and what the deadline raises.
         """
         async with self._places.hold(tenant, deadline):
             deadline.check()
-            async with _process(module, settings) as process:
+            async with _process(task) as process:
                 feeding = asyncio.create_task(_feed(process, data))
                 try:
                     return await _frames(process, max_bytes)
                 finally:
                     feeding.cancel()
                     await asyncio.gather(feeding, return_exceptions=True)
+
+    async def pixels(self, file: ImageFile, max_s: float, deadline: Deadline, tenant: str) -> np.ndarray:
+        """Return the pixels of an image. Raises InvalidImage, Overloaded, and what the deadline raises."""
+        max_memory_bytes = (256 << 20) + _BYTES_PER_PIXEL * file.num_pixels
+        task = ImageTask(max_s=max_s, max_memory_bytes=max_memory_bytes, max_pixels=file.num_pixels)
+        try:
+            [(_, sent)] = await self.read(task, file.data, SIZE.size + 3 * file.num_pixels, deadline, tenant)
+        except ReadingFailed as error:
+            raise undecodable(error, max_s, "Send a smaller one.") from error
+        return sent_pixels(sent)
+
+
+def sent_pixels(sent: bytes) -> np.ndarray:
+    """Return the image of a `PIXELS` frame: (height, width, 3), uint8."""
+    width, height = SIZE.unpack_from(sent)
+    return np.frombuffer(sent, np.uint8, offset=SIZE.size).reshape(height, width, 3)
+
+
+def undecodable(error: ReadingFailed, max_decode_s: float, advice: str) -> InvalidImage:
+    """Return the refusal of an image or a video. `advice`: a sentence that says what to send."""
+    if error.status == TOO_SLOW:
+        return too_slow(max_decode_s, advice)
+    if error.status == TOO_LARGE:
+        return InvalidImage(f"it takes too much memory to decode. {advice}")
+    return InvalidImage(error.reason or "it is broken: it cannot be decoded.")
+
+
+def too_slow(max_decode_s: float, advice: str) -> InvalidImage:
+    return InvalidImage(
+        f"it takes longer than {max_decode_s:g} seconds to decode ({setting('max_decode_s')}). {advice}"
+    )
 
 
 async def _frames(process: asyncio.subprocess.Process, max_bytes: int) -> list[Frame]:
@@ -80,13 +113,13 @@ async def _frames(process: asyncio.subprocess.Process, max_bytes: int) -> list[F
 
 
 @asynccontextmanager
-async def _process(module: str, settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _process(task: Task) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a process, which ends with the block. It inherits no environment, and no file that Python opened."""
-    command, environment = python_process(module)
+    command, environment = python_process(worker.__name__)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            json.dumps(settings),
+            task.argument,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

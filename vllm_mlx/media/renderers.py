@@ -21,7 +21,7 @@ from ..core.errors import ModelLoadError, first_line, setting
 from ..core.sequence import Layout, MediaItem
 from ..formats.remote_code import remote_code
 from ..formats.tokenizer import Tokenizer, take_parts_of_file
-from .pixels import Clip, DecodedImage, fitting, scaled
+from .decode import Clip, DecodedImage, fitting, scaled
 from .rendered import RenderedMedia, media_item
 from .video import FrameSampling
 

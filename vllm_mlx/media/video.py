@@ -1,28 +1,26 @@
 """A video file, or image files that are its frames → the frames that a model sees."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from ..core.config import MediaConfig
-from ..core.errors import InvalidImage, setting
+from ..core.errors import InvalidImage
 from ..core.tasks import Deadline
-from . import video_process
-from .decode import ImageFile, what_else
+from .decode import Clip, FrameStack, ImageFile, fitting, scaled, what_else
 from .limits import Allowance
-from .own_process import TOO_LARGE, TOO_SLOW
-from .pixels import Clip, FrameStack, fitting, scaled
-from .processes import MAX_MEMORY_BYTES, Frame, Processes, ReadingFailed
-from .video_process import SIZE, THREADS, VideoTask
+from .processes import MAX_MEMORY_BYTES, Frame, Processes, ReadingFailed, sent_pixels, too_slow, undecodable
+from .worker import SIZE, THREADS, VideoTask
 
 _FRAME_FACTOR = 2  # frames that vision encoders take together
 _READ = "MP4, QuickTime, WebM, Matroska, AVI, GIF"
 _BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"RIFF")
 _STILL = (b"avif", b"heic", b"heix", b"mif1")
+_ADVICE = "Send a shorter one, or a smaller one."
 _MAX_FACTS_BYTES = 16 << 20  # the times of all frames
 
 
@@ -116,8 +114,12 @@ class VideoReader:
         Raises InvalidImage if it is no video or exceeds a limit, and what the deadline raises.
         """
         limits = self._limits
-        max_s = THREADS * limits.max_decode_s
-        task = VideoTask(container(data), limits.max_frame_pixels, max_s, limits.max_memory_bytes)
+        task = VideoTask(
+            max_s=THREADS * limits.max_decode_s,
+            max_memory_bytes=limits.max_memory_bytes,
+            container=container(data),
+            max_frame_pixels=limits.max_frame_pixels,
+        )
         [(_, found)] = await self._read(data, task, _MAX_FACTS_BYTES, allowance)
         (width, height), stamps = SIZE.unpack_from(found), np.frombuffer(found, np.float64, offset=SIZE.size)
         duration_s = _duration_s(stamps)
@@ -131,28 +133,15 @@ class VideoReader:
         frames = await self._read(file.data, file.task, max_bytes, allowance)
         stack = FrameStack(len(file.times))
         for index, (_, found) in enumerate(frames):
-            width, height = SIZE.unpack_from(found)
-            stack.add(np.frombuffer(found, np.uint8, offset=SIZE.size).reshape(height, width, 3))
+            stack.add(sent_pixels(found))
             frames[index] = (b"", b"")  # so that no frame is in memory twice for long
         return stack.clip(file.times, file.fps)
 
     async def _read(self, data: bytes, task: VideoTask, max_bytes: int, allowance: Allowance) -> list[Frame]:
-        turn = allowance.deadline, allowance.tenant
         try:
-            return await self._processes.read(video_process.__name__, asdict(task), data, max_bytes, *turn)
+            return await self._processes.read(task, data, max_bytes, allowance.deadline, allowance.tenant)
         except ReadingFailed as error:
-            if error.status == TOO_SLOW:
-                raise _too_slow(self._limits.max_decode_s) from error
-            large = "it takes too much memory to decode. Send a shorter one, or a smaller one."
-            broken = error.reason or "it is broken: no frames of it can be read."
-            raise InvalidImage(large if error.status == TOO_LARGE else broken) from error
-
-
-def _too_slow(limit_s: float) -> InvalidImage:
-    return InvalidImage(
-        f"it takes longer than {limit_s:g} seconds to decode ({setting('max_decode_s')}). Send a shorter one, or a "
-        "smaller one."
-    )
+            raise undecodable(error, self._limits.max_decode_s, _ADVICE) from error
 
 
 def _duration_s(stamps: np.ndarray) -> float:
@@ -177,15 +166,15 @@ class FrameFiles:
         # In memory at once: all scaled frames, and one frame of full size.
         self.num_pixels = len(frames) * width * height + max(frame.num_pixels for frame in frames)
 
-    def decode(self, deadline: Deadline) -> Clip:
-        """Raises InvalidImage, and what the deadline raises."""
+    def decode(self, deadline: Deadline, pixels: Callable[[ImageFile], np.ndarray] = ImageFile.pixels) -> Clip:
+        """`pixels` decodes one frame. Raises InvalidImage, and what the deadline raises."""
         end_s, stack = time.monotonic() + self._max_decode_s, FrameStack(len(self._frames))
         for frame in self._frames:
             deadline.check()
             if time.monotonic() > end_s:
-                raise _too_slow(self._max_decode_s)
-            pixels = frame.pixels()
-            height, width = pixels.shape[:2]
-            stack.add(scaled(pixels, fitting(width, height, self._frame_pixels)))
-            del pixels  # before the next frame is decoded
+                raise too_slow(self._max_decode_s, _ADVICE)
+            whole = pixels(frame)
+            height, width = whole.shape[:2]
+            stack.add(scaled(whole, fitting(width, height, self._frame_pixels)))
+            del whole  # before the next frame is decoded
         return stack.clip([index / self._fps for index in range(len(stack))], self._fps)

@@ -18,8 +18,8 @@ from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
+from .decode import Clip, Decoded, DecodedImage
 from .limits import ByteRoom
-from .pixels import Clip, Decoded, DecodedImage
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia
 from .renderers import (
     FAULTS,
