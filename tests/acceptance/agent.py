@@ -14,7 +14,7 @@ from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.monitoring.schema import EngineReport
-from vllm_mlx.engine.preparing import TENANT_THREADS
+from vllm_mlx.engine.prompt_pool import TENANT_THREADS
 from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.prompt.encoded import common_prefix
 

@@ -15,6 +15,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, Message, ShownPart, TextPart, VideoPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.media.decode import Clip, Decoded, DecodedImage
 from vllm_mlx.media.vision import VisionProbe, VisionProcessor
 from vllm_mlx.prompt.processor import RequestProcessor

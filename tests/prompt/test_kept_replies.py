@@ -1,6 +1,5 @@
 """A reply memory that was read from its journal answers as the one that wrote it, whatever part is left."""
 
-import json
 import sqlite3
 from array import array
 from collections.abc import Iterator
@@ -14,20 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawing import examples
-from vllm_mlx.core.messages import (
-    ImagePart,
-    Message,
-    ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-    VideoPart,
-)
+from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journals
 from vllm_mlx.formats.reply import FinishedReply
-from vllm_mlx.prompt.kept_replies import message_of, message_value, packed_ids, unpacked_ids
-from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply
+from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply, packed_ids, unpacked_ids
 from vllm_mlx.prompt.reply_memory import RecalledConversation, ReplyMemory, TextDigest
 
 WORDS = st.text(st.characters(), max_size=4)
@@ -48,12 +38,6 @@ STEPS = st.lists(
     min_size=1,
     max_size=8,
 )
-SOURCES = WORDS | st.binary(max_size=8)
-IMAGES = st.builds(ImagePart, SOURCES, max_side=st.none() | st.integers(1, 9), text=WORDS, param=WORDS)
-VIDEOS = st.builds(VideoPart, SOURCES | st.lists(WORDS).map(tuple), fps=st.none() | st.floats(0.1, 9), text=WORDS)
-SHOWN = st.builds(TextPart, WORDS) | IMAGES | VIDEOS
-RESULTS = st.builds(ToolResultPart, WORDS, st.lists(SHOWN, max_size=2).map(tuple), st.none() | WORDS, st.booleans())
-PARTS = st.lists(SHOWN | RESULTS | CALLS | st.builds(ReasoningPart, WORDS), max_size=4).map(tuple)
 
 
 class Client:
@@ -182,14 +166,6 @@ def test_a_reply_that_is_gone_costs_what_stands_on_it(tmp_path: Path) -> None:
             lost = {name for name, chain in chains.items() if gone in chain}
             assert found == {name: what for name, what in expected.items() if name not in lost}
             answers(memory, client)
-
-
-@given(st.sampled_from(["user", "assistant", "system", "tool"]), PARTS, st.none() | WORDS)
-def test_messages_are_the_same_afterwards(role: Any, parts: tuple[Any, ...], name: str | None) -> None:
-    message = Message(role, parts, name)
-    text = json.dumps(message_value(message), ensure_ascii=False).encode("utf-8", "surrogatepass")
-    after = message_of(json.loads(text.decode("utf-8", "surrogatepass")))
-    assert after == message and repr(after) == repr(message)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))

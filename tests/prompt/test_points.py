@@ -11,7 +11,6 @@ from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.prompt.points import volatile_places
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.template import ChatTemplate
 
@@ -169,44 +168,3 @@ def test_a_tokenizer_that_puts_a_space_before_every_text(llama_folder: Path) -> 
         request = ask(*messages, tools=())
         points = processor.prepare(request).prompt.snapshot_points
         assert set(points) <= expected_points(processor, request) | {0}
-
-
-ENVIRONMENT = "Working directory: /Users/{user}/work\nToday's date: {day}\n"
-
-
-def test_sessions_part_at_folders_and_dates(processor_with) -> None:
-    processor = processor_with(TEMPLATE_VARIANTS["after the last question"])
-    rules = "Be kind to every reader of this text. " * 40
-    text = rules + ENVIRONMENT.format(user="ann", day="2026-03-01") + rules + "Git status of 2026-03-01: clean"
-    prompt = processor.prepare(ask(system(text), user("hello"))).prompt
-    starts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
-    assert [start[-10:] for start in starts[:2]] == ["directory:", " status of"]
-
-
-def test_places_in_one_line_are_one_point(processor_with) -> None:
-    request = ask(system(ENVIRONMENT.format(user="ann", day="2026-03-01") * 5), user("See /tmp/x/y and /home/b/c."))
-    text = (
-        ChatTemplate(processor_with(TEMPLATE_VARIANTS["after the last question"]).tokenizer).render_prompt(request).text
-    )
-    [place] = volatile_places(request, text)
-    assert text[place:].startswith("/Users/ann/work")
-
-
-@pytest.mark.parametrize(
-    "text", ["see a/home/x", "the ratio 3/4", "https://example.org/home/x", "1/2026-03", "~/notes"]
-)
-def test_what_is_no_place_is_none(processor_with, text: str) -> None:
-    request = ask(system(text), user(text))
-    rendered = (
-        ChatTemplate(processor_with(TEMPLATE_VARIANTS["after the last question"]).tokenizer).render_prompt(request).text
-    )
-    assert volatile_places(request, rendered) == []
-
-
-def test_what_replies_and_results_say_is_no_place(processor_with) -> None:
-    said = Message("assistant", (TextPart("I am in /Users/ann/work."),))
-    request = ask(system("Be kind."), user("Where?"), said, user("And /Users/bob/work?"))
-    rendered = (
-        ChatTemplate(processor_with(TEMPLATE_VARIANTS["after the last question"]).tokenizer).render_prompt(request).text
-    )
-    assert volatile_places(request, rendered) == []

@@ -15,6 +15,7 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import ReasoningPart
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.kept import Memories
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 
 from .template_variants import TEMPLATE_VARIANTS

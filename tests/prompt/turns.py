@@ -12,6 +12,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.disk.kept import NO_MEMORIES, Memories
 from vllm_mlx.formats.reply import FinishedReply
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.prompt.reply_formats import reply_formats
 

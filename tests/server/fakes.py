@@ -61,7 +61,7 @@ class FakeEngine:
             created=1_700_000_000,
         )
     )
-    token_names: FakeTokens = field(default_factory=FakeTokens)
+    tokenizer: FakeTokens = field(default_factory=FakeTokens)
     requests: list[Request] = field(default_factory=list)
     counted: list[Request] = field(default_factory=list)
     running: set[str] = field(default_factory=set)

@@ -4,9 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,23 +13,20 @@ from prometheus_client.core import Metric
 from ..cache.stats import Entry
 from ..core.config import EngineConfig
 from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, ShuttingDown, VLLMMLXError
-from ..core.fence import Fence
 from ..core.receipt import Expectation
 from ..core.request import Request
-from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..disk.kept import NO_MEMORIES, Memories
-from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .admission import AdmissionQueue
-from .generation import Generation, Reply
+from .generation import Generation, Preparations, Reply, ReplyKeeper
 from .macos import KeepAwake
 from .monitor import Monitor
 from .monitoring.counters import ReplyStats
 from .monitoring.prometheus import metric_families
 from .monitoring.schema import EngineStatus
 from .monitoring.status import engine_status
-from .preparing import Preparations, PromptPool
+from .prompt_pool import PromptPool
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
     from .engine import Engine, EngineThread
@@ -63,7 +58,7 @@ class EngineClient:
         self.facts = thread.facts
         self.info = thread.facts.info
         self.memory = thread.facts.memory
-        self.token_names = processor.tokenizer
+        self.tokenizer = processor.tokenizer
         self._config = config
         self._processor = processor
         self._thread = thread
@@ -76,9 +71,8 @@ class EngineClient:
         self._awake = KeepAwake(enabled=config.keep_awake)
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._seq_ids = itertools.count()
-        self._trims: set[Future[None]] = set()  # work that finds out how much of a reply the next turn can contain
+        self._keeper = ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None)
         self._is_closing = False
-        self._has_drained = False  # what ends from then on was cut by the stop
         thread.listen(self._deliver, self._engine_died)
 
     @property
@@ -105,17 +99,17 @@ class EngineClient:
         async with self._queue.preparing(request, request.sampling.n):
             prepared, progress = await self._preparations.prepare(request)
         self._check_open()
-        replies = [self._reply(prepared, index, stats) for index, stats in enumerate(progress)]
+        replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
         generation = Generation(
             prepared,
-            {reply.seq.seq_id: reply for reply in replies},
+            replies,
             abort=self._thread.abort,
             closed=self._forget,
         )
         self._queue.watch(generation)
         self._awake.hold()
         self._generations |= dict.fromkeys(generation.seq_ids, generation)
-        self._thread.add([reply.seq for reply in replies])
+        self._thread.add([reply.seq for reply in replies.values()])
         return generation  # from here on the caller owns it: nothing after `add` may fail
 
     def watch_preparing(self, changed: Callable[[bool], None]) -> None:
@@ -188,9 +182,8 @@ class EngineClient:
         deadline = asyncio.get_running_loop().time() + drain_s
         while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        self._has_drained = True
         self._fail_all(ShuttingDown())
-        await asyncio.to_thread(wait, set(self._trims), _TRIM_S)  # before what they leave is written to disk
+        await self._keeper.finish(_TRIM_S)  # before what they leave is written to disk
         await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
         self._pool.shutdown()
@@ -214,47 +207,14 @@ class EngineClient:
 
     # -- the life of a request
 
-    def _reply(self, prepared: PreparedRequest, index: int, stats: ReplyStats) -> Reply:
-        request, sampling = prepared.request, prepared.sampling
-        seq = Sequence(
-            seq_id=next(self._seq_ids),
-            prompt=prepared.prompt,
-            sampling=replace(sampling.tokens, seed=(sampling.tokens.seed + index) % 2**64),
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=sampling.stop_token_ids,
-            constraint=prepared.constraint,
-            cache_salt=request.cache_salt,
-            tenant=request.tenant,
-        )
+    def _replies(self, prepared: PreparedRequest, progress: Iterable[ReplyStats]) -> Iterator[Reply]:
         expectation = Expectation()
         if prepared.compared is not None and self.model_facts["prefix_cache"]:
             expectation = prepared.compared.expectation
-        stats.queue(seq, expectation, time.monotonic())
-        return Reply(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
-
-    def _reply_ended(self, prepared: PreparedRequest, reply: Reply) -> None:
-        """Remember the reply at once, because the next turn may follow at once; trim the cache later.
-
-        An aborted reply counts as far as it was received: clients send that part back.
-        """
-        if self._has_drained or self.is_dead:
-            return
-        finished = reply.finished
-        with Fence("the reply, which the next turn will not recognise"):
-            self._processor.remember(prepared, finished)
-        if self._config.prefix_cache and finished.token_ids:
-            tenant = prepared.request.tenant
-            trim = self._pool.submit(self._trim_cache, prepared, reply.seq, finished, tenant=tenant)
-            self._trims.add(trim)
-            trim.add_done_callback(self._trims.discard)
-        elif self._config.prefix_cache:
-            self._thread.keep(reply.seq, reply.seq.num_prompt_tokens)
-
-    def _trim_cache(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply) -> None:
-        """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
-        kept = self._processor.kept_tokens(prepared, finished)
-        self._thread.keep(seq, max(kept, seq.num_prompt_tokens))
+        for index, stats in enumerate(progress):
+            seq = prepared.sequence(next(self._seq_ids), index)
+            stats.queue(seq, expectation, time.monotonic())
+            yield Reply(index, seq, self._processor.output(prepared), stats, partial(self._keeper.take, prepared))
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self._generations.values()))
@@ -296,5 +256,6 @@ class EngineClient:
                 generation.put(update)
 
     def _fail_all(self, error: VLLMMLXError) -> None:
+        self._keeper.close()
         for generation in self._open_generations():
             generation.put(error)

@@ -1,24 +1,36 @@
-"""The replies to one request, on the event loop: updates of sequences in, generation events out."""
+"""One request on the event loop: its preparation, its replies, and what the next turn needs of them.
+
+Updates of sequences come in, and generation events go out.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import replace
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from types import TracebackType
 
 from ..core.errors import Cancelled, VLLMMLXError, setting
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
+from ..core.fence import Fence, clear_locals
+from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
+from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
+from ..core.tasks import Deadline
 from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
-from ..prompt.processor import PreparedRequest
+from ..prompt.processor import PreparedRequest, RequestProcessor
+from .media_requests import MediaRequests
 from .monitoring.counters import Outcome, ReplyStats
+from .prompt_pool import PromptPool
 
 logger = logging.getLogger(__name__)
 
+LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
 _OUTCOMES: dict[FinishReason, Outcome] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -27,6 +39,126 @@ _OUTCOMES: dict[FinishReason, Outcome] = {
 }
 IndexedEvent = tuple[int, GenerationEvent]
 Ended = Callable[["Reply"], None]
+
+
+class Preparations:
+    """All requests that are being prepared. Belongs to one event loop."""
+
+    def __init__(self, processor: RequestProcessor, media: MediaRequests, pool: PromptPool, *, max_prepare_s: float):
+        self._processor = processor
+        self._media = media
+        self._pool = pool
+        self._max_prepare_s = max_prepare_s
+        self._open: list[_Preparation] = []
+
+    @property
+    def replies(self) -> list[ReplyStats]:
+        """The progress of the replies whose prompts are being prepared."""
+        return [reply for preparation in self._open for reply in preparation.replies]
+
+    async def prepare(self, request: Request) -> tuple[PreparedRequest, list[ReplyStats]]:
+        """Prepare a prompt. Work that nobody waits for any more ends at its next check of the deadline.
+
+        Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
+        """
+        deadline = Deadline(
+            self._max_prepare_s,
+            f"This request took more than {self._max_prepare_s:g} seconds to prepare ({setting('max_prepare_s')}). "
+            "Send a shorter one, or try again when the server is less busy.",
+        )
+        preparation = _Preparation(request, _replies(request), asyncio.current_task())
+        self._open.append(preparation)
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                return await self._prepare(request, deadline), preparation.replies
+        except TimeoutError:
+            deadline.check()
+            raise
+        except asyncio.CancelledError:
+            if preparation.is_cancelled and preparation.task is not None and not preparation.task.uncancel():
+                raise Cancelled() from None
+            raise
+        finally:
+            self._open.remove(preparation)
+            deadline.cancel()
+
+    def cancel(self, request_id: str, *, salts: str = "") -> bool:
+        """End the preparation of a request with Cancelled.
+
+        Returns False if no request that is prepared has this id and a salt that begins with `salts`.
+        """
+        found = [preparation for preparation in self._open if preparation.matches(request_id, salts)]
+        for preparation in found:
+            preparation.cancel()
+        return bool(found)
+
+    async def close(self) -> None:
+        await self._media.close()
+
+    async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
+        """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
+        rendered = None
+        try:
+            self._processor.media_of(request)  # before a document is read
+            request = await self._media.read_documents(request, deadline=deadline)
+            if parts := self._processor.media_of(request):
+                rendered = await self._media.render(
+                    parts, salt=request.cache_salt, tenant=request.tenant, deadline=deadline
+                )
+            work = partial(self._processor.prepare, request, rendered, deadline=deadline)
+            return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
+        except BaseException as error:
+            clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
+            raise
+
+
+@dataclass(eq=False, slots=True)
+class _Preparation:
+    """One request that a task prepares."""
+
+    request: Request
+    replies: list[ReplyStats]
+    task: "asyncio.Task[object] | None"
+    is_cancelled: bool = False
+
+    def matches(self, request_id: str, salts: str) -> bool:
+        ids = [self.request.request_id, *(reply.request_id for reply in self.replies)]
+        return self.request.cache_salt.startswith(salts) and request_id in ids
+
+    def cancel(self) -> None:
+        if self.task is not None and not self.is_cancelled:
+            self.is_cancelled = True
+            self.task.cancel()
+
+
+def _replies(request: Request) -> list[ReplyStats]:
+    """The progress of the replies to a request that has just come."""
+    now, num_replies = monotonic(), request.sampling.n
+    return [
+        ReplyStats(
+            request_id=request.request_id if num_replies == 1 else f"{request.request_id}-{index}",
+            tenant=request.tenant,
+            max_tokens=request.sampling.max_tokens or 0,
+            arrived_s=now if request.arrived_s is None else request.arrived_s,
+            queued_s=now,
+        )
+        for index in range(num_replies)
+    ]
+
+
+def is_long(request: Request) -> bool:
+    num_chars = len(request.prompt) if isinstance(request.prompt, str) else 0
+    return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
+
+
+def _num_chars(parts: Iterable[Part]) -> int:
+    count = 0
+    for part in parts:
+        if isinstance(part, TextPart | ReasoningPart):
+            count += len(part.text)
+        elif isinstance(part, ToolResultPart):
+            count += _num_chars(part.content)
+    return count
 
 
 class Reply:
@@ -190,3 +322,48 @@ def _join(updates: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate |
         else:
             gathered.setdefault(item.seq_id, []).append(item)
     return [*map(SequenceUpdate.joined, gathered.values()), *errors]
+
+
+class ReplyKeeper:
+    """Keeps of each reply what the next turn can begin with. Belongs to one event loop."""
+
+    def __init__(self, processor: RequestProcessor, pool: PromptPool, keep: Callable[[Sequence, int], None] | None):
+        """`keep` says how many tokens of a sequence stay in the prefix cache. It is None if the cache is off."""
+        self._processor = processor
+        self._pool = pool
+        self._keep = keep
+        self._trims: set[Future[None]] = set()
+        self._is_closed = False
+
+    def take(self, prepared: PreparedRequest, reply: Reply) -> None:
+        """Remember the reply at once, because the next turn may follow at once; trim the cache later.
+
+        An aborted reply counts as far as it was received: clients send that part back.
+        """
+        if self._is_closed:
+            return
+        finished = reply.finished
+        with Fence("the reply, which the next turn will not recognise"):
+            self._processor.remember(prepared, finished)
+        if self._keep is None:
+            return
+        if not finished.token_ids:
+            self._keep(reply.seq, reply.seq.num_prompt_tokens)
+            return
+        trim = self._pool.submit(self._trim, self._keep, prepared, reply.seq, finished, tenant=prepared.request.tenant)
+        self._trims.add(trim)
+        trim.add_done_callback(self._trims.discard)
+
+    def _trim(
+        self, keep: Callable[[Sequence, int], None], prepared: PreparedRequest, seq: Sequence, finished: FinishedReply
+    ) -> None:
+        """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
+        keep(seq, max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens))
+
+    def close(self) -> None:
+        """Keep nothing of the replies that end from now on, because the stop cuts them."""
+        self._is_closed = True
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for the work of the replies that have ended."""
+        await asyncio.to_thread(wait, set(self._trims), timeout_s)

@@ -45,10 +45,11 @@ from ..scheduler.scheduler import Scheduler
 from .client import EngineClient
 from .disk import OpenDisk, fingerprint
 from .engine import Engine, EngineThread
+from .generation import Preparations
 from .macos import SystemWatch, memory_calls, wired_bytes
 from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts
-from .preparing import Preparations, PromptPool
+from .prompt_pool import PromptPool
 from .setting_checks import check_settings, checked_tokenizer
 
 logger = logging.getLogger(__name__)

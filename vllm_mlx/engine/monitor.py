@@ -10,7 +10,7 @@ from ..prompt.processor import RequestProcessor
 from .monitoring.counters import Totals
 from .monitoring.schema import EngineReport
 from .monitoring.status import Moment, build_facts, model_facts
-from .preparing import PromptPool, place_in, stack_of
+from .prompt_pool import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
     from .engine import EngineThread

@@ -4,7 +4,6 @@ Where a template puts things is found by rendering probes: conversations that ar
 """
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -18,14 +17,7 @@ from .template import ChatTemplate
 
 Probes = Sequence[Request]
 
-MAX_PLACES = 3
-MIN_GAP = 1000  # characters between volatile places: computing fewer again costs less than a copy of recurrent state
 _NEAR = 8  # tokens: computing fewer again costs less than a copy of recurrent state
-_CONTEXT = 32  # characters before a volatile place by which it is found again in the rendered prompt
-# The absolute path of a user's folder, or a date: working directories, memory files, "today is".
-_VOLATILE = re.compile(
-    r"(?<![\w./~-])/(?:Users|home|root|private|tmp|var|Volumes|mnt|workspaces?)/[\w.-]+|\b\d{4}-\d{2}-\d{2}\b"
-)
 # Two texts that differ from the first character on: no conversation can share a start with both. The word takes a
 # space before it into its token, as words do and digits do not.
 _TEXTS = ("0 or not", "the")
@@ -36,17 +28,15 @@ def plan_points(
 ) -> tuple[Boundary, ...]:
     """Return the places where later prompts are likely to differ from this one, ascending. `encoded`: this prompt.
 
-    They are the ends of tools and system prompt, of the conversation before its last question, of the last question
-    and of the conversation before the generation prompt, and the places where sessions of one agent differ. A point
-    is left out where the template refuses its probes. Raises what the deadline raises.
+    They are the ends of the tools with the system prompt, of the conversation before its last question, of the last
+    question, and of the conversation before the generation prompt. A point is left out if the template refuses its
+    probes. Raises what the deadline raises.
     """
     points: set[Boundary] = set()
     for probes in _all_probes(request):  # nine renderings at most, in addition to the prompt's own
         deadline.check()
         if (point := _common(template, probes, encoded)) is not None:
             points.add(point)
-    for place in volatile_places(request, encoded.text):
-        points.add(encoded.before_space(encoded.boundary_before(place)))
     return tuple(_distant(sorted(point for point in points if 0 < point.num_tokens < len(encoded.token_ids))))
 
 
@@ -152,34 +142,3 @@ def _user_message(text: str) -> Message:
 
 def _result_message(call: ToolCallPart, text: str) -> Message:
     return Message("tool", (ToolResultPart(call.call_id, (TextPart(text),), call.name),))
-
-
-# Volatile places
-
-
-def volatile_places(request: Request, text: str) -> list[int]:
-    """Offsets in the rendered `text`, ascending, before folders and dates: sessions of one agent share what is before.
-
-    Only messages before the first reply count, and at most `MAX_PLACES` places with `MIN_GAP` characters between them.
-    """
-    places: list[int] = []
-    for before, found in _volatile_texts(request):
-        start = text.find(before + found, places[-1] if places else 0)
-        if start < 0 or (places and start + len(before) < places[-1] + MIN_GAP):
-            continue
-        places.append(start + len(before))
-        if len(places) == MAX_PLACES:
-            break
-    return places
-
-
-def _volatile_texts(request: Request) -> Iterator[tuple[str, str]]:
-    """The text before each folder or date in the messages before the first reply, and the folder or date."""
-    assert request.messages is not None
-    for message in request.messages:
-        if message.role == "assistant":
-            return
-        for part in message.parts:
-            if isinstance(part, TextPart):
-                for match in _VOLATILE.finditer(part.text):
-                    yield part.text[max(0, match.start() - _CONTEXT) : match.start()], match.group()

@@ -2,8 +2,8 @@
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..core.config import CacheReasoning, EngineConfig, SamplingDefaults
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request, SamplingParams
-from ..core.sequence import Constraint, PromptInputs, TokenSampling
+from ..core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
 from ..core.tasks import Deadline
 from ..disk.kept import NO_MEMORIES, Memories
 from ..formats import SchemaBudget, Schemas
@@ -54,6 +54,21 @@ class PreparedRequest:
     chat: ChatPrompt | None = None  # None for a text completion
     compared: ComparedPrompt | None = None  # the prompt, compared with the last one of its conversation
     constraint: Constraint | None = None
+
+    def sequence(self, seq_id: int, index: int) -> Sequence:
+        """Make the engine's work for reply number `index`. Each reply has a seed of its own."""
+        request, sampling = self.request, self.sampling
+        return Sequence(
+            seq_id=seq_id,
+            prompt=self.prompt,
+            sampling=replace(sampling.tokens, seed=(sampling.tokens.seed + index) % 2**64),
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=sampling.stop_token_ids,
+            constraint=self.constraint,
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+        )
 
 
 class RequestProcessor:
@@ -166,7 +181,7 @@ class RequestProcessor:
         self._window.check_ids(prompt, param="prompt")
         return PromptInputs(token_ids=prompt)
 
-    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+    def _check_vocabulary(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidParameter(

@@ -1,19 +1,28 @@
-"""One remembered reply, and the ids that a prompt takes from it: those of the prompt before it, and its own."""
+"""One remembered reply: the ids that a prompt takes from it and from the prompt before it, and its form on disk."""
 
+import base64
+import binascii
+import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_urlsafe
 from sys import getsizeof
 from typing import Any, NamedTuple
 
-from ..core.messages import Part, ReasoningPart, TextPart, ToolCallPart
+import numpy as np
+
+from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart
+from ..disk.kept import Kept
 from ..formats.reply import FinishedReply
 
 _FIXED_BYTES = 2048  # the objects, keys and digests of one remembered reply
 _BOUNDARY_BYTES = 128
 _PART_BYTES = 64
+_LEVEL = 1  # zlib's fastest
 _NAME_BYTES = 9  # random
+_KINDS: dict[str, type[Any]] = {"text": TextPart, "reasoning": ReasoningPart, "call": ToolCallPart}
+_MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 class Boundary(NamedTuple):
@@ -132,3 +141,96 @@ def _json_bytes(value: Any) -> int:
         elif isinstance(item, list):
             waiting += item
     return total
+
+
+# The form on disk
+
+
+def can_be_kept(entry: RememberedReply) -> bool:
+    """Whether the reply has a form on disk. A reply that continues a client's message with an image has none."""
+    return all(isinstance(part, tuple(_KINDS.values())) for part in entry.reply.message.parts)
+
+
+def reply_value(entry: RememberedReply) -> dict[str, Any]:
+    """Return the reply as JSON, in which its base is a name."""
+    base, message = entry.base, entry.reply.message
+    return {
+        "key": entry.key.hex(),
+        "text": [entry.text_length, entry.text_digest.hex()],
+        "base": None if base is None else [base.entry.name, base.num_chars, base.num_tokens],
+        "tail": packed_ids(entry.tail),
+        "boundaries": entry.boundaries,
+        "message": [message.role, message.name, list(map(_part_value, message.parts))],
+        "ids": packed_ids(entry.reply.token_ids),
+        "is_complete": entry.reply.is_complete,
+        "starts_in_reasoning": entry.starts_in_reasoning,
+    }
+
+
+def _part_value(part: Part) -> list[Any]:
+    match part:
+        case TextPart(text):
+            return ["text", text]
+        case ReasoningPart(text):
+            return ["reasoning", text]
+        case ToolCallPart(call_id, name, arguments):
+            return ["call", call_id, name, arguments]
+        case _:
+            raise AssertionError("`can_be_kept` refuses the reply")
+
+
+def restored_replies(values: Iterable[Kept]) -> dict[str, RememberedReply]:
+    """Read replies, by their names. A base precedes the replies that refer to it, which then share one object.
+
+    A reply that cannot be read, or whose base is missing, is left out.
+    """
+    found: dict[str, RememberedReply] = {}
+    for kept in values:
+        try:
+            found[kept.name] = _reply_of(kept, found)
+        except _MALFORMED:
+            continue
+    return found
+
+
+def _reply_of(kept: Kept, found: dict[str, RememberedReply]) -> RememberedReply:
+    """Raises one of `_MALFORMED`."""
+    value = kept.value()
+    text_length, text_digest = value["text"]
+    role, message_name, parts = value["message"]
+    base = None
+    if value["base"] is not None:
+        name, num_chars, num_tokens = value["base"]
+        base = KnownPrefix(found[name], num_chars, num_tokens)
+    return RememberedReply(
+        name=kept.name,
+        salt=kept.salt,
+        key=bytes.fromhex(value["key"]),
+        text_length=text_length,
+        text_digest=bytes.fromhex(text_digest),
+        base=base,
+        tail=unpacked_ids(value["tail"]),
+        boundaries=tuple(Boundary(*boundary) for boundary in value["boundaries"]),
+        reply=FinishedReply(
+            message=Message(role, tuple(_KINDS[kind](*fields) for kind, *fields in parts), message_name),
+            token_ids=unpacked_ids(value["ids"]),
+            is_complete=value["is_complete"],
+        ),
+        starts_in_reasoning=value["starts_in_reasoning"],
+    )
+
+
+def packed_ids(token_ids: Sequence[int]) -> str:
+    """About two and a half characters for an id. Bytes of one weight follow each other: the high ones are mostly 0."""
+    planes = np.asarray(token_ids, "<u4").view(np.uint8).reshape(-1, 4).T
+    return base64.b64encode(zlib.compress(planes.tobytes(), _LEVEL)).decode("ascii")
+
+
+def unpacked_ids(packed: str) -> "array[int]":
+    """Raises ValueError."""
+    try:
+        data = zlib.decompress(base64.b64decode(packed, validate=True))
+    except (zlib.error, binascii.Error) as error:
+        raise ValueError(f"it cannot be unpacked: {error}") from error
+    planes = np.frombuffer(data, np.uint8).reshape(4, -1)
+    return array("I", np.ascontiguousarray(planes.T).view("<u4").astype(np.uint32).tobytes())

@@ -24,8 +24,7 @@ from ..core.messages import (
 )
 from ..disk.kept import Journal, Restored
 from .echo import DeclaredValue, calls_of, declared_arguments, is_echo
-from .kept_replies import reply_value, restored_replies
-from .remembered import RememberedReply
+from .remembered import RememberedReply, can_be_kept, reply_value, restored_replies
 
 MAX_REPLIES = 8192
 MAX_BYTES = 64 << 20
@@ -153,6 +152,8 @@ class ReplyMemory:
 
     def _keep(self, journal: Journal, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
         """An entry whose base the journal does not keep is kept without one."""
+        if not can_be_kept(entry):
+            return
         if entry.base is not None and entry.base.entry.name not in journal:
             entry = entry.alone(prompt_token_ids)
         base = None if entry.base is None else entry.base.entry.name

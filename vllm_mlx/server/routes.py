@@ -60,7 +60,7 @@ def as_json(reply: Reply) -> Response:
 
 def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["OpenAI"], route_class=JSONRoute)
-    names = engine.token_names
+    names = engine.tokenizer
 
     @router.post("/v1/chat/completions", responses=documented(ChatCompletion, OpenAIError, OPENAI_EVENTS))
     async def chat_completions(body: AnyChatBody, http: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Prepares prompts off the event loop, each within one deadline, on threads shared fairly between tenants."""
+"""Threads that prepare prompts off the event loop, shared fairly between tenants. It knows no prompt."""
 
 import asyncio
 import logging
@@ -7,28 +7,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.errors import Cancelled, ShuttingDown, setting
+from ..core.errors import ShuttingDown
 from ..core.fair_queue import FairQueue, Place
-from ..core.fence import clear_locals
-from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
-from ..core.request import Request
 from ..core.tasks import Deadline, settle
-from ..prompt.processor import PreparedRequest, RequestProcessor
-from .media_requests import MediaRequests
-from .monitoring.counters import ReplyStats
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
 
-LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
 MAX_THREADS = 6
 TENANT_THREADS = 2
 MAX_LONG = 2  # further threads for long prompts, one per tenant: tokenising takes some hundred bytes a character
@@ -36,126 +29,6 @@ MAX_HUNG = 8  # threads; until then, each is replaced
 HANG_SLACK_S = 10.0  # how much longer than the deadline a single call into a library may take
 _WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
-
-
-class Preparations:
-    """All requests that are being prepared. Belongs to one event loop."""
-
-    def __init__(self, processor: RequestProcessor, media: MediaRequests, pool: "PromptPool", *, max_prepare_s: float):
-        self._processor = processor
-        self._media = media
-        self._pool = pool
-        self._max_prepare_s = max_prepare_s
-        self._open: list[_Preparation] = []
-
-    @property
-    def replies(self) -> list[ReplyStats]:
-        """The progress of the replies whose prompts are being prepared."""
-        return [reply for preparation in self._open for reply in preparation.replies]
-
-    async def prepare(self, request: Request) -> tuple[PreparedRequest, list[ReplyStats]]:
-        """Prepare a prompt. Work that nobody waits for any more ends at its next check of the deadline.
-
-        Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
-        """
-        deadline = Deadline(
-            self._max_prepare_s,
-            f"This request took more than {self._max_prepare_s:g} seconds to prepare ({setting('max_prepare_s')}). "
-            "Send a shorter one, or try again when the server is less busy.",
-        )
-        preparation = _Preparation(request, _replies(request), asyncio.current_task())
-        self._open.append(preparation)
-        try:
-            async with asyncio.timeout(deadline.remaining_s):
-                return await self._prepare(request, deadline), preparation.replies
-        except TimeoutError:
-            deadline.check()
-            raise
-        except asyncio.CancelledError:
-            if preparation.is_cancelled and preparation.task is not None and not preparation.task.uncancel():
-                raise Cancelled() from None
-            raise
-        finally:
-            self._open.remove(preparation)
-            deadline.cancel()
-
-    def cancel(self, request_id: str, *, salts: str = "") -> bool:
-        """End the preparation of a request with Cancelled.
-
-        Returns False if no request that is prepared has this id and a salt that begins with `salts`.
-        """
-        found = [preparation for preparation in self._open if preparation.matches(request_id, salts)]
-        for preparation in found:
-            preparation.cancel()
-        return bool(found)
-
-    async def close(self) -> None:
-        await self._media.close()
-
-    async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
-        """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
-        rendered = None
-        try:
-            self._processor.media_of(request)  # before a document is read
-            request = await self._media.read_documents(request, deadline=deadline)
-            if parts := self._processor.media_of(request):
-                rendered = await self._media.render(
-                    parts, salt=request.cache_salt, tenant=request.tenant, deadline=deadline
-                )
-            work = partial(self._processor.prepare, request, rendered, deadline=deadline)
-            return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
-        except BaseException as error:
-            clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
-            raise
-
-
-@dataclass(eq=False, slots=True)
-class _Preparation:
-    """One request that a task prepares."""
-
-    request: Request
-    replies: list[ReplyStats]
-    task: "asyncio.Task[object] | None"
-    is_cancelled: bool = False
-
-    def matches(self, request_id: str, salts: str) -> bool:
-        ids = [self.request.request_id, *(reply.request_id for reply in self.replies)]
-        return self.request.cache_salt.startswith(salts) and request_id in ids
-
-    def cancel(self) -> None:
-        if self.task is not None and not self.is_cancelled:
-            self.is_cancelled = True
-            self.task.cancel()
-
-
-def _replies(request: Request) -> list[ReplyStats]:
-    """The progress of the replies to a request that has just come."""
-    now, num_replies = time.monotonic(), request.sampling.n
-    return [
-        ReplyStats(
-            request_id=request.request_id if num_replies == 1 else f"{request.request_id}-{index}",
-            tenant=request.tenant,
-            max_tokens=request.sampling.max_tokens or 0,
-            arrived_s=now if request.arrived_s is None else request.arrived_s,
-            queued_s=now,
-        )
-        for index in range(num_replies)
-    ]
-
-
-def is_long(request: Request) -> bool:
-    num_chars = len(request.prompt) if isinstance(request.prompt, str) else 0
-    return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
-
-
-def _num_chars(parts: Iterable[Part]) -> int:
-    count = 0
-    for part in parts:
-        if isinstance(part, TextPart | ReasoningPart):
-            count += len(part.text)
-        elif isinstance(part, ToolResultPart):
-            count += _num_chars(part.content)
-    return count
 
 
 @dataclass(eq=False, slots=True)
