@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mlx.cli.keys import read_keys
 from vllm_mlx.cli.options import load_settings
 from vllm_mlx.cli.remote import find_server
 from vllm_mlx.cli.serve import refuse_open_door
 from vllm_mlx.cli.settings import flag_name
+from vllm_mlx.cli.values import read_keys
 from vllm_mlx.core.errors import ConfigError
 
 

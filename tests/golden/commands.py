@@ -6,12 +6,12 @@ from typing import Any, get_args
 import typer
 from typer.core import TyperArgument
 
-from vllm_mlx.cli.commands import app
+from vllm_mlx.cli.main import make_app
 from vllm_mlx.cli.settings import env_name, settings_fields
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    yield from _below("vllm-mlx", typer.main.get_command(app))
+    yield from _below("vllm-mlx", typer.main.get_command(make_app()))
 
 
 def _below(name: str, command: Any) -> Iterator[tuple[str, Any]]:

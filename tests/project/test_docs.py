@@ -12,13 +12,14 @@ from typer.main import get_command
 from scripts.generate_docs import PAGES, render
 from tests.project.sources import ROOT
 from vllm_mlx.cli.clients import CLIENTS, Target
-from vllm_mlx.cli.commands import app
+from vllm_mlx.cli.main import make_app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 from vllm_mlx.core.errors import setting
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS = [name for name, _, _ in settings_fields()]
-COMMANDS = {name: command for name, command in get_command(app).commands.items() if name != "serve"}  # type: ignore[attr-defined]
+APP = make_app()
+COMMANDS = {name: command for name, command in get_command(APP).commands.items() if name != "serve"}  # type: ignore[attr-defined]
 COMMANDS_FLAGS = {
     flag
     for command in (*COMMANDS.values(), *COMMANDS["models"].commands.values(), *COMMANDS["cache"].commands.values())
@@ -93,7 +94,7 @@ def commands_in(text: str) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_commands_in_code_exist_and_have_their_flags(path: Path) -> None:
-    every = get_command(app).commands  # type: ignore[attr-defined]
+    every = get_command(APP).commands  # type: ignore[attr-defined]
     text = read(path).replace("scripts/serve", "vllm-mlx serve")
     wrong = [
         (name, flag)

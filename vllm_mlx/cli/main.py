@@ -1,4 +1,7 @@
-"""The entry of the `vllm-mlx` command: how its process ends. Nothing slow is imported before signals are handled."""
+"""The `vllm-mlx` command: what commands it has, and how its process ends.
+
+Nothing slow is imported before signals are handled, and no model code before a command needs it.
+"""
 
 import logging
 import os
@@ -6,7 +9,10 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+if TYPE_CHECKING:
+    import typer
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +24,7 @@ def main() -> None:
     for number in usual if is_server else (signal.SIGINT,):
         if usual[number] is not signal.SIG_IGN:  # nohup, and a shell without a terminal, leave it so
             signal.signal(number, lambda number, _: end(0 if number != signal.SIGINT else 128 + number))
-    from .commands import app
-
+    app = make_app()
     if not is_server:
         signal.signal(signal.SIGINT, usual[signal.SIGINT])
     try:
@@ -28,6 +33,61 @@ def main() -> None:
         if is_server:
             end(done.code if isinstance(done.code, int) else int(done.code is not None))
         raise
+
+
+def make_app() -> "typer.Typer":
+    """Collect the commands."""
+    import typer
+
+    from .bench import bench
+    from .cache import cache_app
+    from .chat import chat
+    from .doctor import doctor
+    from .launch import launch
+    from .models import models_app
+    from .options import takes_settings
+    from .settings import Settings
+    from .status import status
+
+    app = typer.Typer(
+        name="vllm-mlx",
+        help="An inference server for Macs: models on MLX behind an OpenAI-compatible API.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    flag = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+
+    @app.callback()
+    def common(version: Annotated[bool, flag] = False) -> None:
+        pass
+
+    @app.command(
+        epilog="Every setting is also an environment variable (`--max-num-seqs`: `VLLM_MLX_MAX_NUM_SEQS`) and a key of "
+        "the TOML file (`max_num_seqs`). A flag wins over the environment, the environment over the file."
+    )
+    @takes_settings
+    def serve(settings: Settings) -> None:
+        """Serve MODEL over HTTP until Ctrl-C."""
+        from .serve import run_server
+
+        run_server(settings)
+
+    for command in (chat, launch, status, doctor, bench):
+        app.command()(command)
+    app.add_typer(models_app, name="models")
+    app.add_typer(cache_app, name="cache")
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        print(f"vllm-mlx {__version__}")
+        sys.exit()
 
 
 def reported(command: Callable[[], object]) -> None:

@@ -18,10 +18,10 @@ from ..core.errors import ConfigError, InvalidParameter
 from ..core.request import RequestLimits, SamplingParams
 from ..core.tenants import APIKey
 from ..server.config import MAX_BODY_BYTES, ConnectionLimits, ServerConfig
-from .keys import all_keys
 from .values import (
     DEFAULT_MEDIA_LIMITS,
     Form,
+    all_keys,
     media_limits,
     read_bytes,
     read_disk,
