@@ -85,7 +85,7 @@ class ToolCallEnd:
 class FoundPage:
     url: str
     title: str
-    text: str  # what the search says of it
+    text: str  # the text that the search gives for the page
 
 
 SearchError = Literal["invalid_tool_input", "max_uses_exceeded", "query_too_long", "too_many_requests", "unavailable"]

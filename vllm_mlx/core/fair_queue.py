@@ -162,7 +162,7 @@ class FairQueue:
             del self._waiting[entry.key]
 
     def _left(self, entry: _Entry) -> None:
-        """Its caller waits no longer. Others that wait after it may fit now."""
+        """Remove an entry whose caller waits no longer. Entries behind it may fit now."""
         with self._lock:
             if entry in self._first or entry in self._waiting.get(entry.key, OrderedDict()).get(entry.request, ()):
                 self._remove(entry)

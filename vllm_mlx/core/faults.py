@@ -11,14 +11,14 @@ MAX_FAULTS = 3  # device faults without progress in between, after which a row f
 
 
 class Fault(Enum):
-    """What is wrong with the device, and so with all work that it has not proven good yet."""
+    """A fault of the device. It concerns all work that is not proven good yet."""
 
     FAILED = auto()  # a command buffer failed: a time limit of macOS, a reset, an invalid resource
     OUT_OF_MEMORY = auto()  # less work at a time may run
 
 
 class DeviceFault(RuntimeError):
-    """The device returned what no model can compute."""
+    """The device returned a result that no model can compute."""
 
 
 _FAILED_WORK = ("[METAL]", "Command buffer", "Failed to create Metal shared event")
@@ -27,7 +27,7 @@ _NO_MEMORY = ("Insufficient Memory", "00000008", "CallbackErrorOutOfMemory")
 
 
 def device_fault(error: BaseException | None) -> Fault | None:
-    """What the error says about the device. None: the device is not at fault."""
+    """Return the device fault that the error reports, or None if the device is not at fault."""
     if isinstance(error, DeviceFault):
         return Fault.FAILED
     if not isinstance(error, RuntimeError):

@@ -30,7 +30,7 @@ class RowFootprint:
 
     bytes_per_token: int
     whole_bytes_per_token: int = 0  # layers that are copied whole
-    fixed_bytes: int = 0  # recurrent layers, and what the ones copied whole have at any length
+    fixed_bytes: int = 0  # recurrent layers, and the constant part of layers that are copied whole
     spare_bytes: int = 0  # free slots of chunked layers, at most
     windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), one pair per window size
     num_layers: int = 1  # layers that grow with every token: a long row consists of them
@@ -139,7 +139,7 @@ class Pressure(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemMemory:
-    """The operating system's figures. None: it does not report them."""
+    """The operating system's figures. A figure that it does not report is None."""
 
     footprint_bytes: int | None = None  # charged to this process, compressed memory included
     pressure: Pressure | None = None

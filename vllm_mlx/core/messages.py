@@ -113,7 +113,7 @@ class ToolSpec:
 
     @property
     def name_param(self) -> str:
-        """The request field that holds the name, beside that of the parameters, for errors; of a search the tool."""
+        """The request field that names the tool, for errors. For a tool of web search, it is the tool's own field."""
         path, dot, _ = self.param.rpartition(".")
         return f"{path}.name" if dot else self.param
 

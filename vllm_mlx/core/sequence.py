@@ -111,7 +111,7 @@ class EncoderInputs(Protocol):
 class MediaItem:
     """One image, or a piece of a video, inside one prompt: its tokens are `[offset, offset + length)`.
 
-    From the first placeholder to the last; between those of a video may stand text that is its own.
+    They reach from the first placeholder to the last. A video's own text, such as times, may stand between them.
     """
 
     digest: bytes  # a digest of encoder inputs, placeholders, layout and processor settings

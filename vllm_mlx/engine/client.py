@@ -28,7 +28,7 @@ from .monitoring.schema import EngineStatus
 from .monitoring.status import engine_status
 from .prompt_pool import PromptPool
 
-if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
+if TYPE_CHECKING:  # a server without an engine does not load MLX
     from .engine import Engine, EngineThread
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class EngineClient:
         return self._thread.error is not None
 
     def error(self) -> str | None:
-        """Why no request can be served: the engine thread has ended, or it hangs, or many prompt threads do."""
+        """Why no request can be served: the engine thread has ended or hangs, or many prompt threads hang; or None."""
         return self._monitor.error()
 
     async def submit(self, request: Request) -> Generation:
@@ -175,7 +175,7 @@ class EngineClient:
     async def shutdown(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for `drain_s`, then fail the others and end the thread.
 
-        A second call is for those who cannot wait: less is written to disk.
+        A second call hurries: less is written to disk.
         """
         save_s = _HURRIED_SAVE_S if self._is_closing else _SAVE_S
         self._is_closing = True

@@ -198,7 +198,7 @@ class Engine:
             self.recover(fence.error, deliver, num_tokens)
 
     def ask(self, question: Callable[["Engine"], T], deliver: Deliver) -> T:
-        """Answer a question between two steps. A device fault that it meets is everyone's, and is raised too."""
+        """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too."""
         try:
             return question(self)
         except RuntimeError as error:
@@ -300,7 +300,7 @@ class EngineThread:
         self._inbox.put(lambda engine: engine.keep(seq, num_tokens))
 
     def wake(self) -> None:
-        """Step again, because images for which rows wait are ready, or there are news of the disk."""
+        """Step again: images for which rows wait are ready, or the disk threads have results to collect."""
         self._inbox.put(Engine.wake)
 
     def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":

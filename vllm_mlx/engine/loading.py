@@ -15,6 +15,7 @@ from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
 from ..disk.kept import NO_MEMORIES, Memories
+from ..formats.tokenizer import Tokenizer
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
@@ -69,7 +70,7 @@ _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a war
 def start_engine(config: EngineConfig, disk: OpenDisk | None = None) -> EngineClient:
     """Find the checkpoint, download it if necessary, and load it. Raises ConfigError.
 
-    `disk`: the result of `open_disk` for the same settings; None: nothing is kept on disk.
+    `disk`: the result of `open_disk` for the same settings. If it is None, nothing is kept on disk.
     """
     with ExitStack() as undone:
         if disk is not None:
@@ -154,12 +155,12 @@ class MeasuredModel:
 
     model: Model
     calibration: Calibration
-    images: ImageCost | None = None  # None: it takes none
+    images: ImageCost | None = None  # None for a model that takes no images
     video_fault: str | None = None  # why videos, as the processor prepares them, cannot be served
 
 
 def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> MeasuredModel:
-    """Raises ConfigError. A model that takes images is tried with `probe`; without one, it takes none."""
+    """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images."""
     total = _total_bytes(config)
     if checkpoint.file_bytes > total:
         raise ConfigError(

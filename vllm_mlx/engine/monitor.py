@@ -1,4 +1,4 @@
-"""Answers what operators ask: whether the engine is well, what it does now, and what it has done."""
+"""Watches the engine for operators: whether it is well, what it does now, and what it has done."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from .monitoring.schema import EngineReport
 from .monitoring.status import Moment, build_facts, model_facts
 from .prompt_pool import PromptPool, place_in, stack_of
 
-if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
+if TYPE_CHECKING:  # a server without an engine does not load MLX
     from .engine import EngineThread
 
 logger = logging.getLogger(__name__)

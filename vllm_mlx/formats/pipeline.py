@@ -48,8 +48,8 @@ class OutputPipeline:
     ):
         """`stop_token_ids` end the sequence. `schemas` are those of the declared tools; None reads them here.
 
-        `call_ids` makes ids of calls. `constraint` is the one that the engine applies. `max_silent_tokens`: a reply
-        without text and tool calls ends after this number of tokens.
+        `call_ids` makes the ids of tool calls. `constraint` is the one that the engine applies. A reply without text
+        and tool calls ends after `max_silent_tokens`.
         """
         self._tokenizer = tokenizer
         self._request = request
@@ -102,7 +102,7 @@ class OutputPipeline:
 
     @property
     def reply(self) -> FinishedReply:
-        """The reply so far. It includes a stop token as soon as that was fed."""
+        """The reply so far. It includes a stop token as soon as it was fed."""
         return self._reply.reply(is_cut=self._parse.closed_open_call)
 
     def finish(
@@ -239,7 +239,7 @@ class ParseStage:
 
 
 def _fills_content(request: Request, formats: ReplyFormats, *, is_opened: bool) -> bool:
-    """Whether reasoning is content, too, if the reply has no other. `is_opened`: the prompt opens reasoning."""
+    """Whether a reply without content gets its reasoning as content. `is_opened`: the prompt opens reasoning."""
     if request.fills_content is not None:
         return request.fills_content
     reasoning = formats.reasoning
@@ -259,7 +259,7 @@ class CallCounter:
     """Counts tool calls, and cuts the events after the last call that the request permits."""
 
     def __init__(self, limit: int | None):
-        """`limit` None or 0: any number of calls."""
+        """A `limit` of None or 0 permits any number of calls."""
         self._limit = limit
         self.num_calls = 0  # complete calls
         self._num_open = 0
@@ -286,7 +286,7 @@ class CallCounter:
 
 
 class LogprobQueue:
-    """Tokens that wait until the parser emits their text: the first event that has some of it carries the token."""
+    """Holds tokens until the parser emits their text. The first event with a part of that text carries the token."""
 
     def __init__(self) -> None:
         self._tokens: deque[TokenLogprob | None] = deque()  # tokens whose piece is still to come
@@ -307,7 +307,7 @@ class LogprobQueue:
     def attach(self, events: list[ContentEvent], text_spans: Sequence[tuple[int, int]]) -> list[ContentEvent]:
         """Add tokens to text events. `text_spans`: (start, end) of each of these in parsed characters.
 
-        Tokens before a span were no content.
+        Tokens before a span were not content.
         """
         spans = iter(text_spans)
         return [self._with_logprobs(event, *next(spans)) if isinstance(event, TextDelta) else event for event in events]

@@ -35,7 +35,7 @@ class _Call:
         self.is_closed = False
 
     def read(self) -> dict[str, Any] | None:
-        """The arguments; None if they were cut, are no JSON object, or nest deeper than `_MAX_DEPTH`."""
+        """Return the arguments, or None if they were cut, are not a JSON object, or nest deeper than `_MAX_DEPTH`."""
         if not self.is_closed:
             return None
         try:
@@ -82,12 +82,12 @@ class ReplyBuilder:
                     self._calls[index].is_closed = True
 
     def reply(self, *, is_cut: bool = False) -> FinishedReply:
-        """`is_cut`: a call was completed that the model had left open."""
+        """Return the reply so far. `is_cut`: a call was completed that the model had left open."""
         is_complete = self.is_complete and not is_cut
         return FinishedReply(message=self.message(), token_ids=tuple(self._token_ids), is_complete=is_complete)
 
     def message(self) -> Message:
-        """The message so far. A call whose arguments cannot be read has none."""
+        """The message so far. A call whose arguments cannot be read has empty arguments."""
         return Message("assistant", tuple(map(_part, self._parts)))
 
     @property

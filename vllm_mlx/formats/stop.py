@@ -56,7 +56,7 @@ class StopStage:
 
 
 class StopMatcher:
-    """The match that ends first wins; of two that end together, the longer one. Cuts of the text do not matter.
+    """Finds the match that ends first; of two that end together, the longer one. Cuts of the text do not matter.
 
     The time is linear in the length of the text, for any text and any stop strings.
     """
@@ -81,7 +81,7 @@ class StopMatcher:
         return text[:safe], None
 
     def finish(self) -> str:
-        """The text that was held back."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
@@ -98,7 +98,7 @@ class _Search:
         self._shorter = _shorter_beginnings(stop)
 
     def feed(self, text: str) -> int | None:
-        """The position in `text` at which the stop string ends; None if it does not."""
+        """Return the position in `text` at which the stop string ends, or None if it does not end there."""
         met = self.num_met
         at = 0 if met else text.find(self.stop[0])
         if at < 0:

@@ -25,9 +25,9 @@ TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, A
 TEMPLATE_S = 10.0  # seconds for one rendering: a template is a program that came with the checkpoint
 MAX_RENDERED_CHARS = 1 << 26
 LONG_CHARS = 4096  # longer texts are encoded as a batch of one: only for batches is the interpreter's lock released
-_UNFINISHED = "\ufffd"  # a decoder writes it for bytes that are no complete character
+_UNFINISHED = "\ufffd"  # a decoder writes it for the bytes of an incomplete character
 _MAX_CONTEXT = 8
-_MAX_PENDING = 16  # no character needs so many tokens: bytes that are held back by then are no text
+_MAX_PENDING = 16  # no character needs so many tokens, so these bytes are not text
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -79,7 +79,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's text; all of them for a checkpoint with several."""
+        """The text of the chat template. The texts of several templates are joined."""
         if self._template_override is not None:
             return self._template_override
         template: str | dict[str, str] | None = self._hf.chat_template
@@ -89,7 +89,7 @@ class Tokenizer:
 
     @property
     def response_template(self) -> Any:
-        """The rules for reading replies that the checkpoint carries, as its files have them; None: it has none."""
+        """The checkpoint's own rules for reading replies, as its files write them; None if it has no such rules."""
         given = getattr(self._hf, "response_template", None)
         return getattr(self._hf, "init_kwargs", {}).get("response_template") if given is None else given
 
@@ -136,7 +136,7 @@ class Tokenizer:
         return self.backend.encode_batch([text], add_special_tokens=False)[0]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids. Ids that are no tokens are left out."""
+        """The text of ids. Unknown ids are left out."""
         known = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
         return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
 
@@ -164,14 +164,14 @@ class Tokenizer:
         return token.replace("▁", " ").encode() if {"Metaspace", "Replace"} & self.decoder_types else token.encode()
 
     def token_text(self, token_id: int) -> str:
-        """The token's text; bytes that are no complete character become replacement characters."""
+        """The token's text, in which the bytes of incomplete characters become replacement characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
 
 def take_parts_of_file(hf_tokenizer: Any, path: Path) -> None:
     """Make a tokenizer of transformers give the ids that the checkpoint's tokenizer.json gives.
 
-    Transformers 5 builds the tokenizers of some classes from the file's vocabulary alone, and other parts by its code.
+    For some classes, Transformers 5 takes only the vocabulary from the file, and makes the other parts in code.
     """
     file, is_fast = path / "tokenizer.json", getattr(hf_tokenizer, "is_fast", False)
     if is_fast and type(hf_tokenizer).__module__.startswith("transformers.models.") and file.is_file():
@@ -187,13 +187,13 @@ class Piece:
     text: str
     num_tokens: int
     special: bool = False  # it is the complete text of one added token
-    control: bool = False  # that token is not part of any text, as the tokenizer declares it
+    control: bool = False  # the tokenizer declares that this token is not part of any text
 
 
 class Detokenizer:
-    """Joined, the texts of all pieces are the decoded reply. A character is held back until its bytes are complete.
+    """Turns ids into pieces of text, which are together the decoded reply. Incomplete characters are held back.
 
-    The end of the prompt is decoded along, so that a space at the start of the reply is kept. No id raises an error.
+    The end of the prompt is decoded with the reply, so that a space at its start is kept. No id raises an error.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]):
@@ -217,7 +217,7 @@ class Detokenizer:
         return []
 
     def finish(self) -> list[Piece]:
-        """All that was held back; incomplete characters become replacement characters."""
+        """Return the text that was held back. Incomplete characters become replacement characters."""
         if not self._pending:
             return []
         return [self._emit(self._decode(self._context + self._pending))]

@@ -1,6 +1,6 @@
-"""Refuses prompts that are too long for the model: a text before it is tokenized where that is certain, then ids.
+"""Refuses prompts that are too long for the model: by their ids, or as texts that certainly cannot fit.
 
-A text is certainly too long if a lower bound of the number of its tokens, found without tokenizing it, is. Let
+Such a text is not tokenized: a lower bound of the number of its tokens exceeds the limit already. Let
 `w(b) = 1 / length of the longest token that contains byte b`. The weights of the bytes of any one token sum to at
 most 1, so a text has at least as many tokens as the weights of its bytes sum to. This holds only for tokenizers that
 neither drop nor merge bytes of a text: see `_keeps_bytes` and `_keeps_text`.
@@ -51,7 +51,7 @@ class ContextWindow:
             )
 
     def check_ids(self, token_ids: Sequence[int], *, param: str) -> None:
-        """Raises InvalidParameter for an empty prompt, ContextLengthExceeded for one without room for a reply.
+        """Raises InvalidParameter for an empty prompt, ContextLengthExceeded for one that leaves no room for a reply.
 
         `param` is the request field that holds the prompt.
         """
@@ -73,7 +73,7 @@ class TokenFloor:
         self._is_known = self._understand()
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that the text has at least; 0 for a tokenizer whose steps are not all known here."""
+        """Return a lower bound of the number of tokens. It is 0 if a step of the tokenizer is not known here."""
         if not self._is_known:
             return 0
         counts = np.zeros(256, np.int64)
@@ -111,7 +111,7 @@ class TokenFloor:
         )
 
     def _knows_all_bytes(self, is_byte_level: bool) -> bool:
-        """Whether every byte has a token. Otherwise a run of unknown characters may become one token, or none."""
+        """Whether every byte has a token. Otherwise a run of unknown characters may become one token or vanish."""
         backend, kinds = self._tokenizer.backend, self._tokenizer.decoder_types
         if is_byte_level:
             return "ByteLevel" in kinds and all(backend.token_to_id(char) is not None for char in BYTE_OF_CHAR)
@@ -143,7 +143,7 @@ def _parts(component: Any, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _keeps_bytes(normalizer: dict[str, Any]) -> bool:
-    """Whether it changes no text, other than in ways that `_pieces` and the weights take into account."""
+    """Whether the normalizer changes a text only in ways that `_pieces` and the weights take into account."""
     match normalizer:
         case {"type": "NFC" | "Prepend" | "ByteLevel"}:
             return True
@@ -153,5 +153,5 @@ def _keeps_bytes(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether its pieces together contain the complete text."""
+    """Whether the pieces of a text together contain the complete text."""
     return pre_tokenizer["type"] in _COMPLETE_PRE_TOKENIZERS and pre_tokenizer.get("behavior") != "Removed"

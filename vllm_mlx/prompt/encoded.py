@@ -99,7 +99,7 @@ class EncodedText:
 
 
 def _rest(tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix) -> tuple[int, tokenizers.Encoding] | None:
-    """Where the tail of a text begins, and its encoding. None if the text has other ids after the known prefix."""
+    """Return where the tail of a text begins, and its encoding, or None if other ids follow the known prefix."""
     added = tokenizer.added_token(known_prefix.last_id)
     if added is not None and text.endswith(added[0], 0, known_prefix.num_chars):
         start = known_prefix.num_chars - len(added[0])

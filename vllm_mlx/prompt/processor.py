@@ -120,7 +120,7 @@ class RequestProcessor:
 
     @property
     def no_videos(self) -> str | None:
-        """Why the model takes none: the end of the sentence "This model takes no videos: …". None: it takes them."""
+        """The reason why the model takes no videos, as the end of a sentence; None if it takes them."""
         return "it takes no images either" if self._vision is None else self._vision.no_videos
 
     def media_of(self, request: Request) -> tuple[MediaPart, ...]:

@@ -56,7 +56,7 @@ class ComparedPrompt:
 
 
 class PromptChanges:
-    """Compares prompts with their predecessors: a prompt's predecessor is one whose reply it contains. Thread-safe."""
+    """Compares a prompt with its predecessor: the prompt whose reply it contains. Threads may share it."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode

@@ -1,6 +1,6 @@
 """Chooses the formats of replies: the checkpoint's, or one that a flag names, of this server or of another package.
 
-Nothing of a package runs unless the operator named its parser.
+The code of a package runs only if the operator named its parser.
 """
 
 import logging
@@ -38,7 +38,7 @@ class CheckpointFormats:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What the user chose for one part of replies, and what is known without the checkpoint's own rules."""
+    """The user's choice for one part of replies, and its meaning without the checkpoint's own rules."""
 
     setting: str
     name: str

@@ -166,7 +166,7 @@ class _Reading:
     def says_the_same(self, other: "_Reading") -> bool:
         """Whether `other` differs in spacing alone, or lacks tags around answers and calls.
 
-        It lacks them if the reply was shown without: a call that is text, a tag that is none.
+        It lacks them if the client got the reply without them: a call as text, or a text that looks like a tag.
         """
         return (
             self.ends_in_reasoning == other.ends_in_reasoning

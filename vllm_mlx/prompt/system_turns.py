@@ -1,4 +1,4 @@
-"""System messages for templates that take none, or take them only at the start. Tests a template by rendering."""
+"""Places system messages where the template accepts them. Rendering probes shows where that is."""
 
 import itertools
 from collections.abc import Callable, Sequence

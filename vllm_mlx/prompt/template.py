@@ -78,7 +78,7 @@ class MediaMarkers:
     def fill_in(self, text: str, media: Sequence[tuple[str, str]]) -> Rendered | None:
         """Put texts in the places of the markers. `media` is a (marker, text) pair for each image and video.
 
-        None if `text` does not have exactly these markers in this order.
+        Returns None if `text` does not have exactly these markers in this order.
         """
         first, *rest = self._split.split(text)
         if rest[::2] != [marker for marker, _ in media]:
@@ -124,8 +124,8 @@ class ChatTemplate:
     def __init__(
         self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, markers: MediaMarkers | None = None
     ):
-        """`enable_thinking` is the server's default. None: reasoning is on, but a template that knows only the variable
-        `thinking` keeps its own default. `markers` is None if the model takes no images.
+        """`enable_thinking` is the server's default. If it is None, reasoning is on, but a template that knows only the
+        variable `thinking` keeps its own default. `markers` is None if the model takes no images.
         """
         self._tokenizer = tokenizer
         self._markers = markers
