@@ -1,6 +1,8 @@
 """The command as a user meets it: a process, its exit code, and what it prints."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,25 @@ def test_an_unknown_flag_is_a_usage_error_that_names_the_nearest() -> None:
     assert result.returncode == 2
     assert "--prot" in result.stderr
     assert "--port" in result.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, vllm_mlx.cli.main as main\n"
+        "try: main.make_app()(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'mlx', 'mlx_lm', 'numpy', 'transformers', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvicorn'}\n"
+        "sys.exit(','.join(heavy & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_port_is_checked_before_anything_heavy_is_loaded() -> None:
+    code = (
+        "import sys, vllm_mlx.cli.main, vllm_mlx.server.run\n"
+        "vllm_mlx.cli.main.make_app()\n"
+        "sys.exit(','.join({'mlx', 'mlx_lm', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import COMMAND, served
+from vllm_mlx.cli.serve import refuse_open_door
 from vllm_mlx.cli.terminal import ExitCode
+from vllm_mlx.core.errors import ConfigError
 
 
 def refusal(*arguments: str) -> str:
@@ -151,3 +153,17 @@ def test_an_error_of_the_server_itself_asks_to_be_started_again() -> None:
     *trace, last = result.stderr.splitlines()
     assert last == "vllm-mlx: The server ended with an internal error: ValueError: nobody thought of this"
     assert "Traceback (most recent call last):" in trace
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "mymac.local"])
+def test_beyond_this_machine_a_key_is_needed(host: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key or --api-key-file, or set --insecure") as caught:
+        refuse_open_door(host, has_keys=False, insecure=False)
+    assert "\n" not in caught.value.message
+    refuse_open_door(host, has_keys=True, insecure=False)
+    refuse_open_door(host, has_keys=False, insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
+def test_this_machine_alone_needs_none(host: str) -> None:
+    refuse_open_door(host, has_keys=False, insecure=False)

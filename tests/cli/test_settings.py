@@ -237,7 +237,7 @@ def test_what_is_said_of_images_reaches_the_engine() -> None:
     ("flags", "words"),
     [
         ({"limit_mm_per_prompt": "4"}, "--limit-mm-per-prompt: write image=4"),
-        ({"limit_mm_per_prompt": "image=4,audio=1"}, "takes no audio"),
+        ({"limit_mm_per_prompt": "image=4,audio=1"}, "does not take audio"),
         ({"limit_mm_per_prompt": '{"image": 1.5}'}, "write image=4"),
         ({"limit_mm_per_prompt": '{"image": '}, "write image=4"),
         ({"limit_mm_per_prompt": "{}"}, "write image=4"),
@@ -268,7 +268,7 @@ def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) ->
         ({"cors_origin": ["https://b.com", "a.com"]}, "--cors-origin a.com is not an origin"),
         ({"allowed_host": ["http://a.com"]}, "--allowed-host http://a.com is not a host name"),
         ({"media_content_type": ["png"]}, "--media-content-type png is no content type, such as image/png"),
-        ({"api_key": ["s3cret\n"]}, "--api-key: a key has no line breaks, and no spaces around it."),
+        ({"api_key": ["s3cret\n"]}, "--api-key: a key must not contain line breaks, or begin or end with a space."),
     ],
 )
 def test_what_could_never_match_or_be_reached_is_refused(flags: dict[str, object], words: str) -> None:

@@ -1,4 +1,4 @@
-"""How settings are given: as a flag, else an environment variable, else a key of a TOML file. Knows none by name."""
+"""Where settings come from: flags, then environment variables, then a TOML file. Knows no setting by name."""
 
 import difflib
 import inspect
@@ -44,7 +44,10 @@ _ConfigFile = Annotated[
 
 
 def load_settings(flags: Mapping[str, Any], config_file: Path | None = None) -> Settings:
-    """`flags` holds the values of the command line by setting name. Raises ConfigError, naming a bad value's origin."""
+    """Join the values of all origins. `flags` holds those of the command line by setting name.
+
+    Raises ConfigError, which names the origin of a bad value.
+    """
     path = config_file or _default_config_file()
     file = {} if path is None else _read_config_file(path)
     variables = _variables()
@@ -64,7 +67,7 @@ def _default_config_file() -> Path | None:
 
 
 def _read_config_file(path: Path) -> dict[str, Any]:
-    """Values by setting name; keys may be written with dashes, as flags are. Raises ConfigError."""
+    """Return values by setting name; the file may write keys with dashes, as flags are. Raises ConfigError."""
     try:
         values = tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -78,13 +81,13 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 
 
 def _variables() -> dict[str, str]:
-    """Values by setting name. The case of a variable's name does not matter; an empty variable gives no value."""
+    """Return values by setting name. The case of a variable's name does not matter; empty variables are left out."""
     given = {name.upper(): value for name, value in os.environ.items() if value}
     return {name: given[env_name(name)] for name in AllSettings.model_fields if env_name(name) in given}
 
 
 def unknown_variables() -> list[str]:
-    """A line for each environment variable that looks like a setting and is none: a misspelt one would do nothing."""
+    """Return a warning for each environment variable that is named like a setting and is not one."""
     names = [name for name in os.environ if name.startswith(ENV_PREFIX) and name != CONFIG_ENV]
     keys = {name: name.removeprefix(ENV_PREFIX).lower() for name in sorted(names)}
     return [
@@ -140,7 +143,7 @@ def _help(name: str, field: FieldInfo) -> str:
 
 
 def default_text(field: FieldInfo) -> str:
-    """Empty where the description has to explain the default."""
+    """Write the default as the help shows it. It is empty if the help text has to explain the default."""
     match field.default:
         case None | () | False:
             return ""
@@ -153,13 +156,13 @@ def default_text(field: FieldInfo) -> str:
 
 
 def field_kind(field: FieldInfo) -> Any:
-    """The type of one value: `tuple[X, ...]` and `X | None` are X."""
+    """Return the type of one value: for `tuple[X, ...]` and `X | None`, it is X."""
     kind = field.annotation
     return get_args(kind)[0] if get_origin(kind) in (tuple, Union, UnionType) else kind
 
 
 def metavar(name: str, field: FieldInfo) -> str:
-    """How help and docs name a value of a setting."""
+    """Return the word for a setting's value in help and docs."""
     kind = field_kind(field)
     if name in FORMS:
         return FORMS[name].metavar

@@ -42,7 +42,7 @@ GROUPS: tuple[type[SettingsGroup], ...] = (
     ConnectionLimits,
     RequestLimits,
 )
-PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the docs, and the settings below them
+PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and the settings below each
     "Model": (
         "model", "served_model_name", "revision", "trust_remote_code", "text_only", "chat_template", "enable_thinking",
         "reasoning_parser", "tool_grammar", "undeclared_calls", "reasoning_config",
@@ -102,14 +102,14 @@ FORMS: Mapping[str, Form] = {
 
 
 class Settings(BaseModel):
-    """The settings of the commands, and what the layers below get. `AllSettings` adds what these declare."""
+    """The settings that only the commands use. `AllSettings` adds those that the layers below declare."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str = "demo"
     """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one."""
     served_model_name: tuple[str, ...] = ()
-    """Name that clients ask for; replies carry the first one. Default: the model's own name."""
+    """Name by which clients ask for the model; replies carry the first name. Default: the model's own name."""
     host: str = "127.0.0.1"
     """Address to listen on; `0.0.0.0` opens the server to the network."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -119,23 +119,23 @@ class Settings(BaseModel):
     api_key_file: Path | None = None
     """File of such keys, one on each line, as `NAME:KEY`. Their holders share no cached state."""
     admin_key_file: Path | None = None
-    """File of keys in the same form, which may also cancel and clear what belongs to others."""
+    """File of keys in the same form, whose holders may also cancel requests and clear cached state of others."""
     insecure: bool = False
     """Listen beyond this machine without a key: anybody who reaches the port may use the server."""
     allowed_host: tuple[str, ...] = ()
-    """Name under which clients may address the server, besides its addresses, localhost and this machine's own; `*` for
-    any. Other names are refused, since a web page could point its own name here."""
+    """Host name that clients may use for the server, besides its addresses, localhost and this machine's own name; `*`
+    allows any. Other names are refused, because a web page could point its own name at this server."""
     cors_origin: tuple[str, ...] = ()
-    """Origin whose web pages may call the server; `*` for any. Default: none."""
+    """Origin whose web pages may call the server; `*` allows any. Default: no web page may."""
     drain_s: float = Field(default=5.0, ge=0)
     """Seconds that running replies get to finish after Ctrl-C, SIGTERM or SIGHUP."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much is logged; prompts and replies never are."""
+    """Least severity that is logged. Prompts and replies are never logged."""
     max_body: int | None = None
     """Largest request body, images included. Default: 256 MiB."""
     slow_client_s: float = Field(default=30.0, gt=0)
-    """Longest time, in seconds, for a request's headers to arrive, for its body, which gets longer if it is long, and
-    for a client to read on."""
+    """Longest time, in seconds, until a request's headers have arrived, until its body has (long bodies get more), and
+    until a client that has stopped reading reads again."""
     memory_budget: int | None = None
     """Memory for the weights and all state. Default: computed from the machine's memory."""
     cache_memory: int | None = None
@@ -143,13 +143,13 @@ class Settings(BaseModel):
     cache_thinking_tokens: bool = False
     """Another name for `--cache-reasoning keep`."""
     cache_disk: int | None = None
-    """Size of the prefix cache on disk, where conversations outlive the server; 0: nothing is kept there. Default: a
-    tenth of what is free while it is empty."""
+    """Size of the prefix cache on disk, which keeps conversations for the next start; 0 turns it off. Default: a tenth
+    of the space that is free while it is empty."""
     cache_disk_daily: int | None = None
-    """Bytes that are written to the prefix cache on disk in one day at most; 0: what is kept is read only. Default: a
+    """Most bytes that are written to the prefix cache on disk in one day; with 0, the cache is only read. Default: a
     fifth of the disk."""
     limit_mm_per_prompt: str = DEFAULT_MEDIA_LIMITS
-    """Images, videos and documents that one request may hold."""
+    """Most images, videos and documents of one request."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -163,7 +163,7 @@ class Settings(BaseModel):
 
     @property
     def served_model_names(self) -> tuple[str, ...]:
-        """A local folder is served under its own name, not its path."""
+        """The names that clients may ask for. A local folder is served under its own name, without its path."""
         if self.served_model_name:
             return self.served_model_name
         folder = Path(self.model).expanduser()
@@ -171,16 +171,16 @@ class Settings(BaseModel):
 
     @property
     def keys(self) -> tuple[APIKey, ...]:
-        """Raises ConfigError."""
+        """All API keys, from flags and files. Raises ConfigError for a file that cannot be used."""
         return all_keys((key.get_secret_value() for key in self.api_key), self.api_key_file, self.admin_key_file)
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """What ordinary clients send. Raises ConfigError."""
+        """The keys that ordinary clients send. Raises ConfigError."""
         return tuple(key.secret for key in self.keys if not key.is_admin)
 
     def engine_config(self) -> EngineConfig:
-        """Raises ConfigError for a value the engine refuses."""
+        """The settings of the engine. Raises ConfigError for a value that it refuses."""
         values = self._values_of(EngineConfig)
         if self.cache_thinking_tokens:
             if values["cache_reasoning"] == "drop":
@@ -198,7 +198,7 @@ class Settings(BaseModel):
         )
 
     def server_config(self) -> ServerConfig:
-        """Raises ConfigError for a value the server refuses."""
+        """The settings of the HTTP server. Raises ConfigError for a value that it refuses."""
         patience_s = self.slow_client_s
         return ServerConfig(
             **self._values_of(ServerConfig),
@@ -246,11 +246,11 @@ def settings_fields() -> Iterator[tuple[str, FieldInfo, str]]:
     return ((name, AllSettings.model_fields[name], panel) for panel, names in PANELS.items() for name in names)
 
 
-flag_name = errors.setting  # messages of the layers below name a setting by its flag too
+flag_name = errors.setting  # messages of the layers below also name a setting by its flag
 
 
 def help_text(name: str) -> str:
-    """What a setting means and how it is written, on one line."""
+    """Say on one line what a setting means and how its value is written."""
     note = FORMS[name].note if name in FORMS else ""
     return " ".join(f"{AllSettings.model_fields[name].description} {note}".split())
 
@@ -260,7 +260,7 @@ def env_name(name: str) -> str:
 
 
 def local_url(host: str, port: int) -> str:
-    """An address that a client on this machine can use."""
+    """Return an address that a client on this machine can use."""
     address = _address(host)
     if address is not None and address.is_unspecified:
         host = "127.0.0.1" if address.version == 4 else "::1"

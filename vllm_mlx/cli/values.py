@@ -29,7 +29,7 @@ class Form:
 
 
 def read_list(value: object) -> object:
-    """Environment variables hold several values as `a,b`."""
+    """Split several values that are written as `a,b`, as environment variables write them."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
@@ -76,7 +76,7 @@ def read_disk(value: object) -> int:
 
 
 def read_template(value: object) -> object:
-    """A text with a brace is a template; any other text names a file, because no template is without a brace."""
+    """Return a template. A text without a brace cannot be one, so it names the file of the template."""
     if not isinstance(value, str) or "{" in value:
         return value
     try:
@@ -86,12 +86,12 @@ def read_template(value: object) -> object:
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file could not be read as text."""
+    """Say why a file could not be read as text."""
     return (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "it is not UTF-8 text"
 
 
 def read_reasoning_strings(value: object) -> object:
-    """JSON with two texts, under vLLM's names or its older ones."""
+    """Read a JSON object with two texts, under vLLM's present or older names."""
     if not isinstance(value, str):
         return value
     try:
@@ -100,10 +100,10 @@ def read_reasoning_strings(value: object) -> object:
         raise ValueError(f"it is not JSON: {error}") from error
     known = {"reasoning_start_str", "reasoning_end_str", "think_start_str", "think_end_str"}
     if not isinstance(given, dict) or given.keys() - known:
-        raise ValueError("it takes an object with `reasoning_start_str` and `reasoning_end_str`")
+        raise ValueError("it must be an object with `reasoning_start_str` and `reasoning_end_str`")
     start, end = (given.get(f"reasoning_{part}_str") or given.get(f"think_{part}_str") for part in ("start", "end"))
     if not (isinstance(start, str) and start.strip() and isinstance(end, str) and end.strip()):
-        raise ValueError("it needs the texts `reasoning_start_str` and `reasoning_end_str`")
+        raise ValueError("`reasoning_start_str` and `reasoning_end_str` must both be texts")
     return ReasoningStrings(start, end)
 
 
@@ -114,19 +114,19 @@ DEFAULT_MEDIA_LIMITS = f"image={_MEDIA.max_images},video={_MEDIA.max_videos},doc
 
 
 def read_media_limits(value: object) -> str:
-    """Return `image=4,video=1`; a kind that is left out has its default. vLLM takes the same forms."""
+    """Return the limits as `image=4,video=1`, with defaults for kinds that are left out. vLLM takes the same forms."""
     given = value if isinstance(value, dict) else _media_limits(str(value))
     if not given or any(type(number) is not int or number < 0 for number in given.values()):
         raise ValueError(_MEDIA_HINT)
     limits = media_limits(DEFAULT_MEDIA_LIMITS)
     for kind in given.keys() - limits.keys():
         if given[kind] != 0:
-            raise ValueError(f"this server takes no {kind}; {_MEDIA_HINT}")
+            raise ValueError(f"this server does not take {kind}; {_MEDIA_HINT}")
     return ",".join(f"{kind}={given.get(kind, number)}" for kind, number in limits.items())
 
 
 def media_limits(text: str) -> dict[str, int]:
-    """Limits by kind, from the text that `read_media_limits` returned."""
+    """Return the limits by kind, from the text that `read_media_limits` returned."""
     return {kind: int(number) for kind, number in _PAIR.findall(text)}
 
 
@@ -158,14 +158,19 @@ def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | Non
     admins = [] if admin_file is None else read_keys(admin_file, "--admin-key-file")
     flagged = [secret for secret in dict.fromkeys(given) if secret not in {line.secret for line in lines}]
     if any(secret != secret.strip() or not secret.isprintable() for secret in flagged):
-        raise ConfigError("--api-key: a key has no line breaks, and no spaces around it.")
+        raise ConfigError("--api-key: a key must not contain line breaks, or begin or end with a space.")
     ordinary = {*flagged, *(line.secret for line in lines)}
     names = {line.name for line in lines if line.name is not None}
     for line in admins:
         if line.secret in ordinary:
-            raise _bad("--admin-key-file", admin_file, line.number, "the key is an ordinary one too. Choose another.")
+            raise _bad(
+                "--admin-key-file",
+                admin_file,
+                line.number,
+                "the key also stands among the ordinary ones. Choose another.",
+            )
         if line.name in names:
-            raise _bad("--admin-key-file", admin_file, line.number, f"--api-key-file has the name {line.name} too.")
+            raise _bad("--admin-key-file", admin_file, line.number, f"--api-key-file also has the name {line.name}.")
     every = [*(KeyLine(0, None, secret) for secret in flagged), *lines, *admins]
     taken = {line.name for line in every if line.name is not None}
     unnamed = iter(unnamed_keys([line.secret for line in every if line.name is None], taken=taken))
@@ -189,26 +194,26 @@ def read_keys(path: Path, flag: str) -> list[KeyLine]:
         if line and not line.startswith("#"):
             keys.append(_key(line, number, keys, path, flag))
     if not keys:
-        raise ConfigError(f"{flag}: {path} holds no key. Write one on each line, as NAME:KEY.")
+        raise ConfigError(f"{flag}: {path} has no keys. Write one on each line, as NAME:KEY.")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         logger.warning("Others on this machine may read the API keys: chmod 600 %s", path)
     return keys
 
 
 def _key(line: str, number: int, before: list[KeyLine], path: Path, flag: str) -> KeyLine:
-    """Messages name the line and never quote it: it may hold a key."""
+    """Read one line. Messages name the line and never quote it, because it may hold a key."""
     name, colon, secret = line.partition(":") if ":" in line else ("", "", line)
     if colon and not _KEY_NAME.fullmatch(name):
-        raise _bad(flag, path, number, "before the colon comes a name of letters, digits, dots, `-` and `_`.")
+        raise _bad(flag, path, number, "the name before the colon may have letters, digits, dots, `-` and `_` only.")
     if not secret:
-        raise _bad(flag, path, number, "the name has no key. Write NAME:KEY.")
+        raise _bad(flag, path, number, "there is no key after the name. Write NAME:KEY.")
     if " " in secret or not secret.isprintable():
-        raise _bad(flag, path, number, "a key has no spaces. Begin comments on their own line.")
+        raise _bad(flag, path, number, "a key must not contain spaces. Write comments on lines of their own.")
     for other in before:
         if other.secret == secret:
-            raise _bad(flag, path, number, f"the key of line {other.number} comes again. Remove one of them.")
+            raise _bad(flag, path, number, f"it has the same key as line {other.number}. Remove one of them.")
         if colon and other.name == name:
-            raise _bad(flag, path, number, f"the name {name} is that of line {other.number}. Choose another.")
+            raise _bad(flag, path, number, f"line {other.number} also has the name {name}. Choose another.")
     return KeyLine(number, name if colon else None, secret)
 
 
