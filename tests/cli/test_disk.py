@@ -49,7 +49,7 @@ def filled(root: Path) -> dict[str, Record]:
         folder.note_model("named-text", "my model")
         list(folder.scan())
         named = add(folder, None, [1], fingerprint="named-text")
-        kept = Journals(folder.database.shared())
+        kept = Journals(folder.database)
         replies = kept.open("replies", FOREIGN)
         replies.restore(lambda _: None)
         for name, salt in (("one", "ann/"), ("two", "ben/")):

@@ -35,7 +35,7 @@ def test_each_damaged_byte_is_a_miss_or_a_clean_start(tmp_path, kind, first, cap
     there, seeds = filled(tmp_path / "there")
     if kind == "database":  # as a server leaves it that is stopped: all of it is in one file
         with opened(tmp_path / "there") as place:
-            place.shorten()
+            place.database.shorten()
         there = {name: (tmp_path / "there" / name).read_bytes() for name in there if not name.endswith("-wal")}
     ends = {"database": ".sqlite", "log": "-wal", "file": ".kv"}
     [name, *_] = [name for name in there if name.endswith(ends[kind])]

@@ -114,7 +114,7 @@ def test_records_of_other_versions_of_the_checkpoint_are_removed(tmp_path):
         left = list(place.scan())
         assert {record.header.fingerprint for record in left} == set(names[1:])
         assert files(tmp_path) == {record.name for record in left}
-        assert place.models() == {"one-text-cpu-2": "One"}
+        assert look(tmp_path).models == {"one-text-cpu-2": "One"}
 
 
 def test_orphans_and_files_without_a_row_are_removed(tmp_path, caplog):

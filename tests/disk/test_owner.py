@@ -61,11 +61,12 @@ def test_a_folder_that_was_made_again_has_an_owner_again(tmp_path):
     assert read(place, place.add(run(), numbers())) == expected() and not place.path_of(again).exists()
 
 
-def test_the_last_user_frees_the_folder(tmp_path):
+def test_a_closed_folder_is_free_and_a_later_use_owns_it_again(tmp_path):
     place = folder(tmp_path)
-    shared = place.database.shared()
     place.close()
+    folder(tmp_path).close()
+    place.add(run(), numbers())
     with pytest.raises(InUse):
         folder(tmp_path)
-    shared.close()
+    place.close()
     folder(tmp_path).close()

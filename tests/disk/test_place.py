@@ -65,8 +65,9 @@ def test_a_folder_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
 def test_a_folder_of_others_is_not_marked_nor_used(tmp_path: Path) -> None:
     """The marks would leave it out of its owner's backups and searches."""
     (tmp_path / "letter.txt").write_text("dear")
-    for use in (place.prepare, place.trouble_with):
-        assert f"the cache needs a folder of its own, such as {tmp_path / 'vllm-mlx'}" in str(use(tmp_path))
+    for is_trial in (False, True):
+        trouble = place.prepare(tmp_path, is_trial=is_trial)
+        assert f"the cache needs a folder of its own, such as {tmp_path / 'vllm-mlx'}" in str(trouble)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     assert place.prepare(tmp_path / "vllm-mlx") is None
     (tmp_path / "vllm-mlx" / "letter.txt").write_text("dear")
@@ -80,7 +81,8 @@ def test_what_the_system_keeps_at_the_top_of_a_disk_belongs_to_nobody(tmp_path: 
 
 
 def test_a_look_whether_a_folder_can_be_used_leaves_nothing(tmp_path: Path) -> None:
-    assert place.trouble_with(tmp_path / "a" / "b") is None and place.trouble_with(tmp_path) is None
+    for folder in (tmp_path / "a" / "b", tmp_path):
+        assert place.prepare(folder, is_trial=True) is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -149,6 +149,7 @@ import resource, sys
 from contextlib import suppress
 from pathlib import Path
 from tests.disk.samples import folder, numbers, run
+from vllm_mlx.disk.folder import look
 from vllm_mlx.disk.faults import FolderUnusable, NoRoom
 place = folder(Path(sys.argv[1]))
 records = [place.add(run(seed=seed), numbers()) for seed in range(3)]
@@ -161,7 +162,7 @@ for use in (lambda: place.note_use(records, 5.0), lambda: place.remove(records[1
     with suppress(FolderUnusable, NoRoom):
         use()
 place.note_model("model", "Name")
-print(len(list(place.scan())), place.models())
+print(len(place.scan()), look(place.root).models)
 print(len(list((Path(sys.argv[1]) / "records").iterdir())), place.usage().num_records)
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)

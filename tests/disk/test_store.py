@@ -24,6 +24,10 @@ class Files:
     def remove(self, records: list[Record]) -> None:
         self.names.difference_update(record.name for record in records)
 
+    @property
+    def database(self) -> "Files":
+        return self
+
     def shorten(self) -> None: ...
 
 

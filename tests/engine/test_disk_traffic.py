@@ -14,7 +14,7 @@ from tests.support.engine_driver import plain_loop
 from vllm_mlx.disk import arrays, reader
 from vllm_mlx.disk.arrays import SLAB_TOKENS
 
-from .test_disk_any_load import started
+from .test_disk_any_load import NUM_TOKENS, started
 
 PROMPT = [7 + (5 * place * place + 3 * place) % 180 for place in range(1500)]
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, fp32
@@ -29,16 +29,19 @@ def recorded(called: Callable[..., Any], note: Callable[[Any], None]) -> Callabl
     return record
 
 
-@pytest.mark.parametrize("num_shared", [500, 1280, len(PROMPT) - 1])
+@pytest.mark.parametrize(("num_shared", "chunk"), [(500, 1 << 30), (1280, 1), (len(PROMPT) - 1, 100_000)])
 def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
-    num_shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_shared: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However many chunks they are divided into."""
+    monkeypatch.setattr(reader, "CHUNK_BYTES", chunk)
     with started(checkpoint("llama"), tmp_path) as server:
         server.generate(tuple(PROMPT))
     num_bytes: list[int] = []
     with started(checkpoint("llama"), tmp_path) as server:
         monkeypatch.setattr(os, "preadv", recorded(os.preadv, num_bytes.append))
-        server.generate((*PROMPT[:num_shared], 3, 5, 9))
+        prompt = (*PROMPT[:num_shared], 3, 5, 9)
+        assert server.generate(prompt) == [plain_loop(checkpoint("llama"), prompt, NUM_TOKENS)[0]]
         report = server.disk.report()
     num_slabs = -(-num_shared // SLAB_TOKENS)
     assert report.tokens_read == num_shared

@@ -36,7 +36,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 def memories_in(root: Path, fingerprint: str, *, cap_bytes: int = 1 << 34, daily_bytes: int = 1 << 34) -> Memories:
     folder = Folder(root, max_bytes=1 << 34, daily_bytes=daily_bytes, floor_bytes=0)
     memories = Memories.at(folder, fingerprint, cap_bytes=cap_bytes)
-    folder.close()  # what is remembered has it still
+    folder.close()  # what is remembered opens it again
     return memories
 
 

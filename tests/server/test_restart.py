@@ -33,7 +33,7 @@ KEYS = ("first", "second")
 def memories_in(root: Path, fingerprint: str) -> Memories:
     folder = Folder(root, max_bytes=1 << 33, daily_bytes=1 << 33, floor_bytes=0)
     memories = Memories.at(folder, fingerprint, cap_bytes=1 << 33)
-    folder.close()  # what is remembered has it still
+    folder.close()  # what is remembered opens it again
     return memories
 
 

@@ -120,7 +120,7 @@ def clear(
 
 
 def _clear_here(folder: Folder, salt: str, model: str | None) -> tuple[int, int]:
-    models = folder.models()
+    models = look(folder.root).models
     chosen = [
         record
         for record in folder.scan()
@@ -129,7 +129,7 @@ def _clear_here(folder: Folder, salt: str, model: str | None) -> tuple[int, int]
     folder.remove(chosen)
     if model is None:
         folder.database.run(lambda connection: clear_kept(connection, salt))
-    folder.shorten()
+    folder.database.shorten()
     return len(chosen), sum(record.file_bytes for record in chosen)
 
 

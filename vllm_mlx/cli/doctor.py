@@ -191,13 +191,13 @@ _LITTLE_CACHE = 5_000_000_000  # bytes: some hundred thousand tokens of a small 
 
 def check_cache_folder(settings: Settings) -> Check:
     """Whether conversations can be kept on disk."""
-    from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, trouble_with
+    from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, prepare
 
     config = settings.engine_config()
     if not config.prefix_cache or config.cache_disk_bytes == 0:
         return Check("Cache", "good", "conversations are not kept on disk, because a setting turns it off")
     folder = folder_of(config.cache_dir)
-    if (trouble := trouble_with(folder)) is not None:
+    if (trouble := prepare(folder, is_trial=True)) is not None:
         return Check("Cache", "warning", f"{trouble}. Conversations are not kept on disk; --cache-dir names a folder")
     held, free = held_bytes(folder), free_bytes(folder)
     limit = config.cache_disk_bytes or default_max_bytes(folder)

@@ -52,7 +52,6 @@ class Database:
         self._turn = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
-        self._num_users = 1
         self.written: dict[int, int] = {}  # bytes by day; each day has its own sum, so a clock that is put back is safe
         self._charged: set[int] = set()  # days whose sums changed since they were stored
 
@@ -66,11 +65,6 @@ class Database:
             with contextlib.suppress(NoRoom):
                 self.run(lambda connection: None)
             undone.pop_all()
-
-    def shared(self) -> "Database":
-        """The same database for another user, who closes it too."""
-        self._num_users += 1
-        return self
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do work in one transaction, together with the bytes that were charged until then."""
@@ -110,20 +104,19 @@ class Database:
         return sum(path.stat().st_size for path in files(self.path) if path.exists())
 
     def close(self) -> None:
-        """The last user who closes it frees the folder for another process."""
+        """Free the folder for another process. A later use owns it again."""
         with self._turn:
-            self._num_users -= 1
-            if not self._num_users:
-                self._disconnect()
-                self._free()
+            self._disconnect()
+            if self._lock is not None:
+                os.close(self._lock)
+            self._lock = None
 
     def _connected(self) -> sqlite3.Connection:
         """The connection. It is opened again if the folder or its files were removed."""
         if not self.root.is_dir():
             self.root.mkdir(mode=0o700)
         if self._lock is None or not _is_same(self._lock, self.root / LOCK):
-            self._disconnect()
-            self._free()
+            self.close()
             self._lock = own(self.root)
         if self._connection is not None and not self.path.exists():
             self._disconnect()
@@ -138,11 +131,6 @@ class Database:
             self._connection.close()
         self._connection = None
         self._charged.update(self.written)
-
-    def _free(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-        self._lock = None
 
 
 def own(root: Path) -> int:

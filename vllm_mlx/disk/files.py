@@ -8,7 +8,7 @@ from pathlib import Path
 from xxhash import xxh3_64
 
 from .faults import Damaged
-from .record import Data, Record, Tensor, TensorData, tensors_of
+from .record import Data, Tensor, TensorData, tensors_of
 
 PIECE_BYTES = 4 << 20  # read or written at a time: few switches of threads, and mostly still in a processor's cache
 _GONE = (errno.EIO, errno.ELOOP, errno.EISDIR)  # it cannot be read, or another program put something in its place
@@ -49,12 +49,6 @@ def read_tensor(path: Path, tensor: Tensor, buffer: memoryview) -> None:
         raise Damaged(str(error.strerror)) from error
     if checksum.intdigest() != tensor.checksum:
         raise Damaged(f"its tensor {tensor.name} is damaged")
-
-
-def verify(path: Path, record: Record) -> None:
-    """Read every byte. Raises Damaged, and OSError of the disk."""
-    for tensor in record.tensors:
-        read_tensor(path, tensor, memoryview(bytearray(tensor.nbytes)))
 
 
 def _written(file: int, data: Data) -> int:

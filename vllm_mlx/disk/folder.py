@@ -27,7 +27,6 @@ from .record import Header, Record, Row, TensorData, name_of, record_of, row_of
 logger = logging.getLogger(__name__)
 
 _DAY_S = 24 * 3600
-_AHEAD_S = 3600.0  # a last use that lies further in the future shows that the clock was put back
 _ROWS = "SELECT id, about, words, used, checksum FROM record"
 
 
@@ -73,10 +72,6 @@ class Folder:
         """Name the checkpoint that runs. `scan` keeps the name, and removes what other versions of it have written."""
         self._model = fingerprint, model
 
-    def models(self) -> dict[str, str]:
-        """Names of models by fingerprint."""
-        return self.database.run(lambda c: dict(c.execute("SELECT fingerprint, name FROM model")))
-
     def scan(self) -> list[Record]:
         """Read all rows, parents before children. Called at the start, before anything is added.
 
@@ -109,25 +104,19 @@ class Folder:
     def _kept(self, records: Iterable[Record]) -> dict[str, Record]:
         """The records that are of use, by name, parents before children."""
         kept: dict[str, Record] = {}
-        now, num_ahead, num_orphans = self._clock(), 0, 0
+        now, num_orphans = self._clock(), 0
         for record in sorted(records, key=lambda record: record.header.start):
             parent = kept.get(record.header.parent)
             if self._is_outdated(record.header.fingerprint):
                 continue
             if record.header.continues(None if parent is None else parent.header):
-                num_ahead += record.used_s > now + _AHEAD_S
-                kept[record.name] = replace(record, used_s=min(record.used_s, now))
+                kept[record.name] = replace(record, used_s=min(record.used_s, now))  # the clock may have been put back
             else:
                 num_orphans += 1
         if num_orphans:
             logger.warning(
                 "Removed %d records from the cache on disk, because the records before them are gone.", num_orphans
             )
-        if num_ahead:
-            logger.warning(
-                "The times of %d records of the cache on disk lie in the future, so the clock was put back. They count "
-                "as used now.", num_ahead,
-            )  # fmt: skip
         return kept
 
     def _is_outdated(self, fingerprint: str) -> bool:
@@ -209,10 +198,6 @@ class Folder:
             self.database.charge(self._day, num_bytes)
         return self._daily_bytes > 0
 
-    def shorten(self) -> None:
-        """Leave nothing of what was removed in the database's log."""
-        self.database.shorten()
-
     def close(self) -> None:
         """Another process may own the folder afterwards."""
         self.database.close()
@@ -291,7 +276,8 @@ def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]
     for record in found.records:
         try:
             with usable(root):
-                files.verify(path_of(root, record.name), record)
+                for tensor in record.tensors:
+                    files.read_tensor(path_of(root, record.name), tensor, memoryview(bytearray(tensor.nbytes)))
         except Damaged as error:
             faults[record.name] = str(error)
             damaged.append(record)

@@ -322,7 +322,7 @@ class Memories:
     def at(cls, folder: Folder, fingerprint: str, *, cap_bytes: int) -> Self:
         """`folder` and `cap_bytes`: the disk tier's."""
         max_bytes = min(MAX_BYTES, cap_bytes // _CAP_SHARE)
-        return cls(Journals(folder.database.shared(), charge=folder.charge, max_bytes=max_bytes), fingerprint)
+        return cls(Journals(folder.database, charge=folder.charge, max_bytes=max_bytes), fingerprint)
 
     def clear(self, salts: str = "") -> None:
         """Drop what belongs to salts that begin with `salts`, for every checkpoint of the folder.

@@ -117,54 +117,40 @@ def nothing_in(folder: Path) -> str | None:
     return None if _is_ours(folder) else f"{folder} is not a cache of vllm-mlx"
 
 
-def trouble_with(folder: Path) -> str | None:
-    """Why the folder cannot keep the cache; None if it can, at the latest when its disk has room again.
+def prepare(folder: Path, *, is_trial: bool = False) -> str | None:
+    """Make the folder, and mark it for programs that copy or index files. Returns why it cannot be used, or None.
 
-    It makes no folder, and leaves no file.
+    A folder that holds files of others is not used: it would be left out of their backups and searches. A full disk
+    may have room again later. A trial makes no folder, and leaves no file.
     """
     try:
         existing = nearest(folder)
         if existing == folder and not _is_ours(folder) and any(_strangers(folder)):
             return f"{folder} holds other files, and the cache needs a folder of its own, such as {folder / NAME}"
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".writable-"):
-            return None
+            pass
+        if not is_trial:
+            _make(folder)
     except OSError as error:
-        return _trouble(folder, error)
-
-
-def prepare(folder: Path) -> str | None:
-    """Make the folder, and mark it for programs that copy or index files. Returns why it cannot be used, or None.
-
-    A folder that holds files of others is not used: it would be left out of their backups and searches.
-    """
-    if (trouble := trouble_with(folder)) is not None:
-        return trouble
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_new = not (folder / _TAG).exists()
-        (folder / _NO_INDEX).touch()
-        (folder / _TAG).write_text(_TAG_TEXT, encoding="ascii")
-    except OSError as error:
-        return _trouble(folder, error)
-    if is_new and sys.platform == "darwin" and not folder.is_relative_to(Path("~/Library/Caches").expanduser()):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(["/usr/bin/tmutil", "addexclusion", folder], capture_output=True, timeout=_TMUTIL_S)
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            return f"{folder} is not a folder, or a file stands in its path"
+        return None if error.errno in FULL else f"{folder} is not writable: {error.strerror or error}"
     return None
 
 
-def _trouble(folder: Path, error: OSError) -> str | None:
-    if error.errno in FULL:
-        return None
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return f"{folder} is not a folder, or a file stands in its path"
-    return f"{folder} is not writable: {error.strerror or error}"
+def _make(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    is_new = not (folder / _TAG).exists()
+    (folder / _NO_INDEX).touch()
+    (folder / _TAG).write_text(_TAG_TEXT, encoding="ascii")
+    if is_new and sys.platform == "darwin" and not folder.is_relative_to(Path("~/Library/Caches").expanduser()):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["/usr/bin/tmutil", "addexclusion", folder], capture_output=True, timeout=_TMUTIL_S)
 
 
 def _is_ours(folder: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
-        if NAME in (folder / _TAG).read_text(encoding="ascii"):
-            return True
-    return (folder / DATABASE).is_file()
+    tag = folder / _TAG
+    return (tag.is_file() and NAME.encode() in tag.read_bytes()) or (folder / DATABASE).is_file()
 
 
 def _strangers(folder: Path) -> Iterator[Path]:

@@ -23,7 +23,7 @@ from .record import Record
 from .store import DiskStore
 
 _READ_S = 0.005  # what a read takes in addition to its bytes: it is queued, and the sequence waits for a step to end
-_CHUNK_BYTES = 32 << 20  # arrays that are made and read at a time
+CHUNK_BYTES = 32 << 20  # arrays that are made and read at a time
 _NUM_AHEAD = 8  # chunks of a read whose arrays are made: a disk reads less in a step of other rows
 _LARGE_BYTES = 16 << 20  # the speed of smaller reads says little of the disk
 _NUM_SPEEDS = 5  # last chunks whose middle speed counts
@@ -99,8 +99,9 @@ class Reader:
             return True
         if seq_id in self._found or self._store.off_reason is not None:
             return False
-        if any(self._overlap(reading, space, key) for reading in self._readings.values()):
-            return True
+        same = [reading.key for reading in self._readings.values() if reading.space == space]
+        if any(common_tokens(other, key) > self._memory.common_length(space, key) for other in same):
+            return True  # a running read brings more of this key than memory holds
         self._found[seq_id] = 0, 0
         if self._tree.resume_length(space, key) <= self._memory.resume_length(space, key):
             return False
@@ -108,12 +109,6 @@ class Reader:
         self._asked.append(reading)
         self._store.threads.wake()
         return True
-
-    def _overlap(self, reading: _Reading, space: Space, key: bytes) -> bool:
-        """Whether a running read brings more of this key than memory holds."""
-        if reading.space != space:
-            return False
-        return common_tokens(reading.key, key) > self._memory.common_length(space, key)
 
     def resumed(self, seq_id: int, space: Space, key: bytes) -> int:
         """Note that a sequence resumes at the key's end in memory: its files should outlive it there.
@@ -221,7 +216,7 @@ class Reader:
         """Make the arrays that are filled next, and have them filled. Once all have arrived, insert them."""
         while reading.loads and reading.num_ahead < _NUM_AHEAD:
             chunk: list[Load] = []
-            while reading.loads and _size(chunk) < _CHUNK_BYTES:
+            while reading.loads and _size(chunk) < CHUNK_BYTES:
                 chunk.append(reading.loads.popleft())
             arrays = empty_arrays([record.tensors[index] for record, index in chunk])
             reading.num_ahead += 1

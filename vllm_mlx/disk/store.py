@@ -70,7 +70,7 @@ class DiskStore:
         self.index.drop_repeated()
         self.index.tree.detach(salts=salts)
         self.sweep()
-        self.threads.write(self.folder.shorten, self.fail)
+        self.threads.write(self.folder.database.shorten, self.fail)
 
     @property
     def is_removing(self) -> bool:

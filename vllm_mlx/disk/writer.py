@@ -18,6 +18,7 @@ from ..cache.snapshot import KVSegment, RecurrentState
 from ..cache.stats import DiskReport
 from .arrays import SLAB_TOKENS, run_tensors, state_tensors
 from .faults import Damaged, NoRoom
+from .files import size_of
 from .folder import FolderUsage
 from .index import space_of
 from .record import Header, Record, TensorData
@@ -42,7 +43,6 @@ class Job:
     key: bytes  # up to the record's end
     header: Header
     tensors: list[TensorData]
-    num_bytes: int
     is_cleared: bool = False  # the record is removed once it is complete
 
 
@@ -146,7 +146,7 @@ class Writer:
                 return self._run_job(node, key, *span)
             if node.state is not None and node.end not in states:
                 assert isinstance(node.state, RecurrentState)
-                return self._job("state", node, key, node.end, node.end, *state_tensors(node.state), node.state_bytes)
+                return self._job("state", node, key, node.end, node.end, *state_tensors(node.state))
         return None
 
     def _span(self, node: Node, stored: list[Node], common: int) -> tuple[int, int] | None:
@@ -165,7 +165,7 @@ class Writer:
         end = min(end, start + max(1, most // SLAB_TOKENS) * SLAB_TOKENS)
         windowed = min(max(node.window_start, start), end)
         tensors = run_tensors(segment, *(position - node.start for position in (start, end, windowed)))
-        return self._job("run", node, key, start, end, *tensors, node.segment_bytes * (end - start) // length)
+        return self._job("run", node, key, start, end, *tensors)
 
     def _job(
         self,
@@ -176,7 +176,6 @@ class Writer:
         end: int,
         layout: dict[str, Any],
         tensors: list[TensorData],
-        num_bytes: int,
     ) -> Job:
         header = Header(
             kind=kind,
@@ -189,7 +188,7 @@ class Writer:
             s_per_token=self._store.s_per_token,
             rule=self._store.rule,
         )
-        return Job(key[: end * WORD_BYTES], header, tensors, num_bytes)
+        return Job(key[: end * WORD_BYTES], header, tensors)
 
     # -- the thread
 
@@ -219,7 +218,7 @@ class Writer:
         match error:
             case NoRoom(limit="cap" | "free"):
                 num_held = self._num_held(job)
-                if not self._store.make_room(job.num_bytes + self._slack_bytes):
+                if not self._store.make_room(size_of(job.tensors) + self._slack_bytes):
                     self._store.fail(error)
                 if self._num_held(job) < num_held:
                     self._forget(job)  # else a path that is larger than the folder pushes its own records out for ever
