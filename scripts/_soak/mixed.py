@@ -76,7 +76,7 @@ async def _inside(engine: EngineClient) -> dict[str, Any]:
         if await engine.num_rows() == 0:
             break
         await asyncio.sleep(0.02)
-    found = await asyncio.wrap_future(engine._thread.inspect(look))
+    found = await engine.ask(look)
     assert found["rows"] == 0, "rows are left on the device"
     return found
 

@@ -14,7 +14,7 @@ from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.monitoring.schema import EngineReport
-from vllm_mlx.engine.prompt_pool import TENANT_THREADS
+from vllm_mlx.engine.preparing import TENANT_THREADS
 from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.prompt.encoded import common_prefix
 
@@ -113,7 +113,7 @@ async def ask(engine: EngineClient, request: Request) -> tuple[Row, FinishedRepl
 async def settled(engine: EngineClient) -> tuple[EngineReport, list[Entry]]:
     """The cache once nothing runs any more and what no next turn needs has gone."""
     meeting = threading.Barrier(TENANT_THREADS)  # of all workers: every trim that was under way is done
-    workers = [engine._pool.submit(meeting.wait) for _ in range(meeting.parties)]
+    workers = [engine.pool.submit(meeting.wait) for _ in range(meeting.parties)]
     await asyncio.gather(*map(asyncio.wrap_future, workers))
     while (await asyncio.wrap_future(engine._thread.inspect(Engine.report))).num_running:
         await asyncio.sleep(0.01)

@@ -63,7 +63,7 @@ async def leave(engine: EngineClient, kind: type[GenerationEvent], num_events: i
 
 async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> int:
     """Stored tokens that one of these requests begins with."""
-    prompts = [pack(engine._processor.prepare(each).prompt.token_ids) for each in requests]
+    prompts = [pack(engine.processor.prepare(each).prompt.token_ids) for each in requests]
     space = left.entries[0].space
     find = engine._thread.inspect(lambda each: max(each.cache_tree.common_length(space, key) for key in prompts))
     return await asyncio.wrap_future(find)

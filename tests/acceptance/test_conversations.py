@@ -151,7 +151,7 @@ def test_thoughts_that_the_template_strips_leave_nothing_behind(
         agent = await converse(engine, echo=ECHOES["verbatim"], num_turns=10, words=8, question_every=3)
         _, entries = await settled(engine)
         agent.messages.append(user("And now?"))
-        prompt = engine._processor.prepare(agent.request()).prompt.token_ids
+        prompt = engine.processor.prepare(agent.request()).prompt.token_ids
         space = entries[0].space
         common = engine._thread.inspect(lambda each: each.cache_tree.common_length(space, pack(prompt)))
         return sum(entry.end - entry.start for entry in entries), await asyncio.wrap_future(common)

@@ -35,7 +35,7 @@ class Server:
         disk, tree = open_disk(config), self.engine.cache_tree
         assert disk is not None and disk.folder is not None and tree is not None
         self.folder = disk.folder
-        planner, model = self.engine._scheduler.prefix_cache, self.engine._runner._model
+        planner, model = self.engine.scheduler.prefix_cache, self.engine.runner._model
         planner._fingerprint = fingerprint
         tree.add_model(fingerprint, model.resume_rule, s_per_token=1.0)
         self.engine.attach(disk.start(tree, model, "", fingerprint, 1.0), disk.report)
@@ -50,14 +50,14 @@ class Server:
     def run(self) -> None:
         """Step until all sequences have ended."""
         deadline = time.monotonic() + 60
-        while self.engine._scheduler.has_work:
+        while self.engine.scheduler.has_work:
             assert time.monotonic() < deadline, "a sequence waits for ever"
             self.step()
 
     def step(self) -> None:
         self.engine.wake()
         self.driver.step()
-        if self.engine._scheduler.awaits_inputs:
+        if self.engine.scheduler.awaits_inputs:
             time.sleep(0.001)  # so that the readers' threads run
 
     def generate(self, *prompts: tuple[int, ...], salt: str = "") -> list[list[int]]:
@@ -67,7 +67,7 @@ class Server:
 
     def stop(self, *, killed: bool = False) -> None:
         end_s = time.monotonic() + (0 if killed else 30)
-        self.engine.close(lambda: end_s - time.monotonic(), self.driver._deliver)
+        self.engine.close(lambda: end_s - time.monotonic(), self.driver.deliver)
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_a_preempted_sequence_reads_again_what_memory_has_evicted(tmp_path: Path
         while len(server.driver.replies[second].token_ids) < 8:
             server.engine.wake()
             server.driver.step()
-        scheduler = server.engine._scheduler
+        scheduler = server.engine.scheduler
         scheduler._max_num_seqs = 1
         scheduler._preempt(server.driver.seqs[second])
         server.driver.step()

@@ -44,7 +44,7 @@ def play(
     `replies`: what the later turns continue. None: the replies of this play.
     """
     driver = Driver(path, **SETTINGS)
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         device.fail(failing, **fault)
         first = driver.add(TALK, 4, points=(20,))
         driver.run()
@@ -177,7 +177,7 @@ def test_a_chunk_without_memory_runs_again_at_half_its_length(
     prompt = [*LONG, *LONG, *LONG, *TALK]
     expected = driver.generate([SHORT, prompt], max_tokens=LENGTH)
     driver.engine.clear_cache()
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         beside = driver.add(SHORT, LENGTH)
         driver.step()
         driver.step()
@@ -194,7 +194,7 @@ def test_a_row_for_which_even_the_shortest_chunk_has_no_memory_fails_alone(check
     driver = Driver(checkpoint("qwen3"))
     expected = driver.generate([SHORT, TALK], max_tokens=2 * LENGTH)
     driver.engine.clear_cache()
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         beside = driver.add(SHORT, 2 * LENGTH)
         driver.step()
         driver.step()
@@ -209,7 +209,7 @@ def test_a_row_for_which_even_the_shortest_chunk_has_no_memory_fails_alone(check
 
 def test_three_faults_without_a_good_step_end_the_engine(checkpoint: Callable[..., Path]) -> None:
     driver = Driver(checkpoint("qwen3"))
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         driver.add(SHORT, LENGTH)
         driver.add(TALK, LENGTH)
         device.fail(range(1000))
@@ -222,7 +222,7 @@ def test_faults_with_good_steps_in_between_end_nothing(checkpoint: Callable[...,
     driver = Driver(checkpoint("qwen3"))
     expected = driver.generate([TALK], max_tokens=40)
     driver.engine.clear_cache()
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         seq_id = driver.add(TALK, 40)
         for _ in range(6):
             told = len(driver.replies[seq_id].token_ids)
@@ -237,7 +237,7 @@ def test_a_row_that_meets_fault_after_fault_without_a_token_ends(checkpoint: Cal
     """Its own work may be the cause. The others go on, so the engine does."""
     driver = Driver(checkpoint("qwen3"), max_prefill_chunk=64, prefix_cache=False)
     expected = driver.generate([SHORT], max_tokens=40)
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         beside = driver.add(SHORT, 40)
         driver.step()
         driver.step()
@@ -260,7 +260,7 @@ def test_a_fault_that_a_question_between_steps_meets_is_everyones_too(checkpoint
         driver.step()
     assert driver.engine.num_rows == 1
     with pytest.raises(RuntimeError, match="Impacting"):
-        driver.engine.ask(meets_a_fault, driver._deliver)
+        driver.engine.ask(meets_a_fault, driver.deliver)
     assert driver.engine.num_rows == 0
     driver.run()
     assert [driver.replies[seq_id].token_ids] == expected and driver.engine.report().num_restarts == 1
@@ -277,7 +277,7 @@ def test_a_failed_copy_inside_the_cache_loses_no_token(checkpoint: Callable[...,
     prompts = [[*TALK, 1, *SHORT], [*TALK, 2, *LONG], SHORT]
     expected = [driver.generate([ids], max_tokens=20)[0] for ids in prompts]
     driver.engine.clear_cache()
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         beside = driver.add(SHORT, 20)
         first = driver.add(prompts[0], 20)
         while driver.replies[first].finish_reason is None:
@@ -300,7 +300,7 @@ def test_features_of_a_failed_encoder_run_are_not_stored(checkpoint: Callable[..
     prompts = [model.prompt(["What is in this image? ", 1]), model.prompt([2, "Describe it."])]
     expected = model.driver().generate(prompts, max_tokens=LENGTH)
     driver = model.driver()
-    with failing_device(driver.engine._runner) as device:
+    with failing_device(driver.engine.runner) as device:
         device.fail_next("encode", 1, INTERACTIVITY)
         assert driver.generate(prompts, max_tokens=LENGTH) == expected
     assert device.num_failed == 1 and driver.engine.report().num_restarts

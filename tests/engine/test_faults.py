@@ -53,7 +53,7 @@ def is_at_rest(driver: Driver) -> bool:
     tree.check_integrity()
     driver.engine.clear_cache()
     assert not tree.used_bytes, "nothing is pinned"
-    assert not any(driver.engine._scheduler._groups.is_isolated(seq_id) for seq_id in driver.seqs)
+    assert not any(driver.engine.scheduler._groups.is_isolated(seq_id) for seq_id in driver.seqs)
     return driver.engine.num_rows == 0 and not driver.engine.has_work
 
 

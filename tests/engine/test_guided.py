@@ -142,7 +142,7 @@ def test_a_guided_row_goes_on_in_its_grammar_after_any_failed_submission(driver,
     fields = {"constraint": guiding.person(start, thinking="off"), "stop_token_ids": stop}
     alone = driver.generate([start], max_tokens=150, sampling=HOT, **fields)[0]
     for number in range(3, 40, 9):
-        with failing_device(driver.engine._runner) as device:
+        with failing_device(driver.engine.runner) as device:
             device.fail([number])
             rows = [driver.add(start, 150, HOT, **fields) for _ in range(2)]
             driver.run()

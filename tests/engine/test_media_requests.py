@@ -41,7 +41,7 @@ def request(*pictures: int) -> Request:
 def test_texts_and_known_pictures_do_not_wait_behind_pictures_that_are_prepared(engine):
     async def main() -> None:
         num_tokens = await engine.count_tokens(request(1))
-        with engine._processor._vision._lock:  # the checkpoint's processor is busy
+        with engine.processor._vision._lock:  # the checkpoint's processor is busy
             waiting = [asyncio.create_task(engine.count_tokens(request(number))) for number in (2, 3, 4, 5)]
             assert await engine.count_tokens(request()) < num_tokens
             assert await engine.count_tokens(request(1)) == num_tokens
@@ -53,10 +53,10 @@ def test_texts_and_known_pictures_do_not_wait_behind_pictures_that_are_prepared(
 
 def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine):
     async def main() -> None:
-        with engine._processor._vision._lock:  # until both have come as far as the checkpoint's processor
+        with engine.processor._vision._lock:  # until both have come as far as the checkpoint's processor
             large = asyncio.create_task(engine.count_tokens(request(*range(20, 32))))
             small = asyncio.create_task(engine.count_tokens(request(40)))
-            while not engine._preparations._media._loader._renderer._queue._waiting:
+            while not engine.preparations._media._loader._renderer._queue._waiting:
                 await asyncio.sleep(0.001)
         await small
         assert not large.done()
@@ -69,9 +69,9 @@ def test_a_request_whose_client_has_left_is_not_prepared_further(engine):
     deadline = Deadline(60, "")
 
     async def main() -> None:
-        with engine._processor._vision._lock:
-            running = asyncio.create_task(engine._preparations._prepare(request(50, 51), deadline))
-            while engine._preparations._media._loader._renderer._queue.has_room(1):
+        with engine.processor._vision._lock:
+            running = asyncio.create_task(engine.preparations._prepare(request(50, 51), deadline))
+            while engine.preparations._media._loader._renderer._queue.has_room(1):
                 await asyncio.sleep(0.001)
             deadline.cancel()
         with pytest.raises(Cancelled):
@@ -81,13 +81,13 @@ def test_a_request_whose_client_has_left_is_not_prepared_further(engine):
 
 
 def test_a_long_text_beside_a_picture_takes_the_place_of_a_long_prompt(engine, monkeypatch):
-    run, are_long = engine._pool.run, []
+    run, are_long = engine.pool.run, []
 
     async def noted(*args: Any, is_long: bool = False, **options: Any) -> Any:
         are_long.append(is_long)
         return await run(*args, is_long=is_long, **options)
 
-    monkeypatch.setattr(engine._pool, "run", noted)
+    monkeypatch.setattr(engine.pool, "run", noted)
     asyncio.run(engine.count_tokens(request(60)))
     assert not any(are_long)
     monkeypatch.setattr(preparing, "LONG_CHARS", 5)

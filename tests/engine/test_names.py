@@ -94,7 +94,7 @@ def test_a_reply_with_penalties_is_the_same_alone_and_in_a_crowd(driver, guiding
 
 
 def test_masks_are_filled_for_names_only(driver, guiding, calling) -> None:
-    masks = driver.engine._runner._masks
+    masks = driver.engine.runner._masks
 
     def num_filled(sampling: TokenSampling, **fields: object) -> int:
         before = masks.num_filled

@@ -13,8 +13,8 @@ from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.generation import LONG_CHARS, is_long
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.preparing import LONG_CHARS, is_long
 from vllm_mlx.formats.tokenizer import Tokenizer
 
 LIMIT_S = 0.2
@@ -55,7 +55,7 @@ def test_the_deadline_is_looked_at_in_every_stage(engine):
         time = itertools.count()
         deadline = Deadline(num_looks, "too slow", clock=lambda time=time: next(time))
         try:
-            engine._processor.prepare(CHAT, deadline=deadline)
+            engine.processor.prepare(CHAT, deadline=deadline)
         except TimeLimit:
             continue
         break
@@ -66,20 +66,20 @@ def test_a_request_that_is_given_up_is_not_prepared_to_its_end(engine):
     deadline = Deadline(60, "too slow")
     deadline.cancel()
     with pytest.raises(Cancelled):
-        engine._processor.prepare(CHAT, deadline=deadline)
+        engine.processor.prepare(CHAT, deadline=deadline)
 
 
 def test_a_preparation_that_takes_too_long_is_refused_while_its_thread_still_works(engine, blocked):
     async def main() -> None:
         with pytest.raises(TimeLimit, match="--max-prepare-s"):
             await engine.submit(CHAT)
-        assert not blocked[1].is_set() and not engine._preparations.replies
+        assert not blocked[1].is_set() and not engine.preparations.replies
 
     asyncio.run(main())
 
 
 def test_a_request_that_is_prepared_is_listed_as_queued_and_can_be_cancelled(engine, blocked, monkeypatch):
-    monkeypatch.setattr(engine._preparations, "_max_prepare_s", 60.0)
+    monkeypatch.setattr(engine.preparations, "_max_prepare_s", 60.0)
 
     async def main() -> None:
         submitted = asyncio.create_task(engine.submit(CHAT))

@@ -10,8 +10,8 @@ import pytest
 from tests.support.running import eventually
 from vllm_mlx.core.errors import Cancelled, Overloaded, TimeLimit
 from vllm_mlx.core.tasks import Deadline
-from vllm_mlx.engine import prompt_pool
-from vllm_mlx.engine.prompt_pool import MAX_HUNG, TENANT_THREADS, PromptPool
+from vllm_mlx.engine import preparing
+from vllm_mlx.engine.preparing import MAX_HUNG, TENANT_THREADS, PromptPool
 
 
 class Jobs:
@@ -113,7 +113,7 @@ def test_short_prompts_do_not_wait_behind_long_ones() -> None:
 
 
 def test_tenants_take_turns_where_threads_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_pool, "MAX_THREADS", 1)
+    monkeypatch.setattr(preparing, "MAX_THREADS", 1)
 
     async def check(jobs: Jobs) -> None:
         asked = [("ann 1", "ann"), ("ann 2", "ann"), ("ann 3", "ann"), ("ben 1", "ben"), ("ben 2", "ben")]
@@ -187,16 +187,16 @@ def test_work_that_has_not_started_is_refused_at_shutdown() -> None:
 
 
 def test_work_that_waits_for_a_thread_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_pool, "_WITHOUT_DEADLINE_S", 0.0)
-    monkeypatch.setattr(prompt_pool, "HANG_SLACK_S", 0.0)
-    monkeypatch.setattr(prompt_pool, "MAX_THREADS", 1)
+    monkeypatch.setattr(preparing, "_WITHOUT_DEADLINE_S", 0.0)
+    monkeypatch.setattr(preparing, "HANG_SLACK_S", 0.0)
+    monkeypatch.setattr(preparing, "MAX_THREADS", 1)
 
     async def check(jobs: Jobs) -> None:
         first = jobs.ask("first", deadline=Deadline(60, ""))
         await jobs.until_begun("first")
         waiting = jobs.ask("waiting")
         await asyncio.sleep(0.01)
-        monkeypatch.setattr(prompt_pool, "_WITHOUT_DEADLINE_S", 60.0)
+        monkeypatch.setattr(preparing, "_WITHOUT_DEADLINE_S", 60.0)
         jobs.end("first")
         await jobs.until_begun("waiting")
         assert jobs.pool.error() is None
@@ -209,8 +209,8 @@ def test_work_that_waits_for_a_thread_does_not_hang(monkeypatch: pytest.MonkeyPa
 def test_a_hung_thread_is_replaced_and_told_once_and_many_of_them_are_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(prompt_pool, "HANG_SLACK_S", 0.0)
-    monkeypatch.setattr(prompt_pool, "_LOOK_S", 0.01)
+    monkeypatch.setattr(preparing, "HANG_SLACK_S", 0.0)
+    monkeypatch.setattr(preparing, "_LOOK_S", 0.01)
 
     async def check(jobs: Jobs) -> None:
         for number in range(MAX_HUNG):

@@ -107,7 +107,7 @@ def test_an_aborted_row_leaves_nothing_and_nobody_notices(driver):
 def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
     good_prompt = prompt(40)
     expected = driver.generate([good_prompt], max_tokens=10)[0]
-    model = type(driver.engine._runner._model)
+    model = type(driver.engine.runner._model)
     prefill = model.prefill
 
     def failing(self, seq, start, end, caches):
@@ -201,7 +201,7 @@ def test_live_rows_never_take_more_than_was_reckoned(checkpoint, name):
             driver.add([*start, *prompt(length)], 20)
         while driver.engine.has_work:
             driver.step()
-            assert driver.engine.live_bytes() <= driver.engine._scheduler._row_bytes(extra=0) + bookkeeping
+            assert driver.engine.live_bytes() <= driver.engine.scheduler._row_bytes(extra=0) + bookkeeping
 
     run(range(0, 320, 40))  # joins at uneven lengths
     run([4] * 8)  # warm rows

@@ -168,7 +168,7 @@ def test_the_code_that_runs_is_named_in_the_log(
 
 BROKEN = {
     "raise ValueError('not today')": "not today",
-    "FAMILY = 5": "no vllm_mlx.formats.Family but a int",
+    "FAMILY = 5": "a int, not a vllm_mlx.formats.Family",
     "OTHER = 5": "AttributeError",
     "from vllm_mlx.formats import Family\nFAMILY = Family('acme')": "reads tool calls only",
     f"{CODE}\nfrom dataclasses import replace\nFAMILY = replace(FAMILY, reasoning=tags('', '</t>'))": "lacks a tag",

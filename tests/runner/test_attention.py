@@ -12,7 +12,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from vllm_mlx.cache.footprint import footprint
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import SHORTEST_CHUNK, AttentionCost, most_slots
-from vllm_mlx.engine.loading import load_measured
+from vllm_mlx.engine.sizing import load_measured
 from vllm_mlx.runner.attention import AttentionShape, forcing, memory_saving, observed, score_bytes
 from vllm_mlx.runner.calibrate import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint

@@ -26,11 +26,11 @@ class Clock:
 def run_step(driver: Driver) -> tuple[int, int, float | None]:
     """The number of restores and of captures of a step, and the decode time that it measured."""
     engine = driver.engine
-    plan = engine._scheduler.schedule()
-    output = engine._runner.decode(plan)
-    driver._deliver(engine._scheduler.update(output))
+    plan = engine.scheduler.schedule()
+    output = engine.runner.decode(plan)
+    driver.deliver(engine.scheduler.update(output))
     if plan.prefill:
-        driver._deliver(engine._scheduler.update(engine._runner.prefill(plan.prefill)))
+        driver.deliver(engine.scheduler.update(engine.runner.prefill(plan.prefill)))
     return len(plan.restores), len(plan.captures), output.decode_s
 
 

@@ -11,7 +11,7 @@ from tests.support.checkpoints import ARCHITECTURES, model_config
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.engine.loading import _within_kernels
+from vllm_mlx.engine.sizing import within_kernels
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.kernels import kernel_fault, longest_chunk
 from vllm_mlx.runner.model import load_model
@@ -81,9 +81,9 @@ def test_on_metal_such_a_model_is_refused_and_long_chunks_are_lowered(
         find_checkpoint(str(path)) for path in (checkpoint("nemotron_h", ssm_state_size=16), checkpoint("qwen3_next"))
     )
     config = EngineConfig(model="m", max_prefill_chunk=20_000)
-    assert _within_kernels(config, moe) == config, "not on the CPU"
+    assert within_kernels(config, moe) == config, "not on the CPU"
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     with pytest.raises(ModelLoadError, match=r"cannot be served on Metal: .* 16 wide"):
         load_model(wrong, trust_remote_code=False)
-    assert _within_kernels(config, moe).max_prefill_chunk == 16_320
+    assert within_kernels(config, moe).max_prefill_chunk == 16_320
     assert "--max-prefill-chunk is lowered from 20000 to 16320" in caplog.text

@@ -33,7 +33,7 @@ def buffers(path: Path, length: int) -> dict[Kind, list[dict[tuple[int, int], in
     while driver.seqs[seq_id].num_computed_tokens < length - 1:
         driver.step()
         numbers = dict.fromkeys(Kind, 0)
-        for leaf in leaves(driver.engine._runner._prefilled[seq_id]):
+        for leaf in leaves(driver.engine.runner._prefilled[seq_id]):
             if kind(leaf) is Kind.RECURRENT:
                 continue
             layers, number = found.setdefault(kind(leaf), []), numbers[kind(leaf)]
@@ -65,6 +65,6 @@ def test_a_reply_goes_on_growing_in_steps(checkpoint: Callable[..., Path]) -> No
     widths = set()
     while driver.engine.has_work:
         driver.step()
-        groups = (group for batch in driver.engine._runner._batches for group in batch.groups)
+        groups = (group for batch in driver.engine.runner._batches for group in batch.groups)
         widths |= {leaf.keys.shape[2] for group in groups for leaf in leaves(group.kv)}
     assert widths == {1024, 1280}

@@ -122,7 +122,7 @@ def wait_for_afterthoughts(server: Running) -> None:
     """The last reply is being thought over on two threads: when both are here, they are done with it."""
     barrier = threading.Barrier(3, timeout=30)
     for _ in range(2):
-        server.engine._pool.submit(barrier.wait)
+        server.engine.pool.submit(barrier.wait)
     barrier.wait()
 
 

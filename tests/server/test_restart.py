@@ -61,7 +61,7 @@ def prepared(running: Running, messages: list[dict[str, Any]]) -> PreparedReques
     body = ChatCompletionBody.model_validate({"messages": messages, "tools": TOOLS})
     request = decode_chat(body, reply_id="r", model="", created=0).requests[0]
     found, _ = asyncio.run_coroutine_threadsafe(
-        running.engine._preparations.prepare(request), running.engine._loop
+        running.engine.preparations.prepare(request), running.engine._loop
     ).result(30)
     return found
 

@@ -20,7 +20,8 @@ from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.loading import MeasuredModel, build_engine, load_measured, make_scheduler
+from vllm_mlx.engine.loading import build_engine, make_scheduler
+from vllm_mlx.engine.sizing import MeasuredModel, load_measured
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
@@ -93,7 +94,7 @@ class Driver:
         return seq_id
 
     def step(self) -> None:
-        self.engine.step(self._deliver)
+        self.engine.step(self.deliver)
 
     def run(self) -> None:
         while self.engine.has_work:
@@ -105,7 +106,7 @@ class Driver:
         self.run()
         return [self.replies[seq_id].token_ids for seq_id in seq_ids]
 
-    def _deliver(self, updates: list[SequenceUpdate]) -> None:
+    def deliver(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:
             reply = self.replies[update.seq_id]
             assert reply.finish_reason is None and reply.error is None, "news after the end"
@@ -147,8 +148,7 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    watch = DeviceWatch(engine.facts.memory.total_bytes)
-    return Engine(scheduler, Runner(model, watch), watch, engine.facts)
+    return Engine(scheduler, Runner(model, engine.watch), engine.watch, engine.facts)
 
 
 @lru_cache(maxsize=2)

@@ -245,7 +245,7 @@ def check_model(settings: Settings) -> Check:
         if not is_hub_id(settings.model):
             return Check(name, "bad", "there is no folder of that name, and a name on Hugging Face is ORG/NAME")
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
-    from ..engine.setting_checks import checked_tokenizer
+    from ..engine.loading import checked_tokenizer
     from ..prompt.reply_formats import reply_formats
     from ..runner.checkpoint import find_checkpoint
     from ..runner.device import device_memory

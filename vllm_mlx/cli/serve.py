@@ -85,7 +85,7 @@ def _serve(settings: Settings) -> None:
 
 def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
     """The settings of engine and server. Raises ConfigError for any that is refused whatever the checkpoint is."""
-    from ..engine.setting_checks import check_settings
+    from ..engine.loading import check_settings
 
     engine, server = settings.engine_config(), settings.server_config()
     has_keys = not all(key.is_admin for key in server.api_keys)

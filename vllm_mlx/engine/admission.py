@@ -20,13 +20,13 @@ _LONGEST_HOLD_S = 30.0
 
 
 class Refusals:
-    """Spaces out the refusals of each tenant, so that its clients do not all come again at the same moment."""
+    """Spaces out the refusals of each tenant, so that its clients do not all return at the same moment."""
 
     def __init__(self) -> None:
         self._next_s: dict[str, float] = {}  # when the next refusal of a tenant is due
 
     def hold_s(self, tenant: str, now: float) -> float:
-        """How long to hold back a refusal. Slows down clients that ignore the time a refusal gives them."""
+        """Return the time to delay a refusal. This slows down clients that ignore the time that a refusal names."""
         earliest_s = now - (_QUICK_REFUSALS - 1) / _REFUSALS_PER_S
         due_s = min(max(earliest_s, self._next_s.get(tenant, earliest_s)), now + _LONGEST_HOLD_S)
         self._next_s[tenant] = due_s + 1 / _REFUSALS_PER_S
@@ -76,7 +76,8 @@ class AdmissionQueue:
         elapsed_s = sum(now - reply.arrived_s for reply in replies) / max(1, len(replies))
         self.num_refused += 1
         return TooManyRequests(
-            f"The server is busy, and {self._max_queue} requests wait in line already ({setting('max_queue')}).",
+            f"The server is busy: {self._max_queue} requests wait in the admission queue already "
+            f"({setting('max_queue')}).",
             retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
         )
 
@@ -101,7 +102,7 @@ class AdmissionQueue:
             self.num_refused += 1
             generation.put(
                 TooManyRequests(
-                    f"The request waited in line for {limit_s:g} seconds ({setting('max_queue_s')}).",
+                    f"The request waited in the admission queue for {limit_s:g} seconds ({setting('max_queue_s')}).",
                     retry_after_s=_LEAST_WAIT_S,
                 )
             )

@@ -26,7 +26,7 @@ from .monitoring.counters import ReplyStats
 from .monitoring.prometheus import metric_families
 from .monitoring.schema import EngineStatus
 from .monitoring.status import engine_status
-from .prompt_pool import PromptPool
+from .preparing import PromptPool
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
     from .engine import Engine, EngineThread
@@ -60,10 +60,10 @@ class EngineClient:
         self.memory = thread.facts.memory
         self.tokenizer = processor.tokenizer
         self._config = config
-        self._processor = processor
+        self.processor = processor
         self._thread = thread
-        self._pool = pool
-        self._preparations = preparations
+        self.pool = pool
+        self.preparations = preparations
         self._monitor = Monitor(config, processor, thread, pool)
         self.model_facts = self._monitor.model_facts  # `/v1/status` reports them
         self._queue = AdmissionQueue(config, self._running_replies)
@@ -97,7 +97,7 @@ class EngineClient:
         self._check_open()
         self._loop = asyncio.get_running_loop()
         async with self._queue.preparing(request, request.sampling.n):
-            prepared, progress = await self._preparations.prepare(request)
+            prepared, progress = await self.preparations.prepare(request)
         self._check_open()
         replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
         generation = Generation(
@@ -117,7 +117,7 @@ class EngineClient:
 
         It is called on these threads, or on the event loop.
         """
-        self._pool.watch(changed)
+        self.pool.watch(changed)
 
     async def count_tokens(self, request: Request) -> int:
         """Count the tokens of the prompt that `submit` would run, even if it is too long to run.
@@ -126,7 +126,7 @@ class EngineClient:
         """
         try:
             async with self._queue.preparing(request, 1):
-                prepared, _ = await self._preparations.prepare(request)
+                prepared, _ = await self.preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:
                 raise
@@ -136,7 +136,7 @@ class EngineClient:
     async def status(self) -> EngineStatus:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""
         moment = await self._monitor.moment()
-        replies = [*self._running_replies(), *self._preparations.replies]
+        replies = [*self._running_replies(), *self.preparations.replies]
         return engine_status(moment, replies, self._queue.num_refused)
 
     async def metrics(self) -> Iterable[Metric]:
@@ -148,7 +148,7 @@ class EngineClient:
 
         Returns False if no running request has this id and a salt that begins with `salts`.
         """
-        was_preparing = self._preparations.cancel(request_id, salts=salts)
+        was_preparing = self.preparations.cancel(request_id, salts=salts)
         was_running = [
             generation.cancel(request_id)
             for generation in self._open_generations()
@@ -158,11 +158,11 @@ class EngineClient:
 
     async def disk_entries(self) -> list[Entry]:
         """Describe what is kept on disk; times are seconds since the epoch. Raises EngineDead."""
-        return await self._ask(lambda engine: engine.disk_entries())
+        return await self.ask(lambda engine: engine.disk_entries())
 
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
-        return await self._ask(lambda engine: engine.cache_entries())
+        return await self.ask(lambda engine: engine.cache_entries())
 
     async def clear_cache(self, *, salts: str = "") -> int:
         """Remove the unpinned cached state of salts that begin with `salts`. Returns the bytes freed.
@@ -170,7 +170,7 @@ class EngineClient:
         Their prompts and replies are not kept for the next start either. Raises EngineDead.
         """
         self.memories.clear(salts)
-        return await self._ask(lambda engine: engine.clear_cache(salts))
+        return await self.ask(lambda engine: engine.clear_cache(salts))
 
     async def shutdown(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for `drain_s`, then fail the others and end the thread.
@@ -186,15 +186,15 @@ class EngineClient:
         await self._keeper.finish(_TRIM_S)  # before what they leave is written to disk
         await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
-        self._pool.shutdown()
-        await self._preparations.close()
+        self.pool.shutdown()
+        await self.preparations.close()
         await asyncio.to_thread(self.memories.close)
 
     async def num_rows(self) -> int:
         """Number of rows that hold state on the device now."""
-        return await self._ask(lambda engine: engine.num_rows)
+        return await self.ask(lambda engine: engine.num_rows)
 
-    async def _ask(self, question: Callable[["Engine"], T]) -> T:
+    async def ask(self, question: Callable[["Engine"], T]) -> T:
         """Ask the engine between two steps. Raises EngineDead."""
         return await asyncio.wrap_future(self._thread.inspect(question))
 
@@ -214,7 +214,7 @@ class EngineClient:
         for index, stats in enumerate(progress):
             seq = prepared.sequence(next(self._seq_ids), index)
             stats.queue(seq, expectation, time.monotonic())
-            yield Reply(index, seq, self._processor.output(prepared), stats, partial(self._keeper.take, prepared))
+            yield Reply(index, seq, self.processor.output(prepared), stats, partial(self._keeper.take, prepared))
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self._generations.values()))

@@ -43,9 +43,9 @@ class Engine:
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # what is reported without a tier; None: a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
-        self._scheduler = scheduler
-        self._runner = runner
-        self._watch = watch
+        self.scheduler = scheduler
+        self.runner = runner
+        self.watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
         self._is_stalled = False
         self._num_faults = 0  # device faults since the last good step
@@ -54,7 +54,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step can do anything before the next message."""
-        return bool(self._aborts) or (self._scheduler.has_work and not self._is_stalled)
+        return bool(self._aborts) or (self.scheduler.has_work and not self._is_stalled)
 
     @property
     def is_busy(self) -> bool:
@@ -69,12 +69,12 @@ class Engine:
     @property
     def num_rows(self) -> int:
         """Rows that hold state on the device."""
-        return self._runner.num_rows
+        return self.runner.num_rows
 
     @property
     def cache_tree(self) -> PrefixTree | None:
         """The prefix cache; None if it is off."""
-        cache = self._scheduler.prefix_cache
+        cache = self.scheduler.prefix_cache
         return None if cache is None else cache.tree
 
     def cache_entries(self) -> list[Entry]:
@@ -86,7 +86,7 @@ class Engine:
 
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
-        media = self._runner.media
+        media = self.runner.media
         freed = 0 if media is None else media.clear(salts)
         if self.disk is not None:
             self.disk.clear(salts)
@@ -94,8 +94,8 @@ class Engine:
 
     def attach(self, disk: DiskTier | None, report: DiskReport) -> None:
         """Keep the prefix cache on disk too; or report why it is not kept."""
-        assert self._scheduler.prefix_cache is not None
-        self.disk = self._scheduler.prefix_cache.disk = disk
+        assert self.scheduler.prefix_cache is not None
+        self.disk = self.scheduler.prefix_cache.disk = disk
         self._disk_settings = report
 
     def wake_on_news(self, wake: Callable[[], None]) -> None:
@@ -105,7 +105,7 @@ class Engine:
 
     def close(self, rest_s: Callable[[], float], deliver: Deliver) -> None:
         """End what runs on other threads. While `rest_s` returns a time, write what is not on disk yet."""
-        cache = self._scheduler.prefix_cache
+        cache = self.scheduler.prefix_cache
         if self.disk is None or cache is None:
             return
         try:
@@ -121,17 +121,17 @@ class Engine:
             self._has_disk_work = self.disk.tick(is_idle=is_idle)
 
     def live_bytes(self) -> int:
-        return self._runner.live_bytes()
+        return self.runner.live_bytes()
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or something was read or written."""
         self._is_stalled = False
-        self._look_after_disk(is_idle=not self._scheduler.has_work)
+        self._look_after_disk(is_idle=not self.scheduler.has_work)
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         self._is_stalled = False
         for seq in seqs:
-            self._scheduler.add(seq)
+            self.scheduler.add(seq)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences at the start of the next step."""
@@ -140,22 +140,22 @@ class Engine:
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
         self._is_stalled = False
-        self._scheduler.keep(seq, num_tokens)
+        self.scheduler.keep(seq, num_tokens)
 
     def report(self) -> EngineReport:
         """Describe the present state."""
-        cache = self._scheduler.prefix_cache
-        media = self._runner.media if self.facts.info.takes_images else None
+        cache = self.scheduler.prefix_cache
+        media = self.runner.media if self.facts.info.takes_images else None
         return EngineReport(
             num_steps=self.num_steps,
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_restarts=self._scheduler.num_restarts,
-            live_bytes=self._runner.live_bytes(),
-            pool_bytes=self._scheduler.pool.num_bytes,
-            num_shortened=self._scheduler.pool.num_shortened,
-            device=self._watch.usage(),
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_restarts=self.scheduler.num_restarts,
+            live_bytes=self.runner.live_bytes(),
+            pool_bytes=self.scheduler.pool.num_bytes,
+            num_shortened=self.scheduler.pool.num_shortened,
+            device=self.watch.usage(),
             cache=None if cache is None else cache.tree.stats,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
             images=image_status(media),
@@ -166,14 +166,14 @@ class Engine:
 
     def rest(self) -> None:
         """Give back what only a next step would use. Called when no step is due."""
-        self._runner.rest()
+        self.runner.rest()
 
     def yield_memory(self, deliver: Deliver) -> None:
         """Give memory back under pressure, although no step is due. A step without work sees the pressure."""
-        if self._watch.has_news:
+        if self.watch.has_news:
             self.step(deliver)
             self.rest()
-        self._look_after_disk(is_idle=not self._scheduler.has_work)
+        self._look_after_disk(is_idle=not self.scheduler.has_work)
 
     def step(self, deliver: Deliver) -> None:
         """Run one step. Tokens are delivered before the prefill of the same step runs.
@@ -185,14 +185,14 @@ class Engine:
         plan, num_tokens = StepPlan(), 0
         with Fence("the engine, which continues with its next step") as fence:
             while self._aborts:
-                self._scheduler.abort(self._aborts.pop())
-            plan = self._scheduler.schedule(time.monotonic())
+                self.scheduler.abort(self._aborts.pop())
+            plan = self.scheduler.schedule(time.monotonic())
             self._raise_fault()
-            has_news = self._take(self._runner.decode(plan), deliver)
-            self._is_stalled = plan == StepPlan() and not has_news and self._scheduler.awaits_inputs
+            has_news = self._take(self.runner.decode(plan), deliver)
+            self._is_stalled = plan == StepPlan() and not has_news and self.scheduler.awaits_inputs
             if plan.prefill:
                 num_tokens = max(chunk.end - chunk.start for chunk in plan.prefill)
-                self._take(self._runner.prefill(plan.prefill), deliver)
+                self._take(self.runner.prefill(plan.prefill), deliver)
             self._look_after_disk(is_idle=False)
         if fence.error is not None:
             self.recover(fence.error, deliver, num_tokens)
@@ -213,7 +213,7 @@ class Engine:
         good step in between, because then only a new process helps.
         """
         fault = device_fault(error)
-        self._runner.reset()
+        self.runner.reset()
         if fault is not None:
             self._num_faults += 1
             logger.error("Device fault %d since the last good step: %s", self._num_faults, error)
@@ -223,21 +223,21 @@ class Engine:
                 f"{first_line(error, 300)}"
             )
         failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
-        deliver(self._scheduler.recover(failure, fault, num_tokens))
+        deliver(self.scheduler.recover(failure, fault, num_tokens))
 
     def _take(self, output: StepOutput, deliver: Deliver) -> bool:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
         if output.tokens or output.prefilled:
             self._num_faults = 0
-        if updates := self._scheduler.update(output):
+        if updates := self.scheduler.update(output):
             deliver(updates)
         self._raise_fault()
         return bool(updates)
 
     def _raise_fault(self) -> None:
         """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
-        if self._scheduler.prefix_cache is not None:
-            self._scheduler.prefix_cache.raise_fault()
+        if self.scheduler.prefix_cache is not None:
+            self.scheduler.prefix_cache.raise_fault()
 
 
 @dataclass(frozen=True, slots=True)

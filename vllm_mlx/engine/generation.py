@@ -5,7 +5,7 @@ Updates of sequences come in, and generation events go out.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -16,7 +16,6 @@ from types import TracebackType
 from ..core.errors import Cancelled, VLLMMLXError, setting
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
 from ..core.fence import Fence, clear_locals
-from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
@@ -26,11 +25,10 @@ from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .media_requests import MediaRequests
 from .monitoring.counters import Outcome, ReplyStats
-from .prompt_pool import PromptPool
+from .preparing import PromptPool, is_long
 
 logger = logging.getLogger(__name__)
 
-LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
 _OUTCOMES: dict[FinishReason, Outcome] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -144,21 +142,6 @@ def _replies(request: Request) -> list[ReplyStats]:
         )
         for index in range(num_replies)
     ]
-
-
-def is_long(request: Request) -> bool:
-    num_chars = len(request.prompt) if isinstance(request.prompt, str) else 0
-    return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
-
-
-def _num_chars(parts: Iterable[Part]) -> int:
-    count = 0
-    for part in parts:
-        if isinstance(part, TextPart | ReasoningPart):
-            count += len(part.text)
-        elif isinstance(part, ToolResultPart):
-            count += _num_chars(part.content)
-    return count
 
 
 class Reply:

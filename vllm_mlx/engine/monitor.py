@@ -10,7 +10,7 @@ from ..prompt.processor import RequestProcessor
 from .monitoring.counters import Totals
 from .monitoring.schema import EngineReport
 from .monitoring.status import Moment, build_facts, model_facts
-from .prompt_pool import PromptPool, place_in, stack_of
+from .preparing import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
     from .engine import EngineThread

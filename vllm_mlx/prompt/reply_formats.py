@@ -150,9 +150,9 @@ def _loaded(name: str, entry: EntryPoint) -> Family:
     except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, OSError) as error:
         raise ConfigError(f"{where} cannot be loaded: {error!r}.") from error
     if not isinstance(family, Family):
-        raise ConfigError(f"{where} is no vllm_mlx.formats.Family but a {type(family).__name__}: see {_PAGE}.")
+        raise ConfigError(f"{where} is a {type(family).__name__}, not a vllm_mlx.formats.Family: see {_PAGE}.")
     if not all(tag and isinstance(tag, str) for tag in _tags(family)):
-        raise ConfigError(f"{where} lacks a tag, or has one that is empty or no text: see {_PAGE}.")
+        raise ConfigError(f"{where} lacks a tag, or has one that is not a text or is empty: see {_PAGE}.")
     if family.calls is not None and not any(not spelling.needs for spelling in family.calls.writes):
         raise ConfigError(f"{where} does not say how calls are written: see {_PAGE}.")
     return family

@@ -1,4 +1,4 @@
-"""Threads that prepare prompts off the event loop, shared fairly between tenants. It knows no prompt."""
+"""Threads that prepare prompts off the event loop, shared fairly between tenants."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,12 +16,15 @@ from typing import Any, TypeVar
 
 from ..core.errors import ShuttingDown
 from ..core.fair_queue import FairQueue, Place
+from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
+from ..core.request import Request
 from ..core.tasks import Deadline, settle
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
 
+LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
 MAX_THREADS = 6
 TENANT_THREADS = 2
 MAX_LONG = 2  # further threads for long prompts, one per tenant: tokenising takes some hundred bytes a character
@@ -29,6 +32,21 @@ MAX_HUNG = 8  # threads; until then, each is replaced
 HANG_SLACK_S = 10.0  # how much longer than the deadline a single call into a library may take
 _WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
+
+
+def is_long(request: Request) -> bool:
+    num_chars = len(request.prompt) if isinstance(request.prompt, str) else 0
+    return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
+
+
+def _num_chars(parts: Iterable[Part]) -> int:
+    count = 0
+    for part in parts:
+        if isinstance(part, TextPart | ReasoningPart):
+            count += len(part.text)
+        elif isinstance(part, ToolResultPart):
+            count += _num_chars(part.content)
+    return count
 
 
 @dataclass(eq=False, slots=True)

@@ -1,0 +1,196 @@
+"""Loads a model, measures what it costs on this machine, and computes the sizes that fit. It builds no engine."""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from ..cache import layers
+from ..core.config import EngineConfig, ModelInfo
+from ..core.errors import ConfigError, setting
+from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
+from ..guidance.grammar_compiler import MAX_BYTES
+from ..media.vision import VisionProbe
+from ..runner.attention import assumed, can_force, score_bytes
+from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
+from ..runner.checkpoint import Checkpoint
+from ..runner.device import (
+    apply_limits,
+    device_memory,
+    wire_weights,
+)
+from ..runner.family_check import check_family, media_fault
+from ..runner.kernels import longest_chunk
+from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
+from ..runner.resuming import prove_rows
+from .macos import wired_bytes
+from .monitoring.schema import EngineFacts
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
+_SCORES_SHARE = 16  # 1/16 of all memory for the attention scores of a chunk, where the device keeps them
+_JOIN_SHARE = 16  # at most 1/16 of all memory for a join: a model of few layers needs it only if all memory is in rows
+_FORCED_SHARE = 32  # beyond 1/32 of all memory, a slower kernel that keeps no scores is forced
+_IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, and as much for their pixels
+_MAX_IMAGES_BYTES = 512 << 20
+_RENDERED_SHARE = 256  # 1/256 of all memory for texts and ids of recent images: some 70 kB for a full-HD one
+_MAX_RENDERED_BYTES = 64 << 20
+_MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredModel:
+    """A model in memory, and what running it takes on this machine."""
+
+    model: Model
+    calibration: Calibration
+    images: ImageCost | None = None  # None for a model that takes no images
+    video_fault: str | None = None  # why videos, as the processor prepares them, cannot be served
+
+
+def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> MeasuredModel:
+    """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images."""
+    total = _total_bytes(config)
+    if checkpoint.file_bytes > total:
+        raise ConfigError(
+            f"Too little memory: the weights of {config.model} take {checkpoint.file_bytes / 1e9:.1f} GB, "
+            f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
+            f"{setting('memory_budget')}."
+        )
+    _look_at_wired_memory()
+    apply_limits(total)
+    model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
+    calibration = calibrate(model)
+    prove_rows(model)
+    if model.footprint.bytes_per_token and not calibration.attention:
+        calibration = replace(calibration, attention=assumed(checkpoint.config))
+    _wire(config, model)
+    if probe is None or not isinstance(model, MultimodalModel):
+        return MeasuredModel(model=model, calibration=calibration)
+    check_family(model, probe.images.prompt, probe.images.inputs)
+    video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
+    images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
+    return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
+
+
+def _look_at_wired_memory() -> None:
+    wired, total = wired_bytes(), device_memory().total_bytes
+    if wired is None:
+        return
+    logger.info("Wired before load: %.1f of %.1f GB", wired / 1e9, total / 1e9)
+    if wired > total * _MUCH_WIRED:
+        logger.warning(
+            "%.1f of %.1f GB are wired already. A killed server may have left them; a restart of the Mac frees them",
+            wired / 1e9,
+            total / 1e9,
+        )
+
+
+def _wire(config: EngineConfig, model: Model) -> None:
+    if config.wired == "none":
+        return
+    weights = weight_arrays(model.module)
+    mx.eval(weights)
+    if (reason := wire_weights(weights, device_memory())) is not None:
+        logger.warning("The weights are not wired: %s", reason)
+
+
+def within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """Limit prefill chunks to what Metal's kernels compute right."""
+    longest = longest_chunk(checkpoint.config) if mx.metal.is_available() else None
+    if longest is None or config.max_prefill_chunk <= longest:
+        return config
+    logger.warning(
+        "%s is lowered from %d to %d: Metal computes longer chunks of this mixture of experts wrong",
+        setting("max_prefill_chunk"),
+        config.max_prefill_chunk,
+        longest,
+    )
+    return replace(config, max_prefill_chunk=longest)
+
+
+def attention_cost(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> AttentionCost:
+    """The memory for attention scores that chunks may take. Kernels that keep none are forced beyond a small part."""
+    total = _total_bytes(config)
+    wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
+    return AttentionCost.within(
+        total // _SCORES_SHARE,
+        bytes_per_pair=score_bytes(measured.calibration.attention, on_metal=mx.metal.is_available()),
+        max_chunk=config.max_prefill_chunk,
+        max_tokens=min(wanted, measured.model.footprint.max_tokens(total)),
+    )
+
+
+def forced_bytes(config: EngineConfig, measured: MeasuredModel) -> int:
+    """Bytes of attention scores from which on a kernel that keeps none is forced; 0 if no layer needs that."""
+    return _total_bytes(config) // _FORCED_SHARE if can_force(measured.calibration.attention) else 0
+
+
+def engine_facts(
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost
+) -> EngineFacts:
+    """Raises ConfigError where the context that was asked for does not fit."""
+    model = measured.model
+    memory = _memory(config, measured, attention)
+    info = ModelInfo(
+        model=config.model,
+        architecture=checkpoint.architecture,
+        max_model_len=_model_len(config, checkpoint, memory, model.footprint),
+        weights_bytes=memory.weights_bytes,
+        vocab_size=model.vocab_size,
+        takes_images=measured.images is not None,
+        created=int(time.time()),
+    )
+    return EngineFacts(
+        info=info,
+        memory=memory,
+        footprint=model.footprint,
+        calibration=measured.calibration,
+        resume_rule=model.resume_rule,
+        video_fault=measured.video_fault,
+        max_pixels=None if measured.images is None else measured.images.max_pixels,
+        is_recurrent=model.is_recurrent,
+        copied_whole=model.copied_whole,
+        no_prefix_cache=model.no_prefix_cache,
+        no_shared_forward=model.no_shared_forward,
+    )
+
+
+def _total_bytes(config: EngineConfig) -> int:
+    return config.memory_budget_bytes or device_memory().default_budget_bytes
+
+
+def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionCost) -> MemoryBudget:
+    total, images = _total_bytes(config), measured.images
+    chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
+    chunk_bytes += max(attention.room_bytes, forced_bytes(config, measured))
+    weights = weights_bytes(measured.model.module)
+    copied_bytes = max(layers.SLICE_BYTES, measured.model.footprint.layer_bytes(max(0, total - weights)))
+    join_bytes = min(total // _JOIN_SHARE, copied_bytes) if measured.model.can_batch else 0
+    return MemoryBudget(
+        total_bytes=total,
+        weights_bytes=weights,
+        transient_bytes=max(chunk_bytes, join_bytes, 0 if images is None else images.encoder_bytes),
+        encoder_inputs_bytes=0 if images is None else min(_MAX_IMAGES_BYTES, total // _IMAGES_SHARE),
+        decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _IMAGES_SHARE),
+        rendered_bytes=0 if images is None else min(_MAX_RENDERED_BYTES, total // _RENDERED_SHARE),
+        grammars_bytes=min(MAX_BYTES, total // _IMAGES_SHARE),
+    )
+
+
+def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudget, footprint: RowFootprint) -> int:
+    """The context window: the flag's or the checkpoint's, as far as memory holds one row of that length."""
+    declared = checkpoint.max_model_len or _DEFAULT_MODEL_LEN
+    wanted = config.max_model_len or declared
+    fitting = footprint.max_tokens(memory.rows_bytes)
+    if fitting >= wanted:
+        return wanted
+    if config.max_model_len is not None or fitting < 2:
+        raise ConfigError(
+            f"Too little memory for {setting('max_model_len')} {wanted}: {fitting} tokens of context fit beside the "
+            f"weights. Lower it, use a smaller model, or raise {setting('memory_budget')}."
+        )
+    logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)
+    return fitting
