@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks OSV, a service of security advisories, about every version in the lock files. Knows no other file.
+"""Asks OSV, a service of security advisories, about every version in the lock files.
 
 Exit code 0: nothing is known against them; 1: something is; 3: not checked, because the service gave no usable answer.
 """
@@ -40,7 +40,7 @@ class Finding:
 
 
 class NoAnswer(Exception):
-    """The service was not reached, or what it answered cannot be used."""
+    """The service was not reached, or its answer cannot be used."""
 
 
 def read_pins(locks: Iterable[Path]) -> list[Pin]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/configuration.md, docs/api.md and docs/cli.md from the code. Knows no prose.
+"""Writes the tables of docs/configuration.md, docs/api.md and docs/cli.md from the code. It leaves prose alone.
 
 A table stands between `<!-- NAME -->` and `<!-- end -->`; everything else in those pages is written by hand.
 """

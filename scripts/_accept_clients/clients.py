@@ -1,4 +1,4 @@
-"""The real clients: the package of each, and what runs one session without a terminal. Starts nothing.
+"""The table of real clients: the package of each, and the command of a session without a terminal.
 
 How a client is pointed at a server is what `vllm-mlx launch` does: this module has no settings of its own.
 """
@@ -22,7 +22,7 @@ _OPENCODE_PROJECT = {"autoupdate": False, "share": "disabled", "permission": {"b
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one session runs. `window`: tokens of context that the client is told of."""
+    """The surroundings of one session. `window`: the tokens of context in the client's settings."""
 
     home: Path
     work: Path
@@ -37,7 +37,7 @@ class Client:
     """`{prompt}` in the arguments stands for the prompt."""
 
     name: str
-    launched: str  # what `vllm-mlx launch` calls it
+    launched: str  # its name in `vllm-mlx launch`
     package: str
     version: str
     arguments: tuple[str, ...]  # a session without a terminal, all of whose calls are allowed

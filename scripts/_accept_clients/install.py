@@ -1,4 +1,4 @@
-"""The packages of the clients, from npm and PyPI, into one folder. Runs no client."""
+"""Installs the packages of the clients, from npm and PyPI, into one folder."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from .processes import run_program
 
 _NODE = "node@24.21.0"  # some clients need a newer one than the machine has
 _LIMIT_S = 1800.0
-_SHOWN = 500  # characters of what a command that failed said
+_SHOWN = 500  # characters of the output of a failed command
 
 
 def install(client: Client, folder: Path) -> str | None:
-    """Install the client if it is not there in its version. Returns why it cannot be installed."""
+    """Install the client in its version if it is missing. Returns the reason if it cannot be installed."""
     folder.mkdir(parents=True, exist_ok=True)
     if _installed(client, folder) == client.version:
         return None
@@ -35,14 +35,14 @@ def _npm(spec: str, folder: Path) -> str | None:
 
 
 def _pip(client: Client, folder: Path) -> str | None:
-    """Every package has an environment of its own, because their requirements contradict each other."""
+    """Install into an environment for this package alone: requirements of packages contradict each other."""
     place = _venv(client, folder)
     command = [sys.executable, "-m", "venv", "--clear", str(place)]
     return trouble_of(command) or trouble_of([str(place / "bin" / "pip"), "install", "-q", client.spec])
 
 
 def trouble_of(command: list[str], limit_s: float = _LIMIT_S) -> str | None:
-    """Run a command with a home of its own. Returns why it failed: the end of what it said."""
+    """Run a command with an empty home directory. Returns the end of its output if it failed."""
     with tempfile.TemporaryDirectory() as home:
         code, output = run_program(command, limit_s=limit_s, environment={**os.environ, "HOME": home})
     if code == 0:
@@ -58,7 +58,7 @@ def binary(client: Client, folder: Path) -> Path:
 
 
 def search_path(folder: Path) -> str:
-    """Where programs are looked for: the installed Node.js comes first."""
+    """The value of PATH, with the installed Node.js first."""
     return f"{_bin(folder)}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -71,7 +71,7 @@ def _venv(client: Client, folder: Path) -> Path:
 
 
 def _installed(client: Client, folder: Path) -> str | None:
-    """The version that is there, with its program: an installation that was broken off can lack it."""
+    """The installed version, or None. An interrupted installation may lack the program."""
     if not binary(client, folder).exists():
         return None
     if client.manager == "pip":

@@ -1,4 +1,4 @@
-"""A proxy that lets nobody through and remembers who wanted where: nothing but the server is to be reached."""
+"""A proxy that refuses every connection and notes its target, so that a client reaches the server alone."""
 
 import contextlib
 import socketserver

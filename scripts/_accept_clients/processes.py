@@ -1,4 +1,4 @@
-"""Runs a program until it ends, and ends whatever it leaves behind. Judges nothing."""
+"""Runs a program until it ends, and ends the processes that it leaves behind."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ def run_program(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> tuple[int | None, str]:
-    """Run the command in a session of its own. Returns its exit code, and all that it wrote.
+    """Run the command in a new session. Returns its exit code and its output.
 
     The code is None if the program had not ended after `limit_s` seconds and was killed.
     """
-    # A file, not a pipe: a helper that survives the program in a session of its own would keep a pipe open.
+    # A file, not a pipe: a helper that survives the program in another session would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""Stands between a client and the server: hands everything on, and notes it."""
+"""A proxy between a client and the server, which notes each request and its answer."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ _OWN_HEADERS = frozenset({"host", "content-length", "connection", "transfer-enco
 
 @dataclass(slots=True)
 class Seen:
-    """One request of the client and what it was answered. Times are in seconds since the first one."""
+    """One request of the client and its answer. Times are in seconds since the first request."""
 
     at_s: float
     method: str
@@ -102,7 +102,7 @@ def _json(body: bytes) -> Any:
 
 @contextlib.contextmanager
 def relaying(relay: Relay) -> Iterator[str]:
-    """The address that the client is given."""
+    """Run the relay during the block, and yield its address."""
     sock = listen("127.0.0.1", 0)
     routes = [Route("/{path:path}", relay.handle, methods=["GET", "HEAD", "POST", "DELETE"])]
     config = uvicorn.Config(Starlette(routes=routes), log_config=None, access_log=False, lifespan="off")

@@ -10,7 +10,7 @@ from .session import Outcome
 
 
 def print_sessions(outcomes: Sequence[Outcome], left_out: Sequence[tuple[str, str]], console: Console) -> None:
-    """`left_out`: clients of which no session ran, and why."""
+    """Print a row for each session. `left_out`: clients without a session, and the reason."""
     table = _table("client", "version", "requests", "calls it ran", "seconds", "wanted elsewhere", "accepted")
     for one in outcomes:
         table.add_row(

@@ -1,4 +1,4 @@
-"""One client, one session: run in a place of its own, judged by what went over the wire. Prints nothing."""
+"""Runs one session of one client in an empty home directory, and judges it by its requests."""
 
 import secrets
 import tempfile
@@ -19,12 +19,12 @@ PROMPT = f"Run `cat {NOTES[0]}`"  # short: the demo copies the command out of a 
 # The first command ends at once, the second one half a second after its output: clients may read them differently.
 SCRIPTED_COMMANDS = (f"cat {NOTES[0]}", f"cat {NOTES[1]}; sleep 0.5")
 
-_NOT_STARTED = 127  # what a shell returns for a program that it cannot start
+_NOT_STARTED = 127  # the exit code of a shell for a program that it cannot start
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Of all sessions. `is_scripted`: the server makes one call after the other; a model makes those it wants."""
+    """The settings of all sessions. `is_scripted`: the server asks for a fixed list of calls instead of a model."""
 
     folder: Path  # of the installed clients
     url: str
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a session. `is_right`: what each command prints came back as the result of a call.
+    """The end of a session. `is_right`: the output of each command came back as the result of a call.
 
     `has_lost`: the output of the command that ended at once did not come back, and the client is known to lose it.
     """

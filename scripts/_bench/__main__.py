@@ -1,4 +1,4 @@
-"""The command behind scripts/bench. Reports how fast things are; never fails because they are slow."""
+"""The command behind scripts/bench. It reports speeds, and does not fail because they are low."""
 
 import argparse
 import contextlib
@@ -47,7 +47,11 @@ def parse_arguments() -> argparse.Namespace:
         "eviction costs.",
     )
     parser.add_argument(
-        "workload", nargs="?", choices=[*COMPARISONS, *WORKLOADS], default="serving", help="what to measure"
+        "workload",
+        nargs="?",
+        choices=[*COMPARISONS, *WORKLOADS],
+        default="serving",
+        help="the figures to measure (default: serving)",
     )
     parser.add_argument(
         "--architecture",

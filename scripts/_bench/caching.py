@@ -1,4 +1,4 @@
-"""Workload set `cache`: how much of the time to the first token is left where the prompt, or most of it, is known."""
+"""Workload set `cache`: the time to the first token of a known prompt, as a share of that of a new one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _CROWD_SHARE = 1.05  # of one alone
 
 @dataclass(slots=True)
 class CacheLoad:
-    """One server. `play` runs all scenarios on a prompt of their own; the figures are read off the last play."""
+    """One server. `play` runs all scenarios on new prompts; the figures are read from the last play."""
 
     port: int
     prompts: Prompts
@@ -56,7 +56,7 @@ class CacheLoad:
         return {"role": "user", "content": self.prompts.text(QUESTION)}
 
     def _ttft_ms(self, conversations: list[Messages]) -> float:
-        """The last one's, of all that are sent at once."""
+        """The time of the last of all requests that are sent at once."""
         return max(1000 * reply.ttft_s for reply in ask(self.port, conversations, REPLY))
 
 
@@ -76,7 +76,7 @@ def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
 
 
 def figures(loads: dict[str, CacheLoad], rival: Rival) -> list[Figure]:
-    """In this order: the first one plays, the others read."""
+    """The figures in their order: the first one plays, the others read."""
     at_most_theirs = (rival.aim(1.0, at_least=False),)
     found = [
         Figure(

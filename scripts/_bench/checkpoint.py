@@ -27,7 +27,7 @@ SHAPE: dict[str, Any] = {
 
 
 def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
-    """Some 0.35 M parameters, fp32. Greedy replies are whole words: never an end of turn, a marker, half a character.
+    """Write some 0.35 M parameters in fp32. Greedy replies are whole words, without ends of turn and markers.
 
     The other tokens' logits are 0, and among hundreds of words some logit is always above that.
     """

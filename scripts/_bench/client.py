@@ -1,4 +1,4 @@
-"""A light load generator: bytes and the moments they came, parsed only after the load is over. Knows no figures.
+"""A light load generator: bytes and the moments they came, parsed only after the load is over.
 
 It shares the machine with the server it measures, so one thread and bare sockets read all streams.
 """
@@ -19,7 +19,7 @@ Messages = list[dict[str, Any]]
 Prompt = str | Messages  # a question, or a whole conversation
 
 MODEL_NAME = "default_model"  # mlx-lm's server's name for the one it was started with
-_SILENCE_S = 120.0  # a server that sends nothing for so long will not
+_SILENCE_S = 120.0  # a server that sends nothing for so long has failed
 
 
 class BenchmarkError(Exception):
@@ -38,7 +38,7 @@ class Reply:
 
     sent_s: float
     deltas: tuple[Delta, ...]
-    usage: dict[str, Any] | None  # None: cut short
+    usage: dict[str, Any] | None  # None if the stream was cut short
 
     @property
     def ttft_s(self) -> float:
@@ -92,7 +92,7 @@ class Stream:
             self.close()
 
     def close(self) -> None:
-        """At the end of the reply, or before it: then the server aborts."""
+        """Close the connection. Before the end of the reply, this makes the server abort."""
         self.is_open = False
         self.socket.close()
 
@@ -132,7 +132,7 @@ class Stream:
 def start(
     port: int, prompts: Iterable[Prompt], max_tokens: int, fields: Mapping[str, Any] | None = None
 ) -> list[Stream]:
-    """Connects all before it sends any: a server may take its time to accept a crowd."""
+    """Connect all streams before the first request is sent, because a server may be slow to accept a crowd."""
     streams = [Stream(port, prompt, max_tokens, fields) for prompt in prompts]
     for stream in streams:
         stream.send()
@@ -140,7 +140,7 @@ def start(
 
 
 def read(streams: Iterable[Stream], until: Callable[[], bool] = lambda: False) -> None:
-    """Take what comes on all streams until each has ended, or until the condition holds."""
+    """Read all streams until each has ended, or until the condition holds."""
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             if stream.is_open:
@@ -211,7 +211,7 @@ def _events(received: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[s
 
 
 def _chunks(raw: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Where the data of each whole chunk of a chunked message stands."""
+    """The places of the data of each complete chunk of a chunked message."""
     while (line_end := raw.find(b"\r\n", start)) >= 0:
         begin = line_end + 2
         end = begin + int(raw[start:line_end], 16)

@@ -1,4 +1,4 @@
-"""Workload set `disk`: what a restart costs that finds its prompt on disk, and what writing beside live rows costs.
+"""Workload set `disk`: the cost of a restart that finds its prompt on disk, and of writing beside running rows.
 
 Everything runs in this process. A restart is a new engine on the folder of the last one. On Linux the page cache is
 dropped before each read from disk; macOS has no call for it, so that both reads come from memory there.
@@ -57,7 +57,7 @@ _STEPS, _PREFILL = 100, 256  # of a decode that is timed, and tokens of a prefil
 
 
 def write_wide(folder: Path, architecture: str) -> Path:
-    """Tens of kilobytes of KV a token, as real models have, and hardly any weights."""
+    """Write a checkpoint with tens of kilobytes of KV a token, as real models have, and few weights."""
     write_checkpoint(folder, architecture, **_SHAPE, **_LAYERS[architecture])
     speak_in_words(folder)
     return folder
@@ -205,7 +205,7 @@ class Restarts:
 
 
 class Beside:
-    """Rows of one engine, with a writer that has something to write, and with one that waits."""
+    """Rows of one engine, beside a writer that writes and beside one that waits."""
 
     def __init__(self, model: Path, folder: Path):
         self._driver = loaded(model, folder)
@@ -218,7 +218,7 @@ class Beside:
         self._records = folder / RECORDS
 
     def decode_ms(self, *, is_writing: bool) -> float:
-        """A step of one row."""
+        """The time of a step of one row."""
         row = self._driver.add(ids(32, self._next()), max_tokens=10_000)
         while self._driver.seqs[row].num_output_tokens < 3:
             self._driver.step()
@@ -253,7 +253,7 @@ class Beside:
         return elapsed_ms
 
     def _forget_all(self) -> None:
-        """Nothing is written and nothing waits afterwards, and only the path that stands for others is in memory."""
+        """End all writing, and keep only the path that stands for others in memory."""
         self._disk.clear()
         self._disk.write_all(lambda: _QUIET_S)
         for node in [node for node in self._tree.nodes() if node.key is not None and node is not self._leaf]:

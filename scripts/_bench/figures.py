@@ -1,4 +1,4 @@
-"""What a workload set measures: figures, their values run by run, the aims for them. Measures nothing itself."""
+"""The figures of a workload set, their values run by run, and the aims for them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Series:
         return Spread.of(self.values[subject])
 
     def ratio(self, subject: str) -> Spread:
-        """Ours to theirs, taken run by run: what slows the whole machine down slows both sides of one run."""
+        """Ours to theirs, taken run by run, because a slow moment of the machine slows both sides of one run."""
         pairs = zip(self.values[OURS], self.values[subject], strict=True)
         return Spread.of([ours / theirs for ours, theirs in pairs])
 
@@ -64,7 +64,7 @@ class Series:
 
 
 def measure(figures: list[Figure], *, num_runs: int, progress: Callable[[str], None]) -> list[Series]:
-    """Every figure once a run, its subjects in turn, the other way round in every second run. Run 0 is not counted."""
+    """Measure every figure once a run, its subjects in turn, reversed in every second run. Run 0 is not counted."""
     series = [Series(figure) for figure in figures]
     for run in range(num_runs + 1):
         for one in series:

@@ -1,4 +1,4 @@
-"""Workload set `guided`: what a grammar costs a reply, in this process: an engine without a server.
+"""Workload set `guided`: the cost of a grammar for a reply, measured in an engine of this process.
 
 The checkpoint has a vocabulary of 152k made-up words, one of eight rows 16k, and a step takes some 10 ms, as with a
 small model on a Mac.
@@ -84,7 +84,7 @@ class Load:
         return cls(write_large(folder / f"vocabulary-{vocab_size}", vocab_size), vocab_size)
 
     def figures(self) -> list[Figure]:
-        """Of one row."""
+        """The figures of one row."""
         at_least: dict[str, Any] = {"at_least": True, "against": UNGUIDED}
         return [
             Figure(
@@ -112,7 +112,7 @@ class Load:
         ]
 
     def crowd_figures(self) -> list[Figure]:
-        """Of eight rows."""
+        """The figures of eight rows."""
         return [
             self._decode_figure(BESIDE + 1, 0.85),
             *(
@@ -143,7 +143,7 @@ class Load:
         return token_id
 
     def _rate(self, num_rows: int, *, is_guided: bool = True, thinks: bool = False) -> float:
-        """Tokens/s of all rows. No row ends a thought by itself; the same prompts and settings either way."""
+        """Tokens/s of all rows. No row ends its reasoning by itself; prompts and settings are the same either way."""
         return self._decoded([self._add(is_guided, thinks) for _ in range(num_rows)])
 
     def _step_beside_ms(self, *, is_guided: bool = True, thinks: bool = False) -> float:
@@ -189,7 +189,7 @@ class Load:
         return constraint if thinks else replace(constraint, reasoning=None)
 
     def _mask_us(self, share: int) -> float:
-        """A percentile over the masks of one drawn reply, in processor time: others may want the machine, too."""
+        """A percentile over the masks of one drawn reply, in processor time."""
         ids = [1, 2, 3]
         seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=tuple(ids)), sampling=TokenSampling(), max_tokens=10**6)
         row = RowConstraint(self._constraint(ids, thinks=False), seq)

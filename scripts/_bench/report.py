@@ -1,4 +1,4 @@
-"""Measured series as a table for people and as JSON for programs. Judges nothing but the aims."""
+"""Measured series as a table for people and as JSON for programs."""
 
 import platform
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from .figures import OURS, Aim, Series, Spread
 
 
 def print_table(series: list[Series], console: Console) -> None:
-    """In Markdown, as the docs hold it."""
+    """Print the table in Markdown, as the docs show it."""
     table = Table(box=box.MARKDOWN)
     columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("figure", "left"), ("ours", "right"), ("against", "left"), ("theirs", "right"),
@@ -44,7 +44,7 @@ def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
 
 
 def _against(series: Series, subject: str | None) -> tuple[str, str, str]:
-    """Empty where only ours was measured."""
+    """The other subject, its value and the ratio. All are empty if only ours was measured."""
     if subject is None:
         return "", "", ""
     return subject, _value(series.spread(subject).median, series.figure.unit), _ratio(series.ratio(subject))

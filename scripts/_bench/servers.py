@@ -68,11 +68,11 @@ def free_port() -> int:
 def running(command: list[str], port: int, checkout: Path | None = None) -> Iterator[None]:
     """Run the server during the block, with the package of `checkout` if one is given. It is stopped in any case."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MLX_")}
-    environment["VLLM_MLX_CACHE_DISK"] = "0"  # what an earlier server computed would be read, not measured
+    environment["VLLM_MLX_CACHE_DISK"] = "0"  # state of an earlier server would be read instead of computed
     if checkout is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(checkout), environment.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile() as log:
-        # A session of its own: the terminal's Ctrl-C reaches this program alone, which then stops the server.
+        # A new session: the terminal's Ctrl-C reaches this program alone, which then stops the server.
         process = subprocess.Popen(
             command, env=environment, cwd=checkout, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -88,13 +88,13 @@ class ServerLoad:
         return replies
 
     def _settle(self) -> None:
-        """Until what was aborted is gone."""
+        """Wait until aborted requests are gone."""
         time.sleep(_SETTLE_S)
         self._ask([self.prompts.text(SHORT_PROMPT)], FEW_TOKENS)
 
 
 class BareLoop:
-    """A model over mlx-lm's caches, one step ahead of reading: what a server's cost is compared with."""
+    """A model over mlx-lm's caches, one step ahead of reading. A server's cost is compared with it."""
 
     def __init__(self, model: Any):
         self._model = model

@@ -1,8 +1,8 @@
-"""Workload set `reasoning`: the values of --cache-reasoning beside each other, on conversations with long thoughts.
+"""Workload set `reasoning`: the values of --cache-reasoning beside each other, on conversations with long reasoning.
 
 Three servers, alike but for that setting, hold the same conversations: some in which a question follows each reply, so
-that the template leaves the thought out, and some in which the result of a tool call does, so that it stays. The
-checkpoint answers everything with a thought and a call; the prefix cache has less room than all thoughts take.
+that the template omits the reasoning, and some in which the result of a tool call follows, so that it stays. The
+checkpoint answers everything with reasoning and a call; the prefix cache has less room than all reasoning takes.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Size:
 
 @dataclass(slots=True)
 class PolicyLoad:
-    """One server. `play` holds all conversations of one kind in turn; the figures are read off the last play of it."""
+    """One server. `play` holds all conversations of one kind in turn; the figures are read from the last play."""
 
     port: int
     words: Words
@@ -83,14 +83,14 @@ class PolicyLoad:
         return {"role": "user", "content": self.words.text(WORDS)}
 
     def _take_turn(self, messages: Messages, kind: str) -> tuple[dict[str, Any], float]:
-        """Ask for one reply, and add it with what follows it, as an agent does that sends reasoning back."""
+        """Ask for one reply, and add it and its answer, as an agent does that sends reasoning back."""
         fields = {"tools": [_TOOL]} if kind == TOOL_LOOP else {}  # a call of no tool is text
         [stream] = start(self.port, [messages], self.size.thought_tokens + 50, fields)
         read([stream])
         reply, message = stream.reply(), stream.message()
         calls = message.get("tool_calls", [])
         if reply.usage is None or not message.get("reasoning_content") or bool(calls) != bool(fields):
-            raise BenchmarkError("A reply has no thought, or not what should stand behind it.")
+            raise BenchmarkError("A reply has no reasoning, or no call or text after it.")
         messages.append(message)
         for call in calls:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": self.words.text(WORDS)})
@@ -101,7 +101,7 @@ class PolicyLoad:
 
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
-    """`model`, a checkpoint that says anything, is not used: it ends no thought by itself."""
+    """The figures of this set. `model` is not used, because it does not end its reasoning by itself."""
     folder = model.parent / f"{model.name}-thoughts"
     folder.mkdir()
     size = Size()
@@ -117,7 +117,7 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
 
 
 def figures(loads: Mapping[str, PolicyLoad]) -> list[Figure]:
-    """For each kind of conversation: the first figure plays, the others read."""
+    """The figures in their order. For each kind of conversation the first one plays, the others read."""
     found = []
     for kind in (QUESTIONS, TOOL_LOOP):
         plays = {subject: _play(load, kind) for subject, load in loads.items()}

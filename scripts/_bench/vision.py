@@ -1,4 +1,4 @@
-"""Workload set `vision`: what images cost once and again, beside running replies, and 40 screenshots in one chat."""
+"""Workload set `vision`: the cost of images, new, known and beside running replies, and of 40 screenshots in a chat."""
 
 import asyncio
 import base64
@@ -68,7 +68,7 @@ class VisionLoad:
         return 100 * self.ttft_ms[scenario] / self.ttft_ms["cold"]
 
     def worst_gap(self) -> float:
-        """The longest pause of any of four decoding streams while a new picture is answered, in bounds.
+        """The longest pause of any of four decoding streams while a new image is answered, in bounds.
 
         A bound is one encoding, the longest so far, and the stall budget.
         """
@@ -83,7 +83,7 @@ class VisionLoad:
         return gap_s / (float(self._images()["longest_encode_s"]) + _STALL_S)
 
     def _about(self, picture: str) -> Messages:
-        """The picture first, then a new question."""
+        """A message of the image and a new question."""
         image = {"type": "image_url", "image_url": {"url": picture}}
         return [{"role": "user", "content": [image, {"type": "text", "text": self.prompts.text(QUESTION)}]}]
 
@@ -105,7 +105,7 @@ class VisionLoad:
 
 
 class Screenshots:
-    """Prepares a prompt and runs no model: this is what images cost before the encoder sees them."""
+    """Prepares prompts without running the model: the cost of images before the encoder sees them."""
 
     def __init__(self, engine: EngineClient, runner: asyncio.Runner):
         self._engine = engine
@@ -122,11 +122,11 @@ class Screenshots:
         return self._first_s
 
     def percent(self) -> float:
-        """The second turn, of the first."""
+        """The time of the second turn as a share of the first."""
         return 100 * self._second_s / self._first_s
 
     def peak_mb(self) -> float:
-        """Of this process so far: model, pictures as they were sent, and all that is kept of them."""
+        """The peak of this process so far, with the model, the images, and all that is kept of them."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (1e6 if platform.system() == "Darwin" else 1e6 / 1024)
 
@@ -145,7 +145,7 @@ def new_picture(size: tuple[int, int] = (SIDE, SIDE)) -> str:
 
 
 def write_tiny(folder: Path) -> Path:
-    """With a processor that takes four megapixels as they are."""
+    """Write a tiny checkpoint whose processor takes four megapixels unscaled."""
     _, images = FAMILIES[FAMILY]
     images = {
         **images,
@@ -181,7 +181,7 @@ def _screenshots(model: Path) -> Iterator[list[Figure]]:
 
 
 def _screenshot_figures(screenshots: Screenshots) -> list[Figure]:
-    """In this order: the first one plays, the next ones read."""
+    """The figures in their order: the first one plays, the next ones read."""
     name = f"{NUM_SCREENSHOTS} screenshots prepared"
     share = (Aim(bound=_SECOND_SHARE, at_least=False),)
     return [
@@ -192,7 +192,7 @@ def _screenshot_figures(screenshots: Screenshots) -> list[Figure]:
 
 
 def figures(vision: VisionLoad) -> list[Figure]:
-    """In this order: the first one plays, the next ones read."""
+    """The figures in their order: the first one plays, the next ones read."""
     share = (Aim(bound=_SHARE, at_least=False),)
     return [
         Figure(name="cold TTFT, 4 megapixels", unit="ms", measures={OURS: vision.play}, aims=()),

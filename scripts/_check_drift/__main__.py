@@ -68,7 +68,7 @@ class _Comparison:
         self._seen: set[tuple[Any, type[Wire]]] = set()
 
     def of(self, params: Any) -> dict[str, str]:
-        """Each answer by `Type.field`; by `Type` for what is answered whole."""
+        """The answers by `Type.field`, or by `Type` where a type is answered as a whole."""
         self._visit(params, self._wire, is_tolerated=False)
         read = {theirs.__name__ for theirs, _ in self._seen}
         for name in read & self._found.keys():  # a union in another place has no such member
@@ -148,7 +148,7 @@ def _is_search_tool(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> boo
 
 
 def _partner(tags: Mapping[str, frozenset[str]], wires: list[type[Wire]]) -> type[Wire] | None:
-    """A type whose tags are the same is better than one that takes any."""
+    """Prefer a type with the same tags to one that takes any tag."""
     exact: list[type[Wire]] = []
     open_: list[type[Wire]] = []
     for wire in wires:

@@ -1,7 +1,7 @@
-"""Rounds of fuzzing until the time is up. Goes on where it stopped: a round draws by its number, findings are kept.
+"""Fuzzes until the time is up, and goes on where the last run stopped. Findings are kept.
 
-http: requests to each route of a served checkpoint. harm: attacks of each protocol on a served checkpoint, beside other
-clients, which may lose nothing by them. The others: the tests that draw their inputs, with more of them.
+http sends requests to each route of a served checkpoint. harm sends attacks of each protocol to it, beside other
+clients, which must not suffer. The other parts run the tests that draw their inputs, with more inputs.
 """
 
 import argparse
@@ -42,14 +42,14 @@ def main() -> int:
 
 
 def _parts(options: argparse.Namespace) -> list[str]:
-    """`harm` is one part for each protocol."""
+    """The parts to run. `harm` is one part for each protocol."""
     attacked = [f"{HARM} {protocol}" for protocol in options.protocol or PROTOCOLS]
     parts = options.what or [HTTP, HARM, *PROPERTIES]
     return [part for what in parts for part in (attacked if what == HARM else [what])]
 
 
 def _one_case(options: argparse.Namespace) -> int:
-    """A finding of `harm`, run again."""
+    """Run a finding of `harm` again."""
     if options.protocol is None or len(options.protocol) != 1:
         raise SystemExit("--case needs one --protocol.")
     with harm_rounds(options.protocol[0], options.model) as attacks:
@@ -69,7 +69,7 @@ def _run(fuzz: Round, progress: dict[str, Any], until_s: float) -> Iterator[dict
 
 
 def _add(totals: Totals, more: Totals) -> None:
-    """Counts are summed; of what is called `worst` the largest stays."""
+    """Add counts, and keep the largest of each figure whose name begins with `worst`."""
     for name, number in more.items():
         known = totals.get(name, 0)
         totals[name] = max(known, number) if name.startswith("worst") else known + number
@@ -92,7 +92,7 @@ def _fresh() -> dict[str, Any]:
 
 
 def _save(what: str, progress: dict[str, Any]) -> None:
-    """Beside what another process, that fuzzes something else, has saved meanwhile."""
+    """Save one part, and keep the parts that other processes have saved meanwhile."""
     saved = json.loads(STATE.read_text()) if STATE.exists() else {}
     STATE.write_text(json.dumps({**saved, what: progress}, indent=1))
 

@@ -1,4 +1,4 @@
-"""Rounds of attacks on a served checkpoint: which of them harm anybody else. Knows no protocol."""
+"""Rounds of attacks on a served checkpoint, which finds those that harm other clients. It knows no protocol."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def harm_rounds(protocol: str, model: str) -> Iterator["Attacks"]:
 
 
 class Attacks:
-    """Owns the server, and starts another one where the last one was lost or is not as it was."""
+    """Owns the server, and starts another one if it was lost or an attack has changed it."""
 
     def __init__(self, protocol: str, model: str) -> None:
         self._protocol, self._model = protocol, model
@@ -54,7 +54,7 @@ class Attacks:
         return found, self._totals
 
     def try_again(self, seed: int, scale: float) -> list[str]:
-        """What one case is, and what is wrong with it."""
+        """The name of one case, and its faults."""
         faults = self._faults_of(seed, scale)
         return [self._case(seed, scale).attack.name, *map(str, faults)]
 
@@ -121,7 +121,7 @@ class Attacks:
         return self._driver
 
     def _usual_of(self, case: Case) -> Observation:
-        """Of benign requests of nearly this size."""
+        """What was observed of benign requests of nearly this size."""
         key = (case.benign.path, case.benign.num_bytes.bit_length(), len(case.benign.shots))
         seen_s, usual = self._usual.get(key, (0.0, None))
         if usual is None or time.monotonic() - seen_s > FRESH_S:

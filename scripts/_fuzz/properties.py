@@ -21,7 +21,7 @@ PROPERTIES = {
 
 
 def run_properties(what: str, number: int, until_s: float) -> list[str]:
-    """What failed, hung, or took too much memory. A round that has begun is not cut short."""
+    """Return the tests that failed, hung, or took too much memory. A round that has begun is completed."""
     command = [sys.executable, "-m", "pytest", f"--hypothesis-profile={LONG}", f"--hypothesis-seed={number}"]
     command += [f"--timeout={HANGS_S}", *PROPERTIES[what]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -32,6 +32,6 @@ def run_properties(what: str, number: int, until_s: float) -> list[str]:
 
 
 def _peak_mb() -> int:
-    """Of the largest child that has ended."""
+    """The peak memory of the largest child that has ended, in MB."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak >> (20 if sys.platform == "darwin" else 10)

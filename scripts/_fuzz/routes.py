@@ -1,4 +1,4 @@
-"""Requests drawn from a server's own OpenAPI document, right ones and wrong ones. Knows no route by name."""
+"""Valid and invalid requests, drawn from the OpenAPI document of a server. It knows no route by name."""
 
 import contextlib
 import time
@@ -35,7 +35,7 @@ def operations(url: str) -> Iterator[tuple[str, object]]:
 
 
 def fuzz_operation(operation: object, url: str, *, number: int, num_examples: int) -> None:
-    """`number` decides what is drawn. Raises Finding, with the smallest request that shows it."""
+    """Send requests that are drawn by `number`. Raises Finding with the smallest request that shows a fault."""
 
     @seed(number)
     @settings(
@@ -50,7 +50,7 @@ def fuzz_operation(operation: object, url: str, *, number: int, num_examples: in
     def check(case: Case[Any]) -> None:
         check_answer(case, url)
 
-    with contextlib.suppress(Unsatisfiable):  # there is no wrong request to some routes
+    with contextlib.suppress(Unsatisfiable):  # some routes have no invalid request
         check()
 
 

@@ -73,13 +73,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/check --mac", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--wiring", action="store_true", help="the experiment about wired weights, not the rest")
-    parser.add_argument("--minutes", type=float, help="wiring: of each arm (default: 5)")
+    parser.add_argument("--wiring", action="store_true", help="run only the experiment about wired weights")
+    parser.add_argument("--minutes", type=float, help="wiring: minutes of each arm (default: 5)")
     parser.add_argument("--yes", action="store_true", help="wiring: do not ask whether the Mac may restart")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    parser.add_argument("--only", metavar="NAMES", help="these checks, separated by commas")
+    parser.add_argument("--dry-run", action="store_true", help="print the checks without running them")
+    parser.add_argument("--only", metavar="NAMES", help="run only these checks, separated by commas")
     parser.add_argument("--again", action="store_true", help="forget the results of earlier runs")
-    parser.add_argument("--small", action="store_true", help="short prompts and replies, as without a Mac")
+    parser.add_argument("--small", action="store_true", help="use short prompts and replies, the default without a Mac")
     parser.add_argument("--model", help="checkpoint to serve (default: by memory; without a Mac the demo)")
     parser.add_argument("--vision-model", help="a Qwen-VL (default: one of 3B in 4 bits)")
     parser.add_argument("--bf16-model", help="an unquantised checkpoint (default: one of 0.6B)")
@@ -119,7 +119,7 @@ def _may_risk(is_agreed: bool) -> bool:
     if is_agreed:
         return True
     if not sys.stdin.isatty():
-        _say("Nobody is there to ask: give --yes to go on.")
+        _say("There is no terminal to ask at. To go on, give --yes.")
         return False
     return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
 

@@ -1,4 +1,4 @@
-"""The checks of a Mac: each tries one thing that Linux cannot show, and returns what it found."""
+"""The checks of a Mac: each tries one thing that Linux cannot show, and returns its result."""
 
 import os
 import re
@@ -208,7 +208,7 @@ class MacChecks:
         with self._server() as server:
             prompts = [server.prompt(length) for length in self._fitting_lengths(server.status())]
             for prompt in prompts:
-                server.complete(prompt, 1)  # the prefix cache holds it: what follows is decoding
+                server.complete(prompt, 1)  # the prefix cache holds it, so the rest is decoding
             one = server.stream(prompts[-1], self.sizes.reply).tokens_per_s
             all_of_them = sum(stream.tokens_per_s for stream in server.streams(prompts, self.sizes.reply))
         rows = f"{len(prompts)} rows of {', '.join(str(len(prompt)) for prompt in prompts)} tokens"
@@ -296,7 +296,7 @@ class MacChecks:
 
 
 def demanded(is_right: bool, text: str) -> Result:
-    """A speed means something on a Mac only."""
+    """Judge a speed on a Mac only. Elsewhere it is a figure."""
     return verdict(is_right, text) if IS_MAC else Result(Outcome.FIGURE, text)
 
 
@@ -304,7 +304,7 @@ def _setup() -> Result:
     versions = {name: version_of(name) for name in (*PACKAGES, "mlx-cpu")}
     text = f"{mx.default_device()}, " + ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     if not IS_MAC:
-        return Result(Outcome.FIGURE, f"{text}; this is no Mac.")
+        return Result(Outcome.FIGURE, f"{text}; this is not a Mac.")
     code = _run("/bin/bash", str(ROOT / "scripts/serve"), "--help").returncode
     is_right = mx.default_device() == mx.gpu and not versions["mlx-cpu"] and code == 0
     return verdict(is_right, f"{text}; scripts/serve --help in /bin/bash: exit code {code}.")

@@ -1,4 +1,4 @@
-"""A served model and what checks ask of it: prompts of an exact length, streams with the moments of their text."""
+"""A served model for the checks: prompts of an exact length, and streams with the moments of their text."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from tests.support.commands import address, served
 
 _SILENCE_S = 1800.0  # a long prompt on a slow Mac takes minutes
 Fields = dict[str, Any]
-Status = dict[str, Any]  # what /v1/status says
+Status = dict[str, Any]  # the reply of /v1/status
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Stream:
 
 
 class Server:
-    """A server of this checkout, in a process of its own."""
+    """A server of this checkout in another process."""
 
     def __init__(self, process: subprocess.Popen[str], printed: str):
         self.process = process
@@ -60,7 +60,7 @@ class Server:
         return [self._chance.randrange(low, high) for _ in range(num_tokens)]
 
     def complete(self, prompt: Sequence[int] | str, num_tokens: int, **fields: Any) -> Fields:
-        """One greedy reply of exactly `num_tokens` tokens."""
+        """Ask for one greedy reply of exactly `num_tokens` tokens."""
         answer = httpx.post(
             f"{self._url}/v1/completions", json=_body(prompt, num_tokens, fields), timeout=_SILENCE_S, trust_env=False
         )
@@ -86,7 +86,7 @@ class Server:
             return [future.result() for future in asked]
 
     def stop(self) -> int:
-        """SIGTERM. Returns the exit code."""
+        """Send SIGTERM. Returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
 

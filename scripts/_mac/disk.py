@@ -1,4 +1,4 @@
-"""The checks of the prefix cache on disk: each begins with an empty folder of its own, and removes it."""
+"""The checks of the prefix cache on disk: each begins with an empty folder, and removes it at its end."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ from .client import Server, serving
 from .machine import IS_MAC, cached_file_bytes, output_of
 from .progress import Outcome, Result, verdict
 
-_SETTLED_S = 120.0  # the longest wait for what is still to be written
+_SETTLED_S = 120.0  # the longest wait for state that is still to be written
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class DiskChecks:
         return verdict(reply == computed and (read["hits"] >= 1 or not IS_MAC), f"{text}.")
 
     def kill(self) -> Result:
-        """What a killed server has written of a long prompt is whole, and the next server goes on from there."""
+        """The records of a killed server are whole, and the next server resumes a long prompt from them."""
         with _folder() as folder:
             with self._server(folder) as server:
                 prompt = server.prompt(self.session)
@@ -114,7 +114,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _settle(server: Server) -> None:
-    """Wait until all is written: stopping a server may take too short for that."""
+    """Wait until all is written, because a server that stops may not have the time."""
     deadline = time.monotonic() + _SETTLED_S
     while time.monotonic() < deadline:
         disk = server.status()["cache"]["disk"]

@@ -1,4 +1,4 @@
-"""What macOS says of the machine and of a process: its tools' output, read. Elsewhere, what Python knows."""
+"""Facts about the machine and a process, from the output of macOS's tools. Elsewhere, Python supplies some of them."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ PACKAGES = ("vllm-mlx", "mlx", "mlx-metal", "mlx-lm", "mlx-vlm", "transformers",
 class Footprint:
     num_bytes: int
     peak_bytes: int
-    num_regions: int | None  # None: `footprint` listed no categories
+    num_regions: int | None  # None if `footprint` listed no categories
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class VirtualMemory:
 
 
 def output_of(*command: str) -> str:
-    """What a tool prints; nothing if this machine does not have it, or if it fails."""
+    """The output of a tool. It is empty if this machine does not have the tool, or if it fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -67,7 +67,7 @@ def parse_power(text: str) -> str | None:
 
 
 def cached_file_bytes() -> int | None:
-    """Memory that holds parts of files; None without `vm_stat`."""
+    """The memory that holds parts of files. Returns None without `vm_stat`."""
     return parse_cached_files(output_of("vm_stat"))
 
 
@@ -86,7 +86,7 @@ def virtual_memory() -> VirtualMemory | None:
 
 
 def boot_time() -> int | None:
-    """When the machine was started. None if that cannot be read."""
+    """When the machine was started. Returns None if that cannot be read."""
     if IS_MAC:
         return parse_boot_time(sysctl("kern.boottime"))
     found = re.search(r"^btime (\d+)", output_of("cat", "/proc/stat"), re.M)
@@ -126,6 +126,6 @@ def version_of(package: str) -> str:
 
 
 def without_names(text: str) -> str:
-    """Remove the user's folder, and so the user's name, from what a report may quote."""
+    """Remove the user's folder, and so the user's name, from a text that a report may quote."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text

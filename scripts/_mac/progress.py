@@ -33,7 +33,7 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
-    purpose: str  # what it is for, in one sentence
+    purpose: str  # one sentence
     minutes: float  # about, on a Mac
     run: Callable[[], Result]
     needs_metal: bool = False
@@ -45,7 +45,7 @@ def verdict(is_right: bool, text: str) -> Result:
 
 
 class Progress:
-    """Owns the file. What runs is written before it runs, so that a restart of the machine leaves a trace."""
+    """Owns the file. A check is written there before it runs, so that a restart of the machine leaves a trace."""
 
     def __init__(self, file: Path):
         self._file = file

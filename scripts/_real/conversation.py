@@ -1,4 +1,4 @@
-"""A conversation of twelve turns: what the cache gives each, and the last reply once more without the cache."""
+"""A conversation of twelve turns: the cached tokens of each, and the last reply again without the cache."""
 
 from dataclasses import dataclass, field
 from typing import Any

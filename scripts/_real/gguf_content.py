@@ -1,4 +1,4 @@
-"""What a GGUF file holds: values of its header, and weights under the names and in the order of Hugging Face."""
+"""The content of a GGUF file: values of its header, and weights under the names and in the order of Hugging Face."""
 
 import shutil
 import sys

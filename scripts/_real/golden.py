@@ -1,4 +1,4 @@
-"""Computes golden.json again: what transformers and torch reply in float32 to the prompts of that file.
+"""Computes golden.json again: the replies of transformers and torch in float32 to the prompts of that file.
 
     python -m venv /tmp/golden && /tmp/golden/bin/pip install torch transformers==5.24.0
     scripts/check --real --only replies                  # makes .real/smollm2-float32 and .real/gemma3-float32

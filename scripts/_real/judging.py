@@ -15,7 +15,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A reply of the server: the texts of its tokens, without a last one that stopped it."""
+    """A reply of the server: the texts of its tokens, without the token that stopped it."""
 
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]
@@ -33,7 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """It knows the checkpoint's tokens, those that stop a reply, and what rounding may change.
+    """Judges replies by the checkpoint's tokens, its stop tokens, and the differences that rounding may cause.
 
     Equal replies are right. So are those that take, where they part, a second best token less than `near` logits
     behind: what follows it cannot be compared. A log probability may be `off` so far.

@@ -61,7 +61,7 @@ def check(source: Source, form: str) -> tuple[bool, list[str]]:
 
 
 def _ways(folder: Path, entries: list[Entry]) -> Iterator[tuple[str, list[Entry], list[Found]]]:
-    """Names of ways, what was asked, and the replies."""
+    """Yield the name of a way to ask, the cases, and their replies."""
     again = [_shorter(entry, _NUM_AGAIN) for entry in entries]
     with tempfile.TemporaryDirectory() as kept:
         arguments = ("--cache-dir", kept, "--cache-disk", "2GB")

@@ -22,7 +22,7 @@ class Source:
     title: str
     licence: str
     megabytes: int
-    parts: tuple[str, ...]  # the GGUF file, or what it was cut into, in the unpacked wheels
+    parts: tuple[str, ...]  # the GGUF file, or its pieces, in the unpacked wheels
     sha256: str  # of the GGUF file
 
     @property

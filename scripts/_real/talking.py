@@ -37,6 +37,6 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """The server is ended by `kill -9`, in the middle of whatever it does."""
+    """Serve the checkpoint during the block. The server is ended by `kill -9`."""
     with served(str(folder), "--served-model-name", _NAME, "--log-level", "warning", *arguments) as (_, printed):
         yield Server(address(printed))

@@ -19,7 +19,7 @@ def write_tokenizer(header: Header, folder: Path) -> None:
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
-    """`tokenizer_class` is what the originals declare."""
+    """The values of tokenizer_config.json. The original checkpoints declare the same `tokenizer_class`."""
     tokens, names = _tokens(header), {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     return {
         **{f"{name}_token": tokens[header[f"tokenizer.ggml.{key}_token_id"]] for name, key in names.items()},

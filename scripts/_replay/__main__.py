@@ -1,4 +1,4 @@
-"""The command behind scripts/replay. Reports what was cached; never fails because it was little."""
+"""The command behind scripts/replay. It reports the cached tokens, and does not fail because there were few."""
 
 import argparse
 import asyncio
@@ -35,12 +35,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--echo", action="store_true", help="put the server's own replies in the place of the recorded ones, altered "
         "as that client alters what it sends back")  # fmt: skip
     add("--max-tokens", type=int, metavar="N", help="lower each reply's limit to N tokens")
-    add(
-        "--checkpoint", type=Path, metavar="DIR", help="what the server runs: its tokenizer and template tell the ideal"
-    )
-    add("--chat-template", type=Path, metavar="FILE", help="the template that the server was given, if it was")
+    add("--checkpoint", type=Path, metavar="DIR", help="the served checkpoint, to compute the ideal with its tokenizer")
+    add("--chat-template", type=Path, metavar="FILE", help="the --chat-template of the server, if it has one")
     add("--brief", action="store_true", help="print sums only")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
+    add("--json", type=Path, metavar="FILE", help="write all figures there")
     arguments = parser.parse_args()
     if arguments.checkpoint is not None and not (arguments.checkpoint / "config.json").is_file():
         parser.error(f"{arguments.checkpoint} is no folder of a checkpoint: it holds no config.json")

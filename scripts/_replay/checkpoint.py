@@ -1,4 +1,4 @@
-"""`python -m scripts._replay.checkpoint TRACE DIR`: a tiny random checkpoint whose vocabulary is that of a trace.
+"""`python -m scripts._replay.checkpoint TRACE DIR`: makes a tiny random checkpoint with the vocabulary of a trace.
 
 Serving real checkpoints' prompts takes minutes without a GPU; what is cached of them does not depend on the weights.
 """

@@ -10,7 +10,7 @@ from .echo import Alter, alteration, verbatim
 from .trace import Recorded
 from .wire import CHAT, MESSAGES, Item, Protocol, Reply, blocks
 
-_NOT_SAID = ("cache_control", "id", "status")  # of items: not part of what is said
+_NOT_SAID = ("cache_control", "id", "status")  # fields of items that change nothing in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Bodies:
 
 
 class Conversations:
-    """Finds the request that a recorded turn answered: its conversation is what stands before the turn."""
+    """Finds the request that a recorded turn answered: its conversation stands before the turn."""
 
     def __init__(self, trace: Iterable[Recorded], *, model: str, max_tokens: int | None, echo: bool):
         self._model = model
@@ -125,7 +125,7 @@ def _said(value: Any) -> Any:
 
 
 def _answered(protocol: Protocol, items: Sequence[Item], old: list[str], new: list[str]) -> list[Item]:
-    """What followed a turn, its results given to the calls of the reply that stands there now.
+    """The items after a turn, with the results given to the calls of the reply that replaced it.
 
     A reply that called nothing is answered with the same words from the user.
     """

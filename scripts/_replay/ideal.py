@@ -1,4 +1,4 @@
-"""How much of each prompt the server had seen before, as prompt or as reply. Renders as the server does; asks nobody.
+"""Computes how much of each prompt the server had seen before, as prompt or as reply, without asking the server.
 
 Ids are those of the checkpoint's own tokenizer and template. Replies count with the numbers that the server reported:
 the ids that it sampled need not be those of their text.

@@ -30,7 +30,7 @@ class Outcome:
     sent_s: float
     first_s: float | None  # when the first of the reply came
     ended_s: float
-    reply: Reply | None  # None: the request was refused, or asks for no reply
+    reply: Reply | None  # None if the request was refused or asks for no reply
     error: str = ""
 
     @property
@@ -97,7 +97,7 @@ class Player:
 
 
 async def _read(protocol: Protocol, response: httpx.Response) -> tuple[Reply, float | None, str]:
-    """The reply, the moment its first part came, and what went wrong."""
+    """The reply, the moment of its first part, and the error, which is empty for a complete reply."""
     reply, first_s = Reply(), None
     if "text/event-stream" not in response.headers.get("content-type", ""):
         raise ReplayError("The trace asks for a reply that is not streamed; this player reads streams only.")

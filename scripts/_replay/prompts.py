@@ -1,8 +1,8 @@
-"""`python -m scripts._replay.prompts TRACE... FILE`: what recorded prompts share with each other, without their texts.
+"""`python -m scripts._replay.prompts TRACE... FILE`: the lengths that recorded prompts share, without their texts.
 
-Each prompt is rendered and tokenized as the server does it, with a vocabulary trained on the traces. What is written
-of it: its session, the earlier prompt of the same trace that shares most with it and how many tokens, its length, its
-snapshot points, and how many tokens of its reply the next prompt repeats.
+Each prompt is rendered and tokenised as the server does it, with a vocabulary trained on the traces. The file has for
+each prompt its session, the earlier prompt of the same trace that shares most with it and how many tokens, its length,
+its snapshot points, and how many tokens of its reply the next prompt repeats.
 """
 
 import argparse

@@ -27,14 +27,14 @@ from .ideal import Ideals
 from .player import Outcome, Player
 from .trace import Recorded, load
 
-ALL_WRITTEN_S = 1.0  # after a reply: by then what its turn stored is promised to survive a kill
+ALL_WRITTEN_S = 1.0  # after a reply, the state of its turn must survive a kill
 _STOP_S = 60.0
 _MODEL = "model"
 
 
 @dataclass(slots=True)
 class Server:
-    """Our server in a process of its own, on one folder."""
+    """A process of this server, with one folder for its cache on disk."""
 
     model: Path
     folder: Path

@@ -34,13 +34,13 @@ class Recorded:
 
     @property
     def protocol(self) -> Protocol | None:
-        """None: a request for something other than a reply, or a body in another form than its endpoint's."""
+        """The protocol. Returns None if the request asks for no reply or its body does not fit its endpoint."""
         protocol = protocol_of(self.endpoint) if self.body is not None else None
         return protocol if protocol is not None and isinstance((self.body or {}).get(protocol.items), list) else None
 
     @property
     def thread(self) -> str:
-        """What the client runs one request at a time of: its main loop, a sub-agent, a title."""
+        """The name of the client's thread, which sends one request at a time: its main loop, a sub-agent, a title."""
         if self.protocol is None or self.body is None:
             return f"request {self.number}"
         tools = [tool.get("name") or tool.get("function", {}).get("name") for tool in self.body.get("tools") or ()]
@@ -48,7 +48,7 @@ class Recorded:
 
 
 def load(path: Path, sessions: Iterable[str] = ()) -> list[Recorded]:
-    """In the order of the file, or of the names of a folder's files; of the named sessions, or of all."""
+    """The requests of the named sessions, or of all, in the order of the file or of a folder's file names."""
     wanted = set(sessions)
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

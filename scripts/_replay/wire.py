@@ -1,4 +1,4 @@
-"""The three protocols as a client sees them: where a body holds its conversation, what a stream of events says.
+"""The three protocols as a client sees them: the field of a conversation, and the events of a stream.
 
 A conversation is a list of items: messages, or what Responses calls items. A turn is the items of one reply.
 """
@@ -14,7 +14,7 @@ Item = dict[str, Any]
 
 @dataclass(slots=True)
 class Reply:
-    """What was streamed. Token counts are the server's own."""
+    """A streamed reply. The server counted the tokens."""
 
     turn: list[Item] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -160,7 +160,7 @@ def blocks(item: Item) -> list[Item]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """What a client makes of arguments: nothing of those that cannot be read."""
+    """The arguments as an object, empty if they cannot be read, as a client sends them back."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

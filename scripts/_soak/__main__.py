@@ -1,4 +1,4 @@
-"""What a server meets in its life, for as long as asked. Prints what happened; status 1 where something was wrong.
+"""Puts a server under load for as long as asked, and prints the results. Its exit code is 1 if something was wrong.
 
 mixed: clients of every kind against a small budget. kills: kill -9 under load, again and again. connections: a
 thousand that idle or drip, beside hundreds that ask. hostile: two keys, of which one fills whatever can be filled, and
@@ -29,14 +29,16 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", choices=PARTS, default="mixed", help="what to meet (default: mixed)")
+    parser.add_argument("part", nargs="?", choices=PARTS, default="mixed", help="the load (default: mixed)")
     parser.add_argument("--minutes", type=float, default=60, help="all but kills: how long (default: 60)")
     parser.add_argument("--times", type=int, default=50, help="kills: how often (default: 50)")
     parser.add_argument("--clients", type=int, default=8, help="mixed: at once (default: 8)")
     parser.add_argument("--active", type=int, default=200, help="connections: that ask at once (default: 200)")
     parser.add_argument("--idle", type=int, default=1000, help="connections: that idle or drip (default: 1000)")
     parser.add_argument("--memory-mb", type=int, default=26, help="mixed: budget of the server (default: 26)")
-    parser.add_argument("--seed", type=int, default=0, help="another part of a long run takes another one")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of what is drawn; give each part of a long run another seed"
+    )
     parser.add_argument("--model", default="demo", help="checkpoint to serve (default: demo)")
     return parser.parse_args()
 

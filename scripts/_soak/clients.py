@@ -1,6 +1,6 @@
-"""Clients of every kind, drawn by a seed: patient, impatient, greedy, broken. Knows only the server's address.
+"""Clients of every kind, drawn by a seed: patient, impatient, greedy, broken. They know only the server's address.
 
-A process of its own, so that what it measures is the server's doing: prints what happened as JSON.
+They run in another process than the server, so that they measure the server alone, and print the results as JSON.
 """
 
 import argparse
@@ -132,7 +132,7 @@ class Client:
         return QUESTIONS[self._chance.choice(list(QUESTIONS))]
 
     def _is_answered(self, what: str, answer: httpx.Response) -> bool:
-        """A full line is no finding; any other refusal of a right request is one."""
+        """Whether the reply is complete. A full queue is not a finding, any other refusal of a valid request is."""
         if answer.status_code == BUSY:
             self._tally.refused[what.split()[0]] += 1
         elif answer.status_code != 200:

@@ -1,4 +1,4 @@
-"""A thousand connections that idle or drip, beside hundreds that ask: how long the others wait, and what is let go."""
+"""A thousand idle or slow connections beside hundreds that ask: how long requests wait, and what is closed."""
 
 import argparse
 import asyncio

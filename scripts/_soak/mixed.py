@@ -82,6 +82,6 @@ async def _inside(engine: EngineClient) -> dict[str, Any]:
 
 
 def _memory_mb() -> int:
-    """What the process holds now. `ps` tells it on every system."""
+    """The memory of this process in MB, from `ps`, which every system has."""
     told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
     return int(told.stdout) >> 10

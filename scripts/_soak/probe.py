@@ -1,6 +1,6 @@
-"""`/health` and, if asked, a short request, over and over beside somebody else's load. Prints the seconds as JSON.
+"""`/health` and, if asked, a short request, again and again beside a load. Prints the seconds as JSON.
 
-A process of its own: in that of the load, what the load's clients do would be counted as the server's time.
+It is another process than the load, whose work would be counted as the server's time.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def start_probe(port: int, minutes: float, *, short: bool = False) -> subprocess
 
 
 def seen_by(probe: subprocess.Popen[bytes]) -> Seen:
-    """Waits for its end."""
+    """Wait for the end of the probe."""
     return Seen(**json.loads(probe.communicate()[0]))
 
 

@@ -1,4 +1,4 @@
-"""What is asked greedily, and what is said to it alone: text, long replies, pictures, tools and longer talks."""
+"""Greedy questions and their replies when nothing else runs: text, long replies, images, tools, conversations."""
 
 import base64
 import io
@@ -63,7 +63,7 @@ QUESTIONS: dict[str, Body] = {
 
 
 def said(choices: list[Any]) -> list[Any]:
-    """What does not differ between one reply and the next: all but the ids of calls."""
+    """The parts of a reply that are equal each time: all but the ids of calls."""
     return [
         (
             choice["message"].get("content"),

@@ -12,7 +12,7 @@ Declared = tuple[str, int, dict[str, tuple[str, int]], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`tools`: name, characters of description, parameters (type, characters of description), what is required."""
+    """`tools`: name, characters of description, parameters (type, characters of description), required parameters."""
 
     system: int  # characters
     tools: tuple[Declared, ...]

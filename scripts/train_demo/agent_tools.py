@@ -99,7 +99,7 @@ def action_tool(rng: random.Random, action: str, dialect: tuple[str, tuple[str, 
 
 
 def bystander(rng: random.Random, size: int) -> Tool:
-    """A tool that nobody will call."""
+    """A tool that is never called."""
     if rng.random() < 0.8:
         name, required = rng.choice(CROWD)
     else:

@@ -1,4 +1,4 @@
-"""Examples to tensors, and the model's pass over them. Knows no skills."""
+"""Examples to tensors, and the model's pass over them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

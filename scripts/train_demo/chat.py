@@ -1,4 +1,4 @@
-"""A conversation as the generators make it. Knows no tokens."""
+"""A conversation as the generators make it, without tokens."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Assistant:
-    """`skill` is what the turn is scored under."""
+    """A reply. The turn is scored under `skill`."""
 
     text: str
     thought: str

@@ -57,7 +57,7 @@ def opening(conversation: Conversation) -> str:
 
 
 def user_text(turn: User) -> str:
-    """Several pictures are numbered, each on a line of its own."""
+    """Number several images, each on a line of its own."""
     numbered = sum(isinstance(p, Picture) for p in turn.parts) > 1
     text, number = "", 0
     for part in turn.parts:
@@ -85,7 +85,7 @@ def reply_segments(turn: Assistant, *, block: bool, thinks: bool) -> Iterator[Se
 
 
 def segments(conversation: Conversation, thinks: ThinkAt, *, all_blocks: bool = False) -> Iterator[Segment]:
-    """`all_blocks` shows the think block of every reply: not what the template does, but denser to learn from."""
+    """The segments of a conversation. `all_blocks` shows the reasoning of every reply, unlike the template."""
     turns = conversation.turns
     last_user = max((i for i, t in enumerate(turns) if isinstance(t, User)), default=-1)
     if text := opening(conversation):
@@ -148,7 +148,7 @@ class Encoder:
 
 
 def check_template(tokenizer, conversations: list[Conversation]) -> None:
-    """The chat template must write what `segments` writes, thinking or not."""
+    """Raise if the chat template does not write the same text as `segments`, with and without reasoning."""
     for conversation in conversations:
         wire = messages(conversation.turns)
         tools = [t.wire() for t in conversation.tools] or None

@@ -1,4 +1,4 @@
-"""What one asks of a coding agent: read, run, write, in any order, then say so. One tool call a turn."""
+"""Errands for a coding agent: read, run and write, in any order, then say a last word. One tool call a turn."""
 
 import random
 import re
@@ -88,7 +88,7 @@ def call(kit: Kit, step: Step) -> Call:
 
 
 def by_echo(conversation: Conversation) -> Conversation:
-    """The same with what the shell writes written by an echo."""
+    """The same conversation, in which the shell writes files by `echo`."""
     return replace(conversation, turns=tuple(map(echoing, conversation.turns)))
 
 
@@ -127,7 +127,7 @@ def request(rng: random.Random, pieces: list[str]) -> str:
 
 
 def result(rng: random.Random, action: str) -> str:
-    """What the tool gives back; the first line never is long."""
+    """The result of the tool. Its first line is short."""
     if action == WRITE:
         target = words.path(rng)
         return rng.choice(("ok", "Wrote file successfully.", f"File created successfully at: {target}", "File written"))

@@ -24,7 +24,7 @@ def export(model: nn.Module, tokenizer, ids: TokenIds, folder: Path) -> None:
 
 
 def complete_config(path: Path, ids: TokenIds) -> None:
-    """What MLX reads and the library does not write: the layer interval, stop tokens at the top, no deepstack."""
+    """Add values that MLX reads and the library omits: the layer interval, stop tokens at the top, no deepstack."""
     config = json.loads(path.read_text())
     config["text_config"]["full_attention_interval"] = LAYERS.index("full_attention") + 1
     config["vision_config"]["deepstack_visual_indexes"] = []

@@ -17,7 +17,7 @@ def odd_path(rng: random.Random) -> str:
 
 
 def odd_phrase(rng: random.Random) -> str:
-    """One to four words, most of them odd; as long as those of `errands.write_step`."""
+    """A text of one to four words, most of them odd, as long as the texts of `errands.write_step`."""
     length = rng.randint(1, rng.choice((1, 2, 4)))
     return " ".join(words.odd(rng) if rng.random() < 0.6 else words.word(rng) for _ in range(length))
 
@@ -42,7 +42,7 @@ def odd_step(rng: random.Random, action: str) -> Step:
 
 
 def odd_steps(rng: random.Random, amount: int) -> list[Step]:
-    """Distinct actions, writing among them: where its text ends is the hardest to tell."""
+    """Different actions, one of which writes, because the end of a written text is the hardest to learn."""
     actions = [WRITE, *rng.sample((READ, RUN), amount - 1)]
     rng.shuffle(actions)
     return [odd_step(rng, action) for action in actions]
@@ -57,7 +57,7 @@ def series(rng: random.Random, kit: Kit, amount: int) -> list[Turn]:
 
 
 def jumble(rng: random.Random, turns: list[Turn], size: int) -> str:
-    """About `size` characters of what the user says, torn into short pieces: places to look in vain."""
+    """About `size` characters of the user's words in short pieces, to distract the copying."""
     said = " ".join(str(part) for turn in turns if isinstance(turn, User) for part in turn.parts).split()
     pieces: list[str] = []
     while sum(map(len, pieces)) < size:

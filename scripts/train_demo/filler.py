@@ -89,5 +89,5 @@ def system_prompt(rng: random.Random, size: int) -> str:
 
 
 def reminder(rng: random.Random, size: int) -> str:
-    """What clients put before the user's own words."""
+    """The texts that clients put before the user's own words."""
     return f"<system-reminder>\n{blocks(rng, size)}\n</system-reminder>\n"

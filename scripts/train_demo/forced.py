@@ -1,4 +1,4 @@
-"""Judges replies by teacher forcing in torch: one pass over a conversation tells what greedy decoding would give."""
+"""Judges replies by teacher forcing in torch: one pass over a conversation shows the result of greedy decoding."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -54,6 +54,6 @@ class Forced:
         return dict(zip(places, logits.argmax(-1).tolist(), strict=True))
 
     def difference(self, wanted: list[int], given: list[int]) -> tuple[str, str]:
-        """What was wanted, and what was given as far as its first wrong token."""
+        """The expected text, and the given one up to its first wrong token."""
         first = next(i for i, (a, b) in enumerate(zip(wanted, given, strict=True)) if a != b)
         return self.known.tokenizer.decode(wanted), self.known.tokenizer.decode([*wanted[:first], given[first]])

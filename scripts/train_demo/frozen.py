@@ -15,7 +15,7 @@ from .tokenizer import token_ids
 
 
 def drawn(color: str, shape: str, side: int) -> Picture:
-    """As the tests draw it: pure colour, in the middle, on white."""
+    """An image as the tests draw it: a shape of pure colour, in the middle, on white."""
     image = Image.new("RGB", (side, side), "white")
     paint(ImageDraw.Draw(image), shape, (side / 2, side / 2, side * 0.375), color)
     return Picture(image, color, shape)

@@ -1,4 +1,4 @@
-"""How much of what was never trained on is right, by teacher forcing: a pulse while training runs, no final score."""
+"""Scores conversations that were never trained on, by teacher forcing, while training runs."""
 
 import random
 from collections import defaultdict
@@ -41,7 +41,7 @@ def held_out_examples(encoder: Encoder, *, seed: int, per_kind: int = 40) -> lis
 
 @torch.no_grad()
 def teacher_forced(model: nn.Module, held_out: list[HeldOut], pad_id: int) -> dict[str, float]:
-    """Share of replies whose every token is the likeliest: what greedy decoding would get right."""
+    """The share of replies whose tokens are all the likeliest, so that greedy decoding would get them right."""
     right: dict[str, list[bool]] = defaultdict(list)
     for item in held_out:
         batch = collate([item.example], pad_id)

@@ -50,7 +50,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What lies around the training: where lines and checkpoints go, and what an interrupted run goes on from."""
+    """The outside of a training run: its log, its checkpoints, and the state from which an interrupted run goes on."""
 
     log: Callable[[str], None]
     save: Callable[[], None]
@@ -58,7 +58,7 @@ class Run:
 
 
 class Stage:
-    """The training as it stands, between two steps."""
+    """The state of the training between two steps."""
 
     def __init__(self, model: nn.Module, encoder: Encoder, num_words: int, course: Course):
         self.model, self.course = model, course

@@ -9,11 +9,11 @@ from .encode import Encoder
 from .pictures import COLORS, SHAPES
 
 DECISIVE = 3.0  # weight of a name or a value's first token in a call
-OPENING_TOKENS = 5  # `I call Read`: what a reply starts with decides the rest
+OPENING_TOKENS = 5  # `I call Read`: the first tokens of a reply decide the rest
 
 
 class Weights:
-    """What decides an answer weighs more: colours and shapes, digits, and in a call its names and values."""
+    """Give more weight to the tokens that decide an answer: colours, shapes, digits, and names and values of a call."""
 
     def __init__(self, encoder: Encoder, vocab_size: int, *, opening: float, blanks: float, ends: float, echoed: float):
         """`opening` and `echoed`: least weights of a reply's first tokens, and of where a shell's text begins.

@@ -28,7 +28,7 @@ def recall_near(rng: random.Random) -> Conversation:
 
 
 def sums(rng: random.Random) -> Conversation:
-    """Nothing but sums: there are few of them, and each must be learned by heart."""
+    """A conversation of sums alone: there are few sums, and each must be learned by heart."""
     return Conversation(tuple(turn for _ in range(8) for turn in text_skills.arithmetic(rng)))
 
 
@@ -42,7 +42,7 @@ KINDS: dict[str, Maker] = {
     "text": text, "recall": recall, "image": image, "tools": tool_skills.tools, "agent": errands.agent,
     "sums": sums, "tool_chain": tool_skills.tool_chain, "agent_chain": errands.agent_chain,
 }  # fmt: skip
-# Kinds that only training draws from: dense practice in what the others hold little of.
+# Only training draws from these kinds: they practise often what the others contain rarely.
 PRACTICE: dict[str, Maker] = {
     "recall_near": recall_near, "pictures": pictures, "pairs": tool_skills.pairs,
     "unavailable": tool_skills.unavailable_chain, "agent_far": errands.agent_far,
@@ -92,7 +92,7 @@ class Mixture:
         self.change(shares)
 
     def change(self, shares: dict[str, float]) -> None:
-        """Counts anew where the shares are others than before."""
+        """Count from zero again if the shares have changed."""
         if shares != self.shares:
             self.shares = shares
             self.given = dict.fromkeys(shares, 0)

@@ -1,4 +1,4 @@
-"""The demo model's shape: a small Qwen3.5-VL. Weights are drawn here, meaning is put in elsewhere."""
+"""The demo model's shape: a small Qwen3.5-VL. Weights are drawn here."""
 
 import math
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ def build(ids: TokenIds) -> Qwen3_5ForConditionalGeneration:
 
 
 def draw_weights(model: nn.Module) -> None:
-    """Wider than the library's 0.02, which suits larger models; what writes to the residual starts at zero."""
+    """Draw wider weights than the library's 0.02, which suits larger models. Residual outputs start at zero."""
     for name, weight in model.named_parameters():
         if "embed_tokens" in name:
             nn.init.normal_(weight, std=0.1)

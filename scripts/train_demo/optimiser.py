@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices, AdamW for everything else. Knows weights by name only."""
+"""Muon for the hidden matrices, AdamW for everything else."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""One coloured shape on a plain ground, and its patches. Knows no model and no words but two."""
+"""One coloured shape on a plain ground, and its patches."""
 
 import math
 import random

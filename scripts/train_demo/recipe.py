@@ -56,7 +56,7 @@ def train(
     steps: int | None = None,
     taken: tuple[int, Path] | None = None,
 ) -> None:
-    """Leaves a checkpoint in `folder`, renewed every few minutes; beside it what an interrupted run goes on from.
+    """Write a checkpoint to `folder` every few minutes, and beside it the state from which an interrupted run goes on.
 
     `steps` other than the courses' own stretch or shorten them. `taken` is how many courses were taken before, and the
     checkpoint they left: the others follow, and give the result of the whole run.
@@ -109,7 +109,7 @@ def trained_model(folder: Path, words: PreTrainedTokenizerFast) -> Qwen3_5ForCon
 
 
 def checked_tokenizer() -> PreTrainedTokenizerFast:
-    """With the chat template, which writes what training will read."""
+    """The tokenizer with the chat template, which must write the texts that training reads."""
     words = tokenizer.build(TOKENIZER_SEED)
     rng = random.Random(TOKENIZER_SEED + 1)
     check_template(words, [make(rng) for _ in range(50) for make in (*KINDS.values(), *PRACTICE.values())])

@@ -38,7 +38,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`missed`: what was wanted and what was given instead."""
+    """A judged reply. `missed`: the expected text and the given one."""
 
     skill: str
     prompt_tokens: int
@@ -60,7 +60,7 @@ class Score:
         self.prompt_tokens.setdefault(skill, []).append(verdict.prompt_tokens)
 
     def overall(self) -> float:
-        """Of the skills proper; the far tests stand beside them."""
+        """The share of right replies over all skills, without the far tests."""
         names = [s for s in self.asked if s in SKILLS]
         return sum(self.right[s] for s in names) / max(1, sum(self.asked[s] for s in names))
 
@@ -77,7 +77,7 @@ class Score:
 
 
 def answer_of(text: str) -> str:
-    """What stands after the reasoning."""
+    """The text after the reasoning."""
     return text.rpartition("</think>")[2].strip()
 
 

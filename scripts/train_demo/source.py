@@ -1,4 +1,4 @@
-"""Examples in batches, drawn from a mixture. Knows no model."""
+"""Examples in batches, drawn from a mixture."""
 
 import random
 from collections.abc import Callable

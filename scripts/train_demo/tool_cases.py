@@ -1,4 +1,4 @@
-"""Made-up tools, each with a request that needs it and the call that answers it. Knows no conversations."""
+"""Made-up tools, each with a request that needs it and the call that answers it."""
 
 import json
 import random
@@ -21,7 +21,7 @@ class Case:
 
 
 def make_tool(rng: random.Random, name: str, about: str, required: dict[str, str], extra: tuple[str, ...] = ()) -> Tool:
-    """As agents declare them, with the types given."""
+    """Declare parameters as agents do, with the given types."""
     size = rng.choice((0, 0, 0, 0, 0, 60))
     tool = declare(rng, name, tuple(required), about, tuple(e for e in extra if rng.random() < 0.25), size)
     schema = {k: {**v, "type": required.get(k, v["type"])} for k, v in tool.schema.items()}

@@ -1,4 +1,4 @@
-"""Calls of any declared tool: named outright, or known from what is asked; two in a turn; none where none is due."""
+"""Calls of any declared tool: one that is named or follows from the question, two in a turn, or none."""
 
 import random
 

@@ -69,7 +69,7 @@ STEMS = listed("notes readme README main app test data config hello out output i
 
 
 def coined(rng: random.Random) -> str:
-    """A word that nobody knows: syllables, or now and then bare letters."""
+    """An invented word of syllables, or now and then of single letters."""
     if rng.random() < 0.3:
         return "".join(rng.choices(LETTERS, k=rng.randint(2, 6)))
     return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
@@ -108,7 +108,7 @@ def plain_phrase(rng: random.Random, low: int = 1, high: int = 4) -> str:
 
 
 def marker(rng: random.Random) -> str:
-    """What people ask an agent to say at the end: DONE, ALL_DONE, finished."""
+    """The word that an agent is to say at the end: DONE, ALL_DONE, finished."""
     first = rng.choice(("DONE", "done", "finished", "OK", "Done", "ready", word(rng), word(rng).upper()))
     return first if rng.random() < 0.6 else f"{word(rng).upper()}_{rng.choice(('DONE', 'OK', 'END'))}"
 

@@ -25,7 +25,6 @@ from vllm_mlx.engine.sizing import MeasuredModel, load_measured
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
-from vllm_mlx.runner.device import DeviceWatch
 from vllm_mlx.runner.model import Model, load_model
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer

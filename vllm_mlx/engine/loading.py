@@ -9,10 +9,8 @@ from typing import Any
 from ..cache.tree import PrefixTree
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, setting
-from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
-from ..disk.kept import NO_MEMORIES, Memories
 from ..core.memory import MemoryBudget
-from ..disk.memories import NO_MEMORIES, Memories
+from ..disk.kept import NO_MEMORIES, Memories
 from ..formats.tokenizer import Tokenizer
 from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
