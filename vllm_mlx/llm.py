@@ -1,4 +1,4 @@
-"""The Python API: prompts in, replies out, without a server."""
+"""The Python API: generates replies without a server."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ class Completion:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The n replies to one prompt. `text` is the first one's."""
+    """The n replies to one prompt. `text` is the text of the first reply."""
 
     request_id: str
     num_prompt_tokens: int
@@ -60,10 +60,10 @@ class RequestOutput:
 
 
 class LLM:
-    """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. Use a `with` block, or `close` it, to free
-    it before the program ends.
+    """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. To free it before the program ends, use
+    a `with` block or call `close`.
 
-    Nothing is kept on disk, unless `cache_disk_bytes` is given.
+    The prefix cache is kept on disk only if `cache_disk_bytes` is given.
 
     Raises ConfigError if the model cannot be loaded, RequestError for a request that cannot be served.
     """
@@ -104,7 +104,7 @@ class LLM:
         """Answer a conversation, or several at once: `[{"role": "user", "content": "…"}, …]`.
 
         Messages and other keywords are those of a chat completion (`tools=[…]`, `temperature=0`). `sampling_params`
-        replace all keywords that say how to sample.
+        replace all keywords of sampling.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
@@ -148,11 +148,11 @@ class LLM:
         try:
             return result.result()
         finally:
-            result.cancel()  # after Ctrl-C nothing is left running; a finished coroutine ignores it
+            result.cancel()  # Ctrl-C leaves no request running; a finished coroutine ignores this
 
 
 def _prompts(prompts: Prompt | Items[Prompt]) -> list[str | tuple[int, ...]]:
-    """One prompt or several, as texts and tuples of ids."""
+    """Return one prompt or several as texts and tuples of ids."""
     if isinstance(prompts, str):
         return [well_formed(prompts)]
     if prompts and isinstance(prompts[0], int):

@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_dropped_and_counted(pipe: tuple[int, int], monkeyp
     *written, last = taken.decode().splitlines()
     numbers = [int(line.split()[1]) for line in written]
     assert numbers == sorted(numbers) and numbers[:190] == list(range(190))
-    assert last == f"WARNING {400 - len(numbers)} lines of the log were dropped, since nobody read them in time"
+    assert last == f"WARNING {400 - len(numbers)} lines of the log were dropped, because they were not read in time"
     logger.info("again")
     assert os.read(reader, 100) == b"INFO again\n"
 

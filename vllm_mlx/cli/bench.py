@@ -1,4 +1,4 @@
-"""`vllm-mlx bench`: measures how fast a server answers, over HTTP. Any server with OpenAI's API will do.
+"""`vllm-mlx bench`: measures how fast a server answers, over HTTP. It works with any server that has OpenAI's API.
 
 The load is conversations of random words, sent from several threads; each reply is timed.
 """
@@ -44,7 +44,7 @@ class Sizes:
 
 
 class Words:
-    """Random words. Another seed gives other prompts, so that no server has any of them in its cache."""
+    """Random words. Another seed gives other prompts, which no server has in its cache."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)
@@ -61,14 +61,18 @@ class Conversation:
     messages: Messages = field(default_factory=list)
 
     def requests(self) -> Iterator[Messages]:
-        """The messages of each request. The caller appends the reply before it takes the next one."""
+        """Yield the messages of each request. The caller appends the reply before it takes the next one."""
         for question in self.questions:
             self.messages.append({"role": "user", "content": question})
             yield list(self.messages)
 
 
 def conversations(workload: Workload, num_requests: int, sizes: Sizes, words: Words) -> list[Conversation]:
-    """`new`: nothing in common. `shared`: one long beginning, which the first asks alone. `turns`: each one grows."""
+    """Make the conversations of a workload.
+
+    `new` prompts have nothing in common. `shared` prompts have one long beginning, and one more conversation comes
+    first to cache it. Conversations of `turns` grow.
+    """
     match workload:
         case "new":
             return [Conversation([words.text(sizes.prompt_words)]) for _ in range(num_requests)]
@@ -96,7 +100,7 @@ def ask(server: Remote, options: dict[str, Any], messages: Messages) -> Reply:
 
 
 def run_load(ask: Ask, conversations: Sequence[Conversation], concurrency: int) -> list[Reply]:
-    """Run every conversation to its end, `concurrency` at a time. One whose request fails ends there."""
+    """Run every conversation to its end, `concurrency` at a time. A request that fails ends its conversation."""
     waiting: SimpleQueue[Conversation] = SimpleQueue()
     for conversation in conversations:
         waiting.put(conversation)
@@ -136,7 +140,7 @@ class Figures:
     requests: int
     failed: int
     first_error: str | None
-    seconds: float  # from the first request to the last part of a reply
+    seconds: float  # from the first request to the last part of the last reply
     prompt_tokens: int  # prompt tokens of all requests; 0 if the server does not count them
     cached_tokens: int
     reply_tokens: int
@@ -152,6 +156,7 @@ class Figures:
 
 
 def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figures:
+    """Compute the figures of some replies."""
     good = [reply for reply in replies if reply.error is None]
     errors = [reply.error for reply in replies if reply.error is not None]
     ttfts = [reply.moments[0] - reply.started_s for reply in good]
@@ -177,7 +182,7 @@ def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figure
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of the values do not exceed."""
+    """Return the smallest value that at least `share` of the values do not exceed, or None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -192,16 +197,30 @@ _MAX_CONCURRENCY = 256
 def bench(
     workload: Annotated[
         str,
-        option("--workload", "LIST", "`new` prompts, a `shared` beginning, growing `turns`.", show_default=True),
+        option(
+            "--workload",
+            "LIST",
+            "Prompts that are all `new`, that have a `shared` beginning, or that grow by `turns`.",
+            show_default=True,
+        ),
     ] = ",".join(_WORKLOADS),
     concurrency: Annotated[
-        str, option("--concurrency", "LIST", "Numbers of requests that run at the same time.", show_default=True)
+        str,
+        option(
+            "--concurrency",
+            "LIST",
+            "How many requests run at the same time; each number is measured.",
+            show_default=True,
+        ),
     ] = "1,4",
     requests: Annotated[
-        int, option("--requests", "INTEGER", "Requests of each measurement, at least.", min=1, show_default=True)
+        int, option("--requests", "INTEGER", "Least number of requests of each measurement.", min=1, show_default=True)
     ] = 8,
     prompt_words: Annotated[
-        int, option("--prompt-words", "INTEGER", "Words of a prompt; one is about a token.", min=1, show_default=True)
+        int,
+        option(
+            "--prompt-words", "INTEGER", "Words of a prompt; one word is about one token.", min=1, show_default=True
+        ),
     ] = 500,
     reply_tokens: Annotated[
         int, option("--reply-tokens", "INTEGER", "Longest reply, in tokens.", min=1, show_default=True)
@@ -209,7 +228,8 @@ def bench(
     turns: Annotated[int, option("--turns", "INTEGER", "Turns of one conversation.", min=2, show_default=True)] = 4,
     model: ModelOption = None,
     seed: Annotated[
-        int | None, option("--seed", "INTEGER", "Repeats the prompts of an earlier run. Default: new prompts.")
+        int | None,
+        option("--seed", "INTEGER", "Number that determines the prompts. Default: prompts are new each time."),
     ] = None,
     as_json: AsJson = False,
     url: UrlOption = None,
@@ -234,17 +254,17 @@ def bench(
 
 
 def _measure(ask: Ask, workload: Workload, step: int, num_requests: int, sizes: Sizes, words: Words) -> Figures:
-    # There are as many conversations as requests run at once.
+    # At least as many conversations as requests that run at the same time.
     num_requests = max(num_requests, step * (sizes.turns if workload == "turns" else 1))
     todo = conversations(workload, num_requests, sizes, words)
-    if workload == "shared":  # its beginning is cached first, which is not measured
+    if workload == "shared":  # the first request, which caches the beginning, is not measured
         run_load(ask, todo[:1], 1)
         todo = todo[1:]
     return figures(workload, step, run_load(ask, todo, step))
 
 
 def _warm_up(ask: Ask, words: Words) -> None:
-    """A server compiles and allocates at its first request. Raises CommandFailed if it does not answer."""
+    """Send a first request, at which a server compiles and allocates. Raises CommandFailed if it fails."""
     if error := ask([{"role": "user", "content": words.text(8)}]).error:
         raise CommandFailed(error)
 

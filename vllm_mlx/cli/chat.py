@@ -21,7 +21,7 @@ from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds
 
 @dataclass(slots=True)
 class Conversation:
-    """The turns that the next request sends, and the images that go with the next question."""
+    """The turns that the next request sends, and the images that the next question sends."""
 
     system: str | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Conversation:
 
 
 def image_url(path: Path) -> str:
-    """A file as a `data:` URL, because the server may run on another machine. Raises WrongUsage."""
+    """Return a file as a `data:` URL, because the server may run on another machine. Raises WrongUsage."""
     try:
         data = path.expanduser().read_bytes()
     except OSError as error:
@@ -63,7 +63,7 @@ _MAX_LINES = 1000
 
 
 class LinePrompt:
-    """Reads what the user types. With `remember`, a file keeps the lines for the next time."""
+    """Reads the lines that the user types. With `remember`, a file keeps them for the next time."""
 
     def __init__(self, *, remember: bool = True):
         self._file = history_file() if remember else None
@@ -78,7 +78,7 @@ class LinePrompt:
                 readline.read_history_file(self._file)
 
     def read(self) -> str | None:
-        """One line; a backslash at its end continues it on the next line. None at the end of input."""
+        """Read one line, which a backslash at its end continues. Returns None at the end of input."""
         lines: list[str] = []
         try:
             while True:
@@ -105,7 +105,7 @@ def history_file() -> Path:
 
 
 def figures(reply: Reply, now_s: float) -> str:
-    """How long a reply was and how fast it came; empty if the server does not count tokens."""
+    """Say how long a reply was and how fast it came. The text is empty if the server does not count tokens."""
     if not reply.moments or "completion_tokens" not in reply.usage:
         return ""
     writing_s = now_s - reply.moments[0]
@@ -118,11 +118,11 @@ def figures(reply: Reply, now_s: float) -> str:
 
 @dataclass(slots=True)
 class ReplyPrinter:
-    """Prints a reply as it arrives, and after it the figures."""
+    """Prints a reply as it arrives, and then its figures."""
 
     console: Console
-    show_thinking: bool = False  # print reasoning in full; else one line says how long it took
-    is_plain: bool = False  # print the text alone, for a pipe
+    show_thinking: bool = False  # print reasoning in full, instead of one line that says how long it took
+    is_plain: bool = False  # print only the text, for a pipe
 
     def print(self, events: Iterator[dict[str, Any]], reply: Reply) -> None:
         """Print the events and fill `reply` with them. If it is interrupted, `reply` holds what has arrived."""
@@ -163,7 +163,7 @@ class ReplyPrinter:
             spinner.update(f"Reasoning… {len(reply.reasoning.split())} words")
 
     def _write(self, text: str, reply: Reply, spinner: Status) -> None:
-        if reply.text == text:  # the first of it
+        if reply.text == text:  # this is the first part
             spinner.stop()
             if reply.reasoning and not self.is_plain:
                 print() if self.show_thinking else self._fold(reply, time.monotonic())
@@ -179,22 +179,23 @@ _HELP = """/image PATH   send an image with the next question
 /system TEXT  set the system prompt; without TEXT, remove it
 /thinking     print the last reasoning in full
 /clear        start a new conversation
-/quit         end; so does Ctrl-D. Ctrl-C stops a reply."""
+/quit         end; Ctrl-D does the same. Ctrl-C stops a reply."""
 
 
 def chat(
     question: Annotated[
         str | None,
-        typer.Argument(metavar="QUESTION", show_default=False, help="Ask this question, print the answer, and end."),
+        typer.Argument(metavar="QUESTION", show_default=False, help="Question to answer, instead of a conversation."),
     ] = None,
     model: ModelOption = None,
     image: Annotated[
-        list[Path] | None, option("--image", "FILE", "Image that goes with the question. Repeat it for more.")
+        list[Path] | None, option("--image", "FILE", "Image to send with the question. Repeat it for more.")
     ] = None,
     system: Annotated[str | None, option("--system", "TEXT", "System prompt.")] = None,
     max_tokens: Annotated[int | None, option("--max-tokens", "INTEGER", "Longest reply, in tokens.", min=1)] = None,
     temperature: Annotated[
-        float | None, option("--temperature", "NUMBER", "Sampling temperature; 0: the likeliest tokens.", min=0)
+        float | None,
+        option("--temperature", "NUMBER", "Sampling temperature; 0 always takes the likeliest token.", min=0),
     ] = None,
     thinking: Annotated[
         bool | None, option("--thinking/--no-thinking", None, "Whether a model that can reason does so.")
@@ -257,7 +258,7 @@ class Talk:
     def ask(self, text: str) -> bool:
         """Ask a question and print the reply. Returns False if Ctrl-C stopped it. Raises CommandFailed.
 
-        What has arrived of a stopped reply stays in the conversation.
+        The part of a stopped reply that has arrived stays in the conversation.
         """
         images = self._conversation.images
         self._conversation.ask(text)

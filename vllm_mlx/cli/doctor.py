@@ -1,4 +1,4 @@
-"""`vllm-mlx doctor`: one line for each thing that the server needs, with advice where it is missing."""
+"""`vllm-mlx doctor`: checks each thing that the server needs, and gives advice if it is missing."""
 
 import json
 import os
@@ -31,7 +31,7 @@ Verdict = Literal["good", "warning", "bad"]
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
-    verdict: Verdict  # bad: the server cannot work; warning: it works, not as well as it could
+    verdict: Verdict  # bad: the server cannot work; warning: it does not work as well as it could
     text: str
 
 
@@ -41,12 +41,14 @@ _MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "bad": ("✗", "
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", show_default=False, help="Model to check. Default: that of `serve`."),
+        typer.Argument(
+            metavar="MODEL", show_default=False, help="Model to check. Default: the model in the settings of `serve`."
+        ),
     ] = None,
     as_json: AsJson = False,
     quick: Annotated[bool, option("--quick", None, "Skip the self-test, which loads the demo.")] = False,
 ) -> None:
-    """Check whether this machine can serve, and what prevents it. The exit code is 1 if something does."""
+    """Check whether this machine can serve a model. The exit code is 1 if something prevents it."""
     from .serve import configure_logging
 
     configure_logging("error")
@@ -63,7 +65,7 @@ def doctor(
 
 
 def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
-    """Each check as soon as it is done. Checks that need MLX are skipped if MLX does not work."""
+    """Yield each check as soon as it is done. Checks that need MLX are skipped if MLX does not work."""
     settings = load_settings({} if model is None else {"model": model})
     yield check_python()
     device = check_device()
@@ -93,7 +95,7 @@ def _line(check: Check) -> Table:
     return grid
 
 
-_PORT_ANSWER_S = 3.0  # a program that holds a port may answer nothing
+_PORT_ANSWER_S = 3.0  # a program that holds a port may not answer
 _LITTLE_DISK = 20_000_000_000  # bytes: a model of eight billion weights in four bits, twice
 
 
@@ -123,7 +125,7 @@ def check_device() -> Check:
 
 
 def check_memory(settings: Settings) -> Check:
-    """The memory that the server may take, and the memory of the machine."""
+    """Compare the memory that the server may take with the machine's."""
     from ..runner.device import device_memory
 
     device = device_memory()
@@ -140,7 +142,7 @@ def check_memory(settings: Settings) -> Check:
 
 
 def check_choice(settings: Settings) -> Check:
-    """The checkpoints that coding agents can use on this machine."""
+    """Name the checkpoints that coding agents can use on this machine."""
     from ..runner.device import device_memory
 
     budget = settings.memory_budget or device_memory().default_budget_bytes
@@ -161,7 +163,7 @@ def check_settings(settings: Settings) -> Check:
 
 
 def _wired_setting() -> str:
-    """The wired limit that the user has set in macOS, if any."""
+    """Describe macOS's limit of wired memory; the text is empty where there is none."""
     try:
         result = subprocess.run(
             ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True, timeout=5, check=True
@@ -190,12 +192,12 @@ _LITTLE_CACHE = 5_000_000_000  # bytes: some hundred thousand tokens of a small 
 
 
 def check_cache_folder(settings: Settings) -> Check:
-    """Whether conversations can be kept on disk."""
+    """Check whether conversations can be kept on disk."""
     from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, prepare
 
     config = settings.engine_config()
     if not config.prefix_cache or config.cache_disk_bytes == 0:
-        return Check("Cache", "good", "conversations are not kept on disk, because a setting turns it off")
+        return Check("Cache", "good", "conversations are not kept on disk, because a setting turns this off")
     folder = folder_of(config.cache_dir)
     if (trouble := prepare(folder, is_trial=True)) is not None:
         return Check("Cache", "warning", f"{trouble}. Conversations are not kept on disk; --cache-dir names a folder")
@@ -203,18 +205,20 @@ def check_cache_folder(settings: Settings) -> Check:
     limit = config.cache_disk_bytes or default_max_bytes(folder)
     text = f"{folder}, {readable(held)} of at most {readable(limit)}, {readable(free)} free"
     if limit > held + free:
-        return Check("Cache", "warning", f"{text}: its disk has less than --cache-disk asks for")
+        return Check("Cache", "warning", f"{text}: the disk has less space than --cache-disk asks for")
     if limit < _LITTLE_CACHE:
         return Check(
-            "Cache", "warning", f"{text}, which is little. Set --cache-disk, or name another disk with --cache-dir"
+            "Cache",
+            "warning",
+            f"{text}, which is little. Set --cache-disk, or name a folder on another disk with --cache-dir",
         )
     return Check("Cache", "good", text)
 
 
 def check_port(settings: Settings) -> Check:
-    """Whether the port is free, or a server of ours has it."""
+    """Check whether the port is free, or taken by a server that answers."""
     if settings.port == 0:
-        return Check("Port", "good", "any free one, because it is set to 0")
+        return Check("Port", "good", "any free port, because it is set to 0")
     from ..server.run import listen
 
     try:
@@ -236,7 +240,7 @@ _REPLY_TOKENS = 24
 
 
 def check_model(settings: Settings) -> Check:
-    """Whether the model fits, judged by its files, so that no weights are read."""
+    """Check by the model's files whether it fits. No weights are read."""
     name = f"Model {settings.model}"
     folder = local_folder(settings.model)
     if folder is None:
@@ -262,7 +266,9 @@ def check_model(settings: Settings) -> Check:
     text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
     left = budget - facts.weights_bytes
     if left <= 0:
-        return Check(name, "bad", f"{text}: it does not fit {readable(budget)}. Take a smaller or more quantised one")
+        return Check(
+            name, "bad", f"{text}: it does not fit {readable(budget)}. Choose a smaller or more quantised model"
+        )
     if not facts.bytes_per_token:
         return Check(name, "good", f"{text}; {readable(left)} remain for conversations")
     room = left // facts.bytes_per_token
@@ -273,7 +279,7 @@ def check_model(settings: Settings) -> Check:
 
 
 def self_test() -> Check:
-    """Ask the demo twice: the reply from the cache must have the same tokens, and less may be computed for it."""
+    """Ask the demo twice. The second reply must have the same tokens and use the cache."""
     from .. import LLM
 
     started_s = time.monotonic()
@@ -289,7 +295,7 @@ def self_test() -> Check:
 
 
 def _compare(llm: "LLM", question: str) -> str | None:
-    """What is wrong; None if nothing is."""
+    """Ask a question twice. Returns what is wrong with the replies, or None."""
     messages = [{"role": "user", "content": question}]
     cold, warm = (
         llm.chat(messages, temperature=0, max_tokens=_REPLY_TOKENS, logprobs=True)[0].outputs[0] for _ in range(2)
@@ -298,5 +304,5 @@ def _compare(llm: "LLM", question: str) -> str | None:
     if not ids[0] or ids[0] != ids[1] or cold.reasoning != warm.reasoning:
         return f"the reply to {question!r} is {warm.text!r} from the cache and {cold.text!r} without it"
     if warm.usage is None or not warm.usage.cached_tokens:
-        return f"nothing of {question!r} was in the cache the second time"
+        return f"the cache held no part of {question!r} the second time"
     return None

@@ -1,4 +1,4 @@
-"""`vllm-mlx launch CLIENT`: asks the server what it serves, sets the client up and becomes it.
+"""`vllm-mlx launch CLIENT`: asks the server what it serves, sets the client up, and becomes the client.
 
 If no server runs, it starts one for as long as the client runs.
 """
@@ -17,13 +17,13 @@ import typer
 from .clients import CLIENTS, NO_KEY, Client, Target, write_own
 from .options import load_settings
 from .own_server import own_server, run_client
-from .remote import KeyOption, ModelOption, NoServer, Remote, UrlOption, find_server
+from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .settings import Settings
 from .terminal import CommandFailed, WrongUsage, option
 
 _ANSWER_S = 5.0
 _OTHER_MODEL = (
-    "Leave out --model to use that one; or stop that server, and launch starts its own; or set another port with "
+    "Leave out --model to use its model; or stop that server, and launch starts another; or set another port with "
     "VLLM_MLX_PORT."
 )
 _OTHER_PROGRAM = "If another program holds the port, stop it, or set another port with VLLM_MLX_PORT."
@@ -35,18 +35,28 @@ def launch(
         list[str] | None,
         typer.Argument(metavar="[-- ARGUMENTS]", show_default=False, help="Arguments for the client."),
     ] = None,
-    print_only: Annotated[bool, option("--print", None, "Print the steps as a shell script, and do nothing.")] = False,
-    model: ModelOption = None,
+    print_only: Annotated[
+        bool, option("--print", None, "Print the steps as a shell script instead of taking them.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        option("--model", "TEXT", "Name of the model, which a new server loads. Default: the served model."),
+    ] = None,
     context: Annotated[
         int | None,
-        option("--context", "TOKENS", "Longest prompt and reply together. Default: what the server says.", min=1024),
+        option(
+            "--context",
+            "TOKENS",
+            "Longest prompt and reply together. Default: the context that the server reports.",
+            min=1024,
+        ),
     ] = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Start a coding agent on this server's model, and the server with `--model` if none runs.
+    """Start a coding agent on the served model. If no server runs, start one too, with `--model`.
 
-    The client's own settings stay as they are.
+    The agent's own settings stay as they are.
     """
     if client not in CLIENTS:
         raise WrongUsage(f"{client} is not a known client. Choose one of {', '.join(CLIENTS)}.")
@@ -106,12 +116,12 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
 
 
 def _served_name(model: str | None) -> str | None:
-    """The name under which a checkpoint is served: a folder is served by its own name, without its path."""
+    """Return the name under which a checkpoint is served. A folder is served under its own name, without its path."""
     return None if model is None else Settings(model=model).served_model_names[0]
 
 
 def _model_to_serve(name: str | None) -> str | None:
-    """Return the model that was asked for, or the one of the settings of `serve`, or None if there is none."""
+    """Return the model that was asked for, or the model in the settings of `serve`, or None if neither is set."""
     settings = load_settings({})
     return name or (settings.model if "model" in settings.model_fields_set else None)
 

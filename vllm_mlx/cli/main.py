@@ -1,4 +1,4 @@
-"""The `vllm-mlx` command: what commands it has, and how its process ends.
+"""The `vllm-mlx` command: its sub-commands, and how its process ends.
 
 Nothing slow is imported before signals are handled, and no model code before a command needs it.
 """
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Run the command of the arguments. `serve` handles signals itself once it accepts requests."""
+    """Run the command that the arguments name. `serve` handles signals itself once it accepts requests."""
     is_server = sys.argv[1:2] == ["serve"]
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number in usual if is_server else (signal.SIGINT,):
-        if usual[number] is not signal.SIG_IGN:  # nohup, and a shell without a terminal, leave it so
+        if usual[number] is not signal.SIG_IGN:  # nohup, and a shell without a terminal, ignore a signal
             signal.signal(number, lambda number, _: end(0 if number != signal.SIGINT else 128 + number))
     app = make_app()
     if not is_server:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def make_app() -> "typer.Typer":
-    """Collect the commands."""
+    """Make the Typer app of all commands."""
     import typer
 
     from .bench import bench
@@ -106,10 +106,10 @@ def reported(command: Callable[[], object]) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End a server's process without Python's own end, which aborts where a thread is inside of a library."""
+    """End a server's process without Python's finalisation, which aborts if a thread is inside a library."""
     if code in (0, 128 + signal.SIGINT):
         logger.info("Stopped.")
     logging.shutdown()
-    with suppress(OSError, AttributeError):  # its reader has left, or the stream is missing
+    with suppress(OSError, AttributeError):  # the reader has left, or there is no stream
         sys.stdout.flush()
     os._exit(code)

@@ -1,6 +1,6 @@
-"""`vllm-mlx models`: lists the checkpoints on this machine and fetches one; and those that `doctor` recommends.
+"""`vllm-mlx models`: lists the checkpoints on this machine, and fetches one. It loads none.
 
-It loads no checkpoint.
+recommended.toml has the checkpoints that `doctor` recommends.
 """
 
 import json
@@ -25,7 +25,7 @@ class Description:
     kind: str  # text, vision
     weights_bytes: int
     precision: str
-    context: int | None  # tokens; None: it does not say
+    context: int | None  # tokens; None: the checkpoint does not say
     bytes_per_token: int  # attention state if every layer keeps it: an upper bound
     reasoning: str | None
     tools: str | None
@@ -61,7 +61,7 @@ def _precision(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 
 def _bytes_per_token(text: Mapping[str, Any]) -> int:
-    """Keys and values in 16 bits, of the layers that attend."""
+    """Compute the size of keys and values in 16 bits, in all layers that attend."""
     num_layers, num_heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
     if not isinstance(num_layers, int) or not isinstance(num_heads, int) or not num_heads:
         return 0
@@ -82,7 +82,7 @@ def _template(folder: Path) -> str | None:
 
 
 def _added_tokens(folder: Path) -> set[str]:
-    """The added tokens, by which formats are recognised; the complete vocabulary would take a second to read."""
+    """Return the added tokens, by which formats are recognised. To read the complete vocabulary takes a second."""
     added = _json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
     return {str(token.get("content")) for token in added.values() if isinstance(token, dict)}
 
@@ -100,8 +100,8 @@ class CachedModel:
     name: str
     disk_bytes: int
     folder: Path
-    facts: Description | None  # None: it cannot be served
-    trouble: str = ""  # why it cannot
+    facts: Description | None  # None: the checkpoint cannot be served
+    trouble: str = ""  # why it cannot be served
 
 
 def cache_folder() -> Path:
@@ -111,7 +111,7 @@ def cache_folder() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """The checkpoints in Hugging Face's cache, by name."""
+    """List the checkpoints in Hugging Face's cache, by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -128,7 +128,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of a model: the demo's, its own, or one in the cache. None: it has to be downloaded."""
+    """Return the folder of a model: the demo's, its own, or one in the cache. Returns None if it must be downloaded."""
     from ..runner.checkpoint import DEMO_PATH
 
     if model == "demo":

@@ -137,7 +137,7 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
 
 
 def _help(name: str, field: FieldInfo) -> str:
-    default = default_text(field)
+    default = default_text(field).replace("*", r"\*")  # Markdown would take the text between two as emphasis
     several = " Repeat it for more." if takes_several(field) else ""
     return f"{help_text(name)}{several}" + (f" Default: {default}." if default else "")
 

@@ -1,4 +1,4 @@
-"""Writes to a terminal, pipe or file from a thread: a reader who stops holds up nobody. Knows no command."""
+"""Writes to a terminal, pipe or file from a thread, so that a stopped reader blocks no caller. Knows no command."""
 
 import contextlib
 import logging
@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-MAX_BYTES = 4 << 20  # that wait to be written; further lines are dropped and counted
+MAX_BYTES = 4 << 20  # bytes that may wait to be written; further lines are dropped and counted
 MAX_LINE = 16 * 1024  # characters of one line, stack traces included
-FLUSH_S = 1.0  # at the end of the process, for a reader who may have stopped
+FLUSH_S = 1.0  # how long the end of the process waits for a reader, who may have stopped
 
 
 def descriptor_of(stream: TextIO | None) -> int:
-    """Where a standard stream goes. Python has no stream where the shell closed it (`2>&-`): that goes nowhere."""
+    """Return the descriptor of a standard stream. If the shell closed it (`2>&-`), it is that of /dev/null."""
     return os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
 
 
@@ -27,7 +27,7 @@ def _no_notice(num_dropped: int) -> str:
 class Output:
     """One file descriptor and the thread that writes to it. The thread is a daemon: the process can end while it runs.
 
-    `notice` makes the line that says how many were dropped. It is written once the reader has caught up.
+    `notice` makes the line that says how many lines were dropped. It is written once the reader has caught up.
     """
 
     def __init__(self, fd: int, *, notice: Callable[[int], str] = _no_notice) -> None:
@@ -40,7 +40,7 @@ class Output:
         self._writer: threading.Thread | None = None
 
     def write(self, text: str) -> None:
-        """Returns at once."""
+        """Queue a text and return at once. The text is dropped if too much waits already."""
         data = text.encode("utf-8", "backslashreplace")
         with self._changed:
             if self._num_bytes + len(data) > MAX_BYTES:
@@ -52,7 +52,7 @@ class Output:
                 self._writer.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is written. False: the reader did not take it in time."""
+        """Wait until everything is written. Returns False if the reader did not take it in time."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while self._num_bytes:
@@ -71,7 +71,7 @@ class Output:
                 while not self._waiting:
                     self._changed.wait()
                 data = self._waiting.popleft()
-            with contextlib.suppress(OSError):  # nobody reads any more, or the terminal is gone
+            with contextlib.suppress(OSError):  # the reader or the terminal is gone
                 _write(self._fd, data)
             with self._changed:
                 self._num_bytes -= len(data)
@@ -91,7 +91,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 class OutputHandler(logging.StreamHandler[Output]):
-    """A log that is written by a thread of its own."""
+    """A log handler whose lines an `Output` writes, so that logging never waits."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(Output(fd, notice=self._notice))
@@ -100,15 +100,15 @@ class OutputHandler(logging.StreamHandler[Output]):
         return _cut(super().format(record))
 
     def flush(self) -> None:
-        """Do nothing after a line: the thread writes it."""
+        """Do nothing, because the thread writes each line."""
 
     def close(self) -> None:
-        """Called at the end of the process."""
+        """Wait for the last lines, within limits. The end of the process calls this."""
         self.stream.flush(FLUSH_S)
         super().close()
 
     def _notice(self, num_dropped: int) -> str:
-        text = f"{num_dropped} lines of the log were dropped, since nobody read them in time"
+        text = f"{num_dropped} lines of the log were dropped, because they were not read in time"
         return (
             self.format(logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": text})) + "\n"
         )
@@ -119,7 +119,7 @@ def _cut(line: str) -> str:
 
 
 def write_last(fd: int, text: str) -> None:
-    """Write the last message of a process, after its log. Give up if nobody reads it in time."""
+    """Write the last message of a process, after its log. Give up if it is not read in time."""
     logging.shutdown()
     last = Output(fd)
     last.write(text)

@@ -22,17 +22,17 @@ from .options import load_settings
 from .remote import Remote
 from .terminal import CommandFailed, SafeConsole, one_line
 
-_LOOK_S = 0.25  # between two looks whether the server is ready
-_ANSWER_S = 2.0  # a server that still loads accepts connections, and answers none
+_LOOK_S = 0.25  # between two checks whether the server is ready
+_ANSWER_S = 2.0  # a server that still loads accepts connections and does not answer
 _END_S = 20.0  # beyond --drain-s, until a server that does not end is killed
-_SHOWN = 200  # characters of that line on the screen
+_SHOWN = 200  # characters of the log's last line on the screen
 _LOG_END = 4096  # bytes of the log in which the last line is looked for
 _SENT_ON = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def own_server(server: Remote, model: str, log: Path) -> Iterator[None]:
-    """A server of `model` at the address of `server`, ready to answer. Raises CommandFailed."""
+    """Run a server of `model` at the address of `server`, and wait until it answers. Raises CommandFailed."""
     print(f"vllm-mlx: no server runs, so one is started with {model}. Its log is {log}.", file=sys.stderr)
     write_own(log, "")
     with log.open("wb") as output:
@@ -72,7 +72,7 @@ def _is_ready(probe: Remote) -> bool:
 
 
 def _last_line(log: Path) -> str:
-    """What the server said last; a progress bar overwrites its line."""
+    """Return the last line of the server's log. A progress bar overwrites its own line."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_END))
         text = file.read().decode(errors="replace")
@@ -81,7 +81,7 @@ def _last_line(log: Path) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The closed pipe asks the server to end, also where this process has no time left to wait for it."""
+    """Close the pipe, which ends the server, and wait for it. It also ends if this process cannot wait."""
     assert process.stdin is not None
     process.stdin.close()
     process.wait()
@@ -106,7 +106,7 @@ def run_client(command: list[str], program: str, environment: dict[str, str]) ->
 
 
 def _end_with_parent(drain_s: float) -> None:
-    """Wait until the pipe closes, and end this process: with a signal if it listens to it, else at once."""
+    """Wait until the pipe closes, then end this process: with SIGTERM, and by force if that does not end it in time."""
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(drain_s + _END_S)

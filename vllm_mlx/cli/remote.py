@@ -18,15 +18,18 @@ CONNECT_S = 5.0
 ANSWER_S = 30.0
 SILENCE_S = 300.0  # longest silence of a stream; the server sends something every ten seconds
 
-UrlOption = Annotated[str | None, option("--url", "URL", "Address of the server. Default: as `serve` is set.")]
-KeyOption = Annotated[
-    str | None, option("--api-key", "TEXT", "The server's key. Default, on this machine: the key of `serve`.")
+UrlOption = Annotated[
+    str | None, option("--url", "URL", "Address of the server. Default: the address in the settings of `serve`.")
 ]
-ModelOption = Annotated[str | None, option("--model", "TEXT", "Name of the model. Default: the one that is served.")]
+KeyOption = Annotated[
+    str | None,
+    option("--api-key", "TEXT", "The server's API key. Default, on this machine: the key in the settings of `serve`."),
+]
+ModelOption = Annotated[str | None, option("--model", "TEXT", "Name of the model. Default: the served model.")]
 
 
 class NoServer(CommandFailed):
-    """Nothing listens at the address."""
+    """No program listens at the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Remote:
 
     url: str
     api_key: str | None = None
-    answer_s: float = ANSWER_S  # to wait for an answer that is not streamed
+    answer_s: float = ANSWER_S  # how long to wait for an answer that is not streamed
 
     def get(self, path: str) -> Any:
         return self._json("GET", path)
@@ -51,7 +54,7 @@ class Remote:
         return self._json("DELETE", path)
 
     def model(self, name: str | None = None) -> Model:
-        """The model of this name, or the first that is served."""
+        """Return the model of this name, or the first model that is served."""
         cards = self.get("/v1/models").get("data") or []
         models = [Model(str(card["id"]), card.get("max_model_len"), card.get("web_search") is True) for card in cards]
         if not all(model.name.isprintable() for model in models):
@@ -68,7 +71,7 @@ class Remote:
     def chat(
         self, options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
     ) -> Iterator[Iterator[dict[str, Any]]]:
-        """The events of a streamed chat completion. To leave early closes the connection, which cancels the reply."""
+        """Yield the events of a streamed chat completion. Leaving early closes the connection and cancels the reply."""
         body = {**options, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         with (
             self._client(SILENCE_S) as client,
@@ -93,7 +96,7 @@ class Remote:
     def _client(self, timeout_s: float) -> httpx.Client:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
-        # A proxy of the environment knows nothing of this machine's own addresses.
+        # A proxy of the environment cannot reach this machine's own addresses.
         return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=not _is_loopback(self.url))
 
     @contextmanager
@@ -123,7 +126,7 @@ class Remote:
 
 @dataclass(slots=True)
 class Reply:
-    """What has arrived of a chat completion. All times are of one monotonic clock."""
+    """A chat completion, as far as it has arrived. All times are of one monotonic clock."""
 
     started_s: float  # before the connection is made
     moments: list[float] = field(default_factory=list)  # when each part of text or reasoning arrived
@@ -134,7 +137,7 @@ class Reply:
     error: str | None = None
 
     def feed(self, event: Mapping[str, Any], now_s: float) -> tuple[str, str]:
-        """The reasoning and the text that this event brings."""
+        """Add an event. Returns the reasoning and the text that it brings."""
         self.usage = event.get("usage") or self.usage
         reasoning, text = "", ""
         for choice in event.get("choices") or ():
@@ -150,13 +153,13 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The assistant's turn. Reasoning goes back unchanged, so that the next prompt extends this one."""
+        """The assistant's turn. Reasoning is sent back unchanged, so that the next prompt extends this one."""
         turn = {"role": "assistant", "content": self.text}
         return turn | ({"reasoning_content": self.reasoning} if self.reasoning else {})
 
     @property
     def num_tokens(self) -> int:
-        """Tokens as the server counts them; without that, the number of parts."""
+        """The server's count of tokens; without one, the number of parts."""
         return int(self.usage.get("completion_tokens") or len(self.moments))
 
     @property
@@ -169,7 +172,7 @@ class Reply:
 
 
 def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False) -> Remote:
-    """The server `url`, or the one that `serve` would start with the settings of this machine.
+    """Return the server at `url`, or the one that `serve` would start with the settings of this machine.
 
     A key from the settings is sent to this machine only; `as_admin` prefers an admin key.
     Raises WrongUsage, ConfigError.
@@ -187,7 +190,7 @@ def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False)
 
 
 def _normalised(url: str) -> str:
-    """The address with a scheme, and without the `/v1` that clients need. Raises WrongUsage."""
+    """Return the address with a scheme, and without the `/v1` that clients need. Raises WrongUsage."""
     parts = http_url(url if "://" in url else f"http://{url}")
     if parts is None:
         raise WrongUsage(f"--url {url} is not an address: write it as http://127.0.0.1:8000.")
@@ -200,7 +203,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def _error_message(body: Any) -> str | None:
-    """The message of an error, in the form of any of the protocols."""
+    """Return the message of an error in the form of any of the protocols, or None for other data."""
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return str(error["message"])
@@ -208,7 +211,7 @@ def _error_message(body: Any) -> str | None:
 
 
 def _checked(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The events of a stream. Raises CommandFailed for an event that reports an error, and for broken data."""
+    """Yield the events of a stream. Raises CommandFailed for an event that reports an error, and for broken data."""
     try:
         for event in events_of(lines):
             if message := _error_message(event):
@@ -219,7 +222,7 @@ def _checked(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def event_of(line: str) -> dict[str, Any] | None:
-    """The object on one line of a stream; None for a blank line, a comment, an event's name and the final `[DONE]`.
+    """Return the object on one line of a stream, or None for blank lines, comments, names of events and `[DONE]`.
 
     Raises ValueError for data that is not a JSON object.
     """
@@ -233,5 +236,5 @@ def event_of(line: str) -> dict[str, Any] | None:
 
 
 def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The objects on the lines of a stream, as they arrive. Raises ValueError for data that is not a JSON object."""
+    """Yield the objects on the lines of a stream. Raises ValueError for data that is not a JSON object."""
     return (event for line in lines if (event := event_of(line)) is not None)

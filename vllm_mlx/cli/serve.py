@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_server(settings: Settings) -> None:
-    """Serve until a signal. Raises ConfigError before anything is served, and BrokeDown after any other error."""
+    """Serve until a signal. Raises ConfigError for settings that are refused, and BrokeDown after any other error."""
     try:
         _serve(settings)
     except EngineDead as error:
@@ -84,7 +84,7 @@ def _serve(settings: Settings) -> None:
 
 
 def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
-    """The settings of engine and server. Raises ConfigError for any that is refused whatever the checkpoint is."""
+    """Make the settings of engine and server. Raises ConfigError for one that is refused with every checkpoint."""
     from ..engine.loading import check_settings
 
     engine, server = settings.engine_config(), settings.server_config()
@@ -95,7 +95,7 @@ def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
 
 
 def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
-    """Raises ConfigError if the network could use the server without a key."""
+    """Raise ConfigError if the network could use the server without a key."""
     if not (is_local(host) or has_keys or insecure):
         raise ConfigError(
             f"--host {host} opens the server beyond this machine: ask for a key with --api-key or --api-key-file, "
@@ -108,16 +108,16 @@ class Banner:
     """What the terminal prints once the server is ready."""
 
     info: ModelInfo
-    loaded: Mapping[str, Any]  # the model's facts as /v1/status has them
+    loaded: Mapping[str, Any]  # facts of the model, as /v1/status shows them
     text_only: bool
-    max_pixels: int | None  # the setting, or None for the default, as far as the vision encoder is fast enough
+    max_pixels: int | None  # the setting; None: the default, which is lower if the vision encoder is slow
     budget_bytes: int
-    disk: DiskReport | None  # None: a setting turns it off
+    disk: DiskReport | None  # None: a setting turns the cache on disk off
     load_s: float
     names: tuple[str, ...]
     api_keys: tuple[str, ...]
     url: str  # without a path
-    host: str  # listened on
+    host: str  # the address that the server listens on
 
     def print_to(self, console: Console) -> None:
         console.print(f"\n[bold]vllm-mlx {__version__}[/bold] is ready, {self.load_s:.1f} s after loading began\n")
@@ -132,6 +132,7 @@ class Banner:
         console.print(f"\nTry it:\n\n{request}\n\nCtrl-C stops the server.\n", markup=False, soft_wrap=True)
 
     def facts(self) -> list[tuple[str, str]]:
+        """Return the lines below the headline: a name and a text each."""
         info = self.info
         rows = [
             ("Model", ", ".join(self.names)),
@@ -168,7 +169,7 @@ class Banner:
         return ", takes images" if self.loaded["no_videos"] else ", takes images and videos"
 
     def missing(self) -> list[str]:
-        """Features that are off, and why."""
+        """Name each feature that is off, and why."""
         wanted = "--text-only is set" if self.text_only else "the checkpoint has no vision encoder"
         reason = self.loaded["no_shared_forward"]
         switched_off = "--no-prefix-cache or --repeatable is set"
@@ -180,13 +181,16 @@ class Banner:
             (not reason, f"one forward pass for rows of all lengths: {reason}"),
             (self.loaded["prefix_cache"], f"prefix cache: {self.loaded['no_prefix_cache'] or switched_off}"),
             (not self.loaded["prefix_cache"] or why_no_disk is None, f"prefix cache on disk: {why_no_disk}"),
-            (self.loaded["reasoning_parser"], "reasoning in its own field: the chat template shows no format of it"),
-            (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),
+            (
+                self.loaded["reasoning_parser"],
+                "reasoning in its own field: the chat template shows no known format of reasoning",
+            ),
+            (self.loaded["tool_call_parser"], "tool calls: the chat template shows no known format of tool calls"),
         ]
         return [text for is_on, text in checks if not is_on]
 
     def curl(self, *, show_key: bool) -> str:
-        """A shell command. Without `show_key`, a variable stands for the key, because logs are kept."""
+        """Return a shell command to try. Without `show_key`, a variable stands for the key, because logs are kept."""
         body: dict[str, Any] = {"model": self.names[0], "messages": [{"role": "user", "content": "Who are you?"}]}
         path = "chat/completions"
         if not self.loaded["takes_chats"]:
@@ -200,7 +204,7 @@ class Banner:
 
 
 def layers(loaded: Mapping[str, Any]) -> str:
-    """The model's kinds of state, and where a prompt that was computed before is resumed."""
+    """Say which kinds of state the model has, and where a prompt that was computed before is resumed."""
     windows = [f"windows of {window:,}" for window in loaded["sliding_windows"]]
     others = [f"{name} copied whole" for name in loaded["copied_whole"]]
     attention = "recurrent state beside attention" if loaded["keeps_recurrent_state"] else "attention"
@@ -217,14 +221,14 @@ def formats(loaded: Mapping[str, Any]) -> str:
 
 
 def show(banner: Banner, screen: Console) -> None:
-    """The event loop calls it, so it must not wait for a terminal that has been stopped."""
+    """Print the banner. The event loop calls this, so it must not wait for a terminal that has been stopped."""
     with screen.capture() as captured:
         banner.print_to(screen)
     Output(descriptor_of(sys.stdout)).write(captured.get())
 
 
 def configure_logging(level: str) -> None:
-    """Our own log at `level`; what libraries say only where it is a warning."""
+    """Log our own messages at `level`, and of libraries only warnings and errors."""
     handler = OutputHandler(descriptor_of(sys.stderr))
     logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.captureWarnings(True)

@@ -1,4 +1,4 @@
-"""`vllm-mlx status`: what a server does right now, once or continuously, over HTTP."""
+"""`vllm-mlx status`: prints what a server is doing, once or continuously, over HTTP."""
 
 import json
 import time
@@ -49,7 +49,7 @@ def _follow(server: Remote, fields: dict[str, Any], interval_s: float, screen: C
 
 
 def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], RenderableType]:
-    """The server's latest fields. If it does not answer, it may be restarting: the last fields stay."""
+    """Ask for the latest fields. If the server does not answer, it may be restarting: the last fields stay."""
     try:
         fields = server.get("/v1/status")
     except CommandFailed as error:
@@ -70,7 +70,7 @@ _PROGRESS_WIDTH = 12
 
 
 def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = None) -> RenderableType:
-    """`trouble`: why these figures are not the latest."""
+    """Show the fields of a server. `trouble` says why they are not the latest."""
     parts: list[RenderableType] = [_head(url, fields)]
     if trouble is not None:
         parts.append(Text(trouble, "bold red"))
@@ -129,7 +129,7 @@ def _cache(cache: Mapping[str, Any]) -> str:
 
 
 def disk_line(disk: Mapping[str, Any] | None) -> str:
-    """What the server says of its disk tier, on one line."""
+    """Describe the server's cache on disk on one line."""
     if disk is None:
         return "off"
     if disk["off_reason"] is not None:

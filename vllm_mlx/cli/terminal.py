@@ -19,16 +19,17 @@ _CONTROLS.pop(ord("\t"))
 
 
 def printable(text: str) -> str:
-    """Without control characters but line breaks and tabs. Each character is judged alone, so any cut will do."""
+    """Remove control characters except line breaks and tabs. The result does not depend on where a text was cut."""
     return text.translate(_CONTROLS)
 
 
 def one_line(text: str) -> str:
+    """Return the words of a text on one line, without control characters."""
     return " ".join(printable(text).split())
 
 
 def option(flag: str, metavar: str | None, text: str, *, show_default: bool = False, **limits: Any) -> Any:
-    """A Typer option. `text` is its help; it explains the default unless `show_default`."""
+    """Return a Typer option. `text` is its help, which explains the default unless `show_default` is set."""
     return typer.Option(flag, metavar=metavar, help=text, show_default=show_default, **limits)
 
 
@@ -39,12 +40,12 @@ TABLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1)}  # how all t
 
 
 def number_columns(*names: str) -> Iterator[Column]:
-    """Columns of numbers."""
+    """Make columns of numbers for a table."""
     return (Column(name, justify="right", no_wrap=True) for name in names)
 
 
 class SafeConsole(Console):
-    """rich's console, whose own styles are all that controls the terminal."""
+    """A console of rich. Only its own styles control the terminal: control characters in texts are removed."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -73,7 +74,7 @@ def duration(seconds: float) -> str:
 
 
 class ExitCode(IntEnum):
-    """What a command tells the shell or the supervisor that started it."""
+    """The exit codes that shells and supervisors get."""
 
     DONE = 0
     FAILED = 1  # exit code of `serve`: a setting, file or machine that cannot serve; a restart would fail again
@@ -83,19 +84,19 @@ class ExitCode(IntEnum):
 
 
 class CommandFailed(VLLMMLXError):
-    """It was asked for well, and did not work."""
+    """The command was valid but failed."""
 
     exit_code = ExitCode.FAILED
 
 
 class WrongUsage(CommandFailed):
-    """What was asked for makes no sense."""
+    """The command line is wrong."""
 
     exit_code = ExitCode.USAGE
 
 
 class BrokeDown(CommandFailed):
-    """A server that worked, or could have, ended by an error of its own."""
+    """The server ended by an internal error. It can be started again."""
 
     exit_code = ExitCode.RESTART
 

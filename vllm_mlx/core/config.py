@@ -56,7 +56,7 @@ def explain(fault: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class SamplingDefaults(SettingsGroup):
-    """Values for fields that a request leaves out. None: the checkpoint's generation_config, then 1.0 / 1.0 / 0."""
+    """Values for fields that a request leaves out. None: the checkpoint's generation_config decides, then 1.0 / 1.0 / 0."""
 
     temperature: float | None = None
     """Sampling temperature; 0 always takes the likeliest token. A request's own sampling fields win over these."""
@@ -113,7 +113,7 @@ class MediaConfig(SettingsGroup):
     allow_private_media: bool = False
     """Fetch media also from addresses that are not on the public internet, such as this machine's."""
     media_cache_bytes: int = Field(default=256_000_000, ge=0)
-    """Size of the decoded images and videos that are kept for the next turn; 0: none."""
+    """Size of the decoded images and videos that are kept for the next turn; 0 keeps none."""
     document_pages: Literal["both", "images", "text"] = "both"
     """What a vision model gets of each page of a PDF: its image, its text, or `both`. Other models get the text."""
     max_document_bytes: int = Field(default=32_000_000, gt=0)
@@ -130,7 +130,7 @@ class MediaConfig(SettingsGroup):
             raise ConfigError(f"{setting('max_request_pixels')} must be at least {setting('max_image_pixels')}.")
         for kind in self.media_content_type:
             if "/" not in kind and "*" not in kind:
-                raise ConfigError(f"{setting('media_content_type')} {kind} is no content type, such as image/png.")
+                raise ConfigError(f"{setting('media_content_type')} {kind} is not a content type such as image/png.")
 
     def max_bytes(self, kind: Literal["image", "video", "document"]) -> int:
         return {"image": self.max_image_bytes, "video": self.max_video_bytes, "document": self.max_document_bytes}[kind]
@@ -176,7 +176,7 @@ class EngineConfig(SettingsGroup):
     cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
     cache_disk_bytes: int | None = Field(default=None, ge=0)  # None: a tenth of the disk's free space; 0: off
     cache_dir: str | None = None
-    """Folder in which the prefix cache is kept on disk; it holds nothing else. Default: `~/Library/Caches/vllm-mlx` on
+    """Folder of the prefix cache on disk, which must hold nothing else. Default: `~/Library/Caches/vllm-mlx` on
     macOS, `vllm-mlx` in `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
     cache_disk_daily_bytes: int | None = Field(default=None, ge=0)  # written in one day, by default a fifth of the disk
     snapshot_every: int = Field(default=8192, ge=0)
@@ -184,27 +184,27 @@ class EngineConfig(SettingsGroup):
     cache_reasoning: CacheReasoning = "auto"
     """Reasoning that stays in the prefix cache: what the next turn contains (`auto`), all (`keep`) or none (`drop`)."""
     enable_thinking: bool | None = None
-    """Whether a model that can reason does so when the request does not say. Default: it does."""
+    """Whether a model that can reason does so if the request does not say. Default: it does."""
     default_thinking_token_budget: int | None = Field(default=None, ge=0)
     """Longest reasoning, in tokens, of a request that sets no budget. Default: no limit."""
     max_silent_tokens: int | None = Field(default=None, ge=1)
-    """Tokens after which a reply without text and tool calls, which may still reason, ends as if it had reached
+    """Tokens after which a reply that has reasoning only, and neither text nor a tool call, ends as if it had reached
     `max_tokens`. Default: no limit."""
     reasoning_config: ReasoningStrings | None = None
     """A text that begins reasoning besides the reasoning parser's own tags, and the text that ends it once its budget
     is spent. Default: the parser's tags."""
     reasoning_parser: str = "auto"
-    """Format of the model's reasoning, or a parser that an installed package has; `auto` detects a format in the chat
+    """Format of the model's reasoning, or a parser of an installed package; `auto` detects the format in the chat
     template."""
     tool_call_parser: str = "auto"
-    """Format of the model's tool calls, or a parser that an installed package has; `auto` detects a format in the chat
+    """Format of the model's tool calls, or a parser of an installed package; `auto` detects the format in the chat
     template."""
     tool_grammar: ToolGrammar = "names"
-    """What a grammar holds in tool calls: nothing (`off`), their names to the declared tools (`names`), or complete
+    """What a grammar restricts in tool calls: nothing (`off`), their names to the declared tools (`names`), or complete
     calls to their schemas (`strict`). With `names`, calls of strict tools and calls that a request forces follow their
     schemas too; with `off`, no call can be forced."""
     undeclared_calls: UndeclaredCalls = "text"
-    """What a call to an undeclared tool becomes, where no grammar held its name: text, or a call like any other."""
+    """What a call to an undeclared tool becomes, if no grammar restricts its name: text, or a call like any other."""
     chat_template: str | None = None
     """Jinja chat template that replaces the checkpoint's."""
     trust_remote_code: bool = False
@@ -212,8 +212,8 @@ class EngineConfig(SettingsGroup):
     text_only: bool = False
     """Load a vision checkpoint without its vision encoder: it takes less memory, and no images."""
     max_pixels: int | None = Field(default=None, gt=0)
-    """Pixels of an image that a vision model sees; larger images are scaled down. Default: 4194304, or half of that as
-    often as it takes until the vision encoder reads an image within 3 s on this machine."""
+    """Pixels of an image that a vision model sees; larger images are scaled down. Default: 4194304, halved until the
+    vision encoder reads an image within 3 s on this machine."""
     revision: str | None = None
     """Branch, tag or commit on Hugging Face."""
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)
