@@ -1,5 +1,6 @@
 """Greedy replies about images equal mlx-vlm's own, however rows arrive, share batches, are cut or resumed."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from tests.support.rows import cases, row
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.media.limits import ByteRoom
-from vllm_mlx.media.rendered import Arrays, ItemInputs, MediaInputs
+from vllm_mlx.media.rendered import ItemInputs, MediaInputs, RenderedMedia
 
 from .vision_harness import VisionModel, full
 
@@ -158,22 +159,26 @@ def test_forty_at_once_are_all_right(checkpoint, family):
     assert driver.engine.report().images["encoded"] <= 40
 
 
-def late(prompt: PromptInputs) -> tuple[PromptInputs, list[MediaInputs], list[Arrays]]:
-    """The prompt of one image whose tensors are not at hand, who is asked for them, and the tensors."""
-    asked: list[MediaInputs] = []
+def late(prompt: PromptInputs) -> tuple[PromptInputs, list["Future[RenderedMedia]"]]:
+    """The prompt of one image whose encoder inputs have to be made again, and each time that they are asked for."""
+    asked: list[Future[RenderedMedia]] = []
+
+    def make() -> "Future[RenderedMedia]":
+        asked.append(Future())
+        return asked[-1]
+
     [item] = prompt.media
-    inputs = ItemInputs(MediaInputs(b"", ByteRoom(), asked.append), 0)
-    return replace(prompt, media=(replace(item, inputs=inputs),)), asked, [item.inputs]
+    return replace(prompt, media=(replace(item, inputs=ItemInputs(MediaInputs(make, ByteRoom()), 0)),)), asked
 
 
 def test_a_row_waits_for_its_tensors_while_others_go_on(model, expected, prompts):
     driver = model.driver()
-    prompt, asked, pieces = late(prompts[0])
+    prompt, asked = late(prompts[0])
     looking, talking = driver.add(prompt, NUM_TOKENS), driver.add(prompts[3], NUM_TOKENS)
     driver.run()  # until nothing can be done any more
     assert driver.replies[talking].token_ids == expected[3]
     assert driver.replies[looking].token_ids == [] and len(asked) == 1
-    asked[0].put(pieces)
+    asked[0].set_result(RenderedMedia.of("", 0, (1,), prompts[0].media))
     driver.engine.wake()
     driver.run()
     assert driver.replies[looking].token_ids == expected[0]
@@ -181,10 +186,10 @@ def test_a_row_waits_for_its_tensors_while_others_go_on(model, expected, prompts
 
 def test_tensors_that_cannot_be_made_again_end_their_own_request_alone(model, expected, prompts):
     driver = model.driver()
-    prompt, asked, _ = late(prompts[0])
+    prompt, asked = late(prompts[0])
     bad = driver.add(prompt, NUM_TOKENS)
     driver.run()
-    asked[0].fail(InvalidImage("it is gone."))
+    asked[0].set_exception(InvalidImage("it is gone."))
     driver.engine.wake()
     good = driver.add(prompts[0], NUM_TOKENS)
     driver.run()

@@ -56,7 +56,9 @@ def explain(fault: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class SamplingDefaults(SettingsGroup):
-    """Values for fields that a request leaves out. None: the checkpoint's generation_config decides, then 1.0 / 1.0 / 0."""
+    """Values for fields that a request leaves out. For None, the checkpoint's generation_config decides, then the
+    neutral values 1.0, 1.0 and 0.
+    """
 
     temperature: float | None = None
     """Sampling temperature; 0 always takes the likeliest token. A request's own sampling fields win over these."""

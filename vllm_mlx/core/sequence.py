@@ -92,14 +92,11 @@ class EncoderInputs(Protocol):
     """The arrays that the vision encoder takes of one media item. They may be dropped and made again."""
 
     def prepare(self) -> bool:
-        """True if `get` returns at once. Otherwise they are being made, and the engine is woken when they are ready."""
+        """Whether `get` may be called. Otherwise they are being made, and the engine is woken when they are ready."""
         ...
 
     def get(self) -> Mapping[str, Any]:
-        """Numpy arrays by name. Call it after `prepare` returned True; it never waits.
-
-        Raises RequestError if they could not be made again.
-        """
+        """Return numpy arrays by name. Never waits. Raises the error of making them."""
         ...
 
     def drop(self) -> None:

@@ -38,8 +38,7 @@ from .disk import OpenDisk, fingerprint
 from .engine import Engine, EngineThread
 from .generation import Preparations
 from .macos import SystemWatch, memory_calls
-from .media_requests import MediaRequests
-from .preparing import PromptPool
+from .preparing import MediaRequests, PromptPool
 from .sizing import (
     MeasuredModel,
     attention_cost,

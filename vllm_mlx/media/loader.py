@@ -5,6 +5,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -97,6 +98,21 @@ class MediaLoader:
         return await self._on_own_loop(
             lambda allowance: self._rendered(wanted, render, allowance), salt, tenant, deadline
         )
+
+    def start(self, part: MediaPart, render: Render, salt: str) -> "Future[RenderedMedia]":
+        """Load one part for a caller that must not wait. Any thread may call it."""
+
+        async def load() -> RenderedMedia:
+            return (await self.load([part], render, salt=salt))[part]
+
+        loading = load()
+        try:
+            return asyncio.run_coroutine_threadsafe(loading, self._loop)
+        except RuntimeError:  # the loop is closed
+            loading.close()
+            failed: Future[RenderedMedia] = Future()
+            failed.set_exception(ShuttingDown())
+            return failed
 
     async def read(
         self, parts: Sequence[DocumentPart], *, salt: str = "", tenant: str = "", deadline: Deadline | None = None

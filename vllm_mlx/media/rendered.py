@@ -5,15 +5,14 @@ cached, or the prefix that holds them is. They are dropped once they are encoded
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import GenerationError, VLLMMLXError
 from ..core.sequence import EncoderInputs, Layout, MediaItem, PromptInputs
 from .limits import ByteRoom
 
@@ -85,62 +84,41 @@ def media_item(
 
 
 class MediaInputs:
-    """The encoder inputs of one request's image or clip, for each of its items.
+    """The encoder inputs of one request's image or clip, for each of its items. Used on the engine thread.
 
-    `remake` starts to compute them again on another thread, which ends with `put` or `fail`.
+    They wait for the encoder if there is room. Otherwise, and if the encoder has to run again, `make` starts to compute
+    them on other threads.
     """
 
-    def __init__(self, digest: bytes, room: ByteRoom, remake: Callable[["MediaInputs"], None]):
-        """`digest`: the rendered media's; `room`: the budget of all encoder inputs that wait to be encoded."""
-        self.digest = digest
-        self._room = room
-        self._remake = remake
-        self._lock = threading.Lock()
-        self._arrays: dict[int, Arrays] = {}  # by index of the item
-        self._in_room: dict[int, int] = {}  # bytes of the items that have a place in the room
-        self._error: VLLMMLXError | None = None
-        self._is_being_made = False
+    def __init__(self, make: Callable[[], "Future[RenderedMedia]"], room: ByteRoom, arrays: Sequence[Arrays] = ()):
+        """`room`: the budget of all encoder inputs that wait; `arrays`: those that are known, for each item."""
+        num_bytes = sum(array.nbytes for given in arrays for array in given.values())
+        has_room = room.enter(num_bytes)
+        self._make = make
+        self._making: Future[RenderedMedia] | None = None
+        self._room, self._room_bytes = room, num_bytes if has_room else 0
+        self._arrays: dict[int, Arrays] = dict(enumerate(arrays)) if has_room else {}  # by index of the item
 
     def __del__(self) -> None:
-        self._room.leave(sum(self._in_room.values()))
-
-    def offer(self, arrays: Sequence[Arrays]) -> None:
-        """Keep the encoder inputs for which there is room."""
-        for index, given in enumerate(arrays):
-            num_bytes = sum(array.nbytes for array in given.values())
-            if self._room.enter(num_bytes):
-                self._arrays[index], self._in_room[index] = given, num_bytes
-
-    def put(self, arrays: Sequence[Arrays]) -> None:
-        """Keep encoder inputs that were computed again, even if there is no room: the engine waits for them."""
-        with self._lock:
-            self._arrays.update(enumerate(arrays))
-            self._is_being_made = False
-
-    def fail(self, error: VLLMMLXError) -> None:
-        with self._lock:
-            self._error = error
+        self._room.leave(self._room_bytes)
 
     def prepare(self, index: int) -> bool:
-        with self._lock:
-            if index in self._arrays or self._error is not None:
-                return True
-            starts, self._is_being_made = not self._is_being_made, True
-        if starts:
-            self._remake(self)
-        return False
+        if index not in self._arrays and self._making is None:
+            self._making = self._make()
+        return index in self._arrays or (self._making is not None and self._making.done())
 
     def get(self, index: int) -> Arrays:
-        """Never waits: it is called on the engine thread, for which all rows would wait."""
-        with self._lock:
-            if index in self._arrays:
-                return self._arrays[index]
-            raise self._error or GenerationError("The encoder inputs of an image were not ready before it was encoded.")
+        if index not in self._arrays:
+            assert self._making is not None, "`prepare` has returned True"
+            making, self._making = self._making, None
+            self._arrays = dict(enumerate(making.result(timeout=0).arrays))
+        return self._arrays[index]
 
     def drop(self, index: int) -> None:
-        with self._lock:
-            self._arrays.pop(index, None)
-            self._room.leave(self._in_room.pop(index, 0))
+        self._arrays.pop(index, None)
+        if not self._arrays:
+            self._room.leave(self._room_bytes)
+            self._room_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,8 @@ _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id") 
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
 Key = tuple[bytes, int | None]  # the content of a file, and the `max_side` of an image
 
-Remake = Callable[[MediaPart, MediaInputs], None]  # starts to compute encoder inputs again, on another thread
+# Starts to render a part again on other threads. The digest is that of its first rendering.
+Remake = Callable[[MediaPart, bytes], "Future[RenderedMedia]"]
 _HEIGHT, _WIDTH = 96, 160  # pixels of a test image
 _NUM_FRAMES = 4
 
@@ -198,7 +200,7 @@ class VisionProcessor:
         Its encoder inputs are computed on demand, by `remake`.
         """
         known = self._known.get((content, _max_side(part)))
-        return None if known is None else self._with_inputs(known, (), partial(remake, part))
+        return None if known is None else self._with_inputs(known, (), partial(remake, part, known.digest))
 
     def render(self, remake: Remake, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
         """Render the part, and remember it without its encoder inputs for later requests with the same file.
@@ -210,15 +212,13 @@ class VisionProcessor:
         rendered = self.render_with_inputs(decoded, _max_side(part))
         known = rendered.with_inputs({} for _ in rendered.items)
         self._known.put((content, _max_side(part)), known, known.text_bytes)
-        return self._with_inputs(rendered, rendered.arrays, partial(remake, part))
+        return self._with_inputs(rendered, rendered.arrays, partial(remake, part, rendered.digest))
 
-    def render_again(self, inputs: MediaInputs, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
-        """Compute the part's encoder inputs again, and put them into `inputs`. Raises InvalidImage."""
+    def render_again(self, digest: bytes, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
+        """Render the part with its encoder inputs. Raises InvalidImage, also if the digest is not the same."""
         rendered = self.render_with_inputs(decoded, _max_side(part))
-        if rendered.digest != inputs.digest:
-            self._known.pop((content, _max_side(part)))  # it may have been decoded in another way before a restart
+        if rendered.digest != digest:
             raise InvalidImage("it has changed since this request was prepared.")
-        inputs.put(rendered.arrays)
         return rendered
 
     def render_with_inputs(self, decoded: Decoded, max_side: int | None = None) -> RenderedMedia:
@@ -240,10 +240,9 @@ class VisionProcessor:
             ) from error
 
     def _with_inputs(
-        self, rendered: RenderedMedia, arrays: Sequence[Arrays], remake: Callable[[MediaInputs], None]
+        self, rendered: RenderedMedia, arrays: Sequence[Arrays], remake: "Callable[[], Future[RenderedMedia]]"
     ) -> RenderedMedia:
-        inputs = MediaInputs(rendered.digest, self._room, remake)
-        inputs.offer(arrays)
+        inputs = MediaInputs(remake, self._room, arrays)
         return rendered.with_inputs(ItemInputs(inputs, index) for index in range(len(rendered.items)))
 
     def probe(self) -> VisionProbe:
