@@ -267,7 +267,7 @@ def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) ->
         ({"cors_origin": ["https://a.com/"]}, "--cors-origin https://a.com/ is not an origin as browsers send it"),
         ({"cors_origin": ["https://b.com", "a.com"]}, "--cors-origin a.com is not an origin"),
         ({"allowed_host": ["http://a.com"]}, "--allowed-host http://a.com is not a host name"),
-        ({"media_content_type": ["png"]}, "--media-content-type png is no content type, such as image/png"),
+        ({"media_content_type": ["png"]}, "--media-content-type png is not a content type such as image/png"),
         ({"api_key": ["s3cret\n"]}, "--api-key: a key must not contain line breaks, or begin or end with a space."),
     ],
 )

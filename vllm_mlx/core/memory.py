@@ -44,8 +44,8 @@ class RowFootprint:
     def copy_bytes(self, num_tokens: int, length: int | None = None) -> int:
         """Exact size of a copy of `num_tokens` successive tokens, with the state at their end.
 
-        They end at position `length`; None: the copy begins with the row's first token. What layers that are copied
-        whole take is an upper bound, because their buffers have free slots.
+        They end at position `length`, or begin with the row's first token if it is None. The size of layers that are
+        copied whole is an upper bound, because their buffers have free slots.
         """
         windowed = sum(min(num_tokens, window) * size for window, size in self.windows)
         whole = most_slots(num_tokens if length is None else length) * self.whole_bytes_per_token

@@ -18,7 +18,7 @@ class TextPart:
 class ImagePart:
     """An image of a message.
 
-    `max_side`: the image is scaled down until its longer side has this many pixels; None: not scaled.
+    `max_side`: the image is scaled down until its longer side has this many pixels; None keeps its size.
     `text`: the text that represents the image in a rendered conversation, once it is known.
     The class has no slots, so that the digest of a source of many megabytes is computed once and cached.
     """
@@ -38,7 +38,7 @@ class ImagePart:
 class VideoPart:
     """A video of a message.
 
-    `fps`: frames per second to sample, or, for a source of frames, at which they were sampled; None: the model's own.
+    `fps`: the rate at which frames are sampled, or at which the given frames were; None for the model's own rate.
     `text` as for an image. The class has no slots for the same reason as ImagePart.
     """
 

@@ -66,9 +66,10 @@ class NameHold(Protocol):
 class Constraint:
     """What constrains the tokens of one reply: a grammar or the names of its calls, and the budget of its reasoning.
 
-    It has no state of a reply.
+    All replies to a request share it.
 
-    `matcher` is an llguidance.LLMatcher at its start, opaque here; every reply uses a copy. None: no grammar.
+    `matcher` is an llguidance.LLMatcher at its start, opaque here; every reply uses a copy. It is None without a
+    grammar.
     """
 
     matcher: Any = None
@@ -76,7 +77,7 @@ class Constraint:
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
     reasoning: ReasoningRule | None = None  # None: the grammar constrains the reply from its first token on
     barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue after these tokens
-    names: Callable[[], NameHold] | None = None  # None: a grammar holds the names of calls, or nothing does
+    names: Callable[[], NameHold] | None = None  # None if a grammar restricts the names of calls, or nothing does
     refuse: Callable[[], None] | None = None  # called if the grammar was too slow: no other reply may have it
 
 

@@ -1,4 +1,4 @@
-"""Work whose result somebody waits for: its time limit, several tasks at once, and work on another thread."""
+"""Work whose caller waits for the result: its time limit, several tasks at once, and work on another thread."""
 
 import asyncio
 import ctypes
@@ -38,7 +38,7 @@ class Deadline:
         return 0.0 if self._is_cancelled else max(0.0, self._end_s - self._clock())
 
     def cancel(self) -> None:
-        """End the work at its next check, because nobody waits for its result any more."""
+        """End the work at its next check, because its caller has left."""
         self._is_cancelled = True
 
     def check(self) -> None:

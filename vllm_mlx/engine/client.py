@@ -53,7 +53,7 @@ class EngineClient:
         preparations: Preparations,
         memories: Memories = NO_MEMORIES,
     ):
-        """`thread` has been started; `memories` are the processor's."""
+        """`thread` has started. `memories` are those that the processor uses."""
         self.memories = memories
         self.facts = thread.facts
         self.info = thread.facts.info
@@ -85,7 +85,7 @@ class EngineClient:
         return self._thread.error is not None
 
     def error(self) -> str | None:
-        """Why no request can be served: the engine thread has ended or hangs, or many prompt threads hang; or None."""
+        """Return why no request can be served, because a thread has ended or hangs, or None if all is well."""
         return self._monitor.error()
 
     async def submit(self, request: Request) -> Generation:
@@ -243,7 +243,7 @@ class EngineClient:
             return
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop is closed, so nobody waits for updates any more
+        except RuntimeError:  # the loop is closed, so no caller waits for updates
             logger.debug("An update came after the event loop was closed")
 
     # -- called on the event loop

@@ -104,7 +104,7 @@ class Engine:
             self.disk.wake_with(wake)
 
     def close(self, rest_s: Callable[[], float], deliver: Deliver) -> None:
-        """End what runs on other threads. While `rest_s` returns a time, write what is not on disk yet."""
+        """End the work on other threads. While `rest_s` returns a time, write state that is not on disk yet."""
         cache = self.scheduler.prefix_cache
         if self.disk is None or cache is None:
             return
@@ -165,7 +165,7 @@ class Engine:
         )
 
     def rest(self) -> None:
-        """Give back what only a next step would use. Called when no step is due."""
+        """Free what only a next step would use. Called when no step is due."""
         self.runner.rest()
 
     def yield_memory(self, deliver: Deliver) -> None:
@@ -242,7 +242,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Asked by another thread, which waits for the answer."""
+    """A question of another thread, which waits for the answer."""
 
     ask: Callable[[Engine], object]
     answer: "Future[object]"
@@ -312,7 +312,7 @@ class EngineThread:
         return answer
 
     def stop(self, timeout_s: float | None = None, save_s: float = 0.0) -> None:
-        """End the thread, and wait for that. It has `save_s` more to write what is not on disk yet.
+        """End the thread and wait for its end. For `save_s` more, it may write state that is not on disk yet.
 
         A second call may leave it less time.
         """
@@ -321,7 +321,7 @@ class EngineThread:
         self._ended.wait(None if timeout_s is None else timeout_s + save_s)
 
     def _end_with_process(self) -> None:
-        """Leave MLX before Python ends, also in the middle of loading."""
+        """Stop the thread's use of MLX before Python ends, even in the middle of loading."""
         if not self._loaded.done():
             raise_in(self._thread, SystemExit)
         self.stop(_EXIT_S)

@@ -54,7 +54,7 @@ class Preparations:
         return [reply for preparation in self._open for reply in preparation.replies]
 
     async def prepare(self, request: Request) -> tuple[PreparedRequest, list[ReplyStats]]:
-        """Prepare a prompt. Work that nobody waits for any more ends at its next check of the deadline.
+        """Prepare a prompt. If the caller leaves, the work ends at its next check of the deadline.
 
         Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
         """
@@ -129,7 +129,7 @@ class _Preparation:
 
 
 def _replies(request: Request) -> list[ReplyStats]:
-    """The progress of the replies to a request that has just come."""
+    """The progress of the replies to a request that has just arrived."""
     now, num_replies = monotonic(), request.sampling.n
     return [
         ReplyStats(
@@ -179,7 +179,7 @@ class Reply:
 
     @property
     def finished(self) -> FinishedReply:
-        """What the reply has produced so far, or completely once it has ended."""
+        """The reply so far, or the complete reply once it has ended."""
         return self._output.reply
 
     def _finish(self, reason: FinishReason, stop_token_id: int | None) -> list[GenerationEvent]:
@@ -307,10 +307,10 @@ def _join(updates: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate |
 
 
 class ReplyKeeper:
-    """Keeps of each reply what the next turn can begin with. Belongs to one event loop."""
+    """Keeps the part of each reply with which the next turn can begin. Belongs to one event loop."""
 
     def __init__(self, processor: RequestProcessor, pool: PromptPool, keep: Callable[[Sequence, int], None] | None):
-        """`keep` says how many tokens of a sequence stay in the prefix cache. It is None if the cache is off."""
+        """`keep` tells the engine how many tokens of a sequence stay in the prefix cache; None if the cache is off."""
         self._processor = processor
         self._pool = pool
         self._keep = keep
@@ -343,9 +343,9 @@ class ReplyKeeper:
         keep(seq, max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens))
 
     def close(self) -> None:
-        """Keep nothing of the replies that end from now on, because the stop cuts them."""
+        """Keep nothing of the replies that end from now on, because the shutdown cuts them."""
         self._is_closed = True
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait for the work of the replies that have ended."""
+        """Wait until the state of the replies that have ended is trimmed."""
         await asyncio.to_thread(wait, set(self._trims), timeout_s)

@@ -95,7 +95,7 @@ class SystemWatch:
 
 
 def wired_bytes(run: Callable[..., str] = subprocess.check_output) -> int | None:
-    """Memory of the whole machine that cannot be paged out; None if it cannot be found out."""
+    """Memory of the whole machine that cannot be paged out; None if it is unknown."""
     if sys.platform != "darwin":
         return None
     try:

@@ -35,7 +35,7 @@ TENANT_THREADS = 2
 MAX_LONG = 2  # further threads for long prompts, one per tenant: tokenising takes some hundred bytes a character
 MAX_HUNG = 8  # threads; until then, each is replaced
 HANG_SLACK_S = 10.0  # how much longer than the deadline a single call into a library may take
-_WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
+_WITHOUT_DEADLINE_S = 60.0  # for work without a caller that waits: after so long it counts as hung
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
 
 
@@ -101,7 +101,7 @@ class PromptPool:
         self._changed = changed
 
     async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
-        """Raises what `work` raises, what the deadline raises, which counts from now on, and ShuttingDown at shutdown.
+        """Raises the errors of `work` and of the deadline, and ShuttingDown at shutdown.
 
         Work that did not begin before that, or before the caller was cancelled, is dropped.
         """
@@ -167,7 +167,7 @@ class PromptPool:
             self._run(job)
 
     def _hung(self) -> list[_Job]:
-        """The threads that hang: others get their places."""
+        """Return the jobs that hang, and give their places to others."""
         hung = [job for job in list(self._running) if job.is_hung]
         for job in hung:
             job.leave()

@@ -112,7 +112,7 @@ def within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig
 
 
 def attention_cost(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> AttentionCost:
-    """The memory for attention scores that chunks may take. Kernels that keep none are forced beyond a small part."""
+    """The memory that attention scores of a chunk may take. Beyond a small part, kernels that keep none are forced."""
     total = _total_bytes(config)
     wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     return AttentionCost.within(

@@ -92,7 +92,7 @@ class OutputPipeline:
         return self._emit(out)
 
     def _watch_silence(self, out: list[ContentEvent]) -> None:
-        """End the reply if it has reached the limit of tokens without text and tool calls. White space is no text."""
+        """End the reply if it has reached the limit of tokens without text (other than white space) and tool calls."""
         if self._max_silent_tokens is None:
             return
         if any(isinstance(event, ToolCallStart) or _is_shown(event) for event in out):

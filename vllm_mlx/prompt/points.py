@@ -1,6 +1,6 @@
 """Snapshot points: places in a prompt whose state later prompts are likely to reuse.
 
-Where a template puts things is found by rendering probes: conversations that are never sent to a model.
+Rendering probes, conversations that are never sent to a model, shows where a template puts things.
 """
 
 import itertools

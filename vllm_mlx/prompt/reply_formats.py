@@ -28,7 +28,7 @@ F = TypeVar("F")  # a format
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFormats:
-    """The formats of one checkpoint's replies, and their names in the status. None: replies have no such part."""
+    """The formats of one checkpoint's replies, and their names in the status; None for a part that replies lack."""
 
     replies: ReplyFormats
     reasoning_name: str | None

@@ -117,8 +117,8 @@ class ChatTemplate:
 
     A template is rendered up to eleven times for one chat request before its first token: once by `render_prompt`,
     once more if a new conversation has tools, and up to nine times by `probe` to plan the snapshot points (points.py).
-    After the reply, `probe` runs once or twice more (chat.py). What a template does with system messages, tools and
-    calls is found by a few more renderings, once for each checkpoint.
+    After the reply, `probe` runs once or twice more (chat.py). A few more renderings, once for each checkpoint, show
+    how the template treats system messages, tools and calls.
     """
 
     def __init__(
