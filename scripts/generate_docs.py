@@ -26,7 +26,6 @@ from vllm_mlx.api.openai.schema import (  # noqa: E402
     CompletionBody,
     GenerationBody,
 )
-from vllm_mlx.api.quirks import QUIRKS  # noqa: E402
 from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
 from vllm_mlx.cli.models import fitting  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar  # noqa: E402
@@ -115,11 +114,6 @@ def refused_fields() -> str:
     return table(["endpoint", "field", "what to do instead"], rows)
 
 
-def client_quirks() -> str:
-    rows = [[f"{quirk.client} {quirk.seen_in}", quirk.sends, quirk.handling] for quirk in QUIRKS]
-    return table(["client", "sends", "what is done"], rows)
-
-
 def mac_budget(memory: int) -> int:
     """The default budget of a Mac with that many bytes of memory."""
     recommended = memory * 2 // 3 if memory <= SMALL_MAC else memory * 3 // 4
@@ -140,7 +134,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "honoured": honoured_fields,
     "taken": taken_fields,
     "refused": refused_fields,
-    "quirks": client_quirks,
     "fitting": fitting_checkpoints,
 }
 

@@ -1,8 +1,7 @@
-"""A recorded session file: one JSON object a line, one request each; or a folder of such files. Sends nothing.
+"""A recorded session file: one JSON object a line, one request each. Sends nothing.
 
 Fields: `session`, `t` (seconds since its session began), `method`, `endpoint`, `headers`, `fault` (the status with
-which the recording server refused it, or null) and `body`; or the `shape` of a body, which is filled with made-up
-words.
+which the recording server refused it, or null) and `body`.
 """
 
 import json
@@ -10,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from vllm_mlx.server.shapes import filled
 
 from .wire import Protocol, protocol_of
 
@@ -48,10 +45,9 @@ class Recorded:
 
 
 def load(path: Path, sessions: Iterable[str] = ()) -> list[Recorded]:
-    """The requests of the named sessions, or of all, in the order of the file or of a folder's file names."""
+    """The requests in the order of the file: those of the named sessions, or all."""
     wanted = set(sessions)
-    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     found = [_recorded(number, line) for number, line in enumerate(lines, 1)]
     missing = wanted - {each.session for each in found}
     if missing:
@@ -66,5 +62,4 @@ def _recorded(number: int, line: str) -> Recorded:
         session, at_s, method, endpoint = (row[name] for name in _FIELDS)
     except (ValueError, KeyError, TypeError) as error:
         raise ReplayError(f"Line {number} is no recorded request: {error!r}") from error
-    body = filled(row["shape"]) if "shape" in row else row.get("body")
-    return Recorded(number, session, float(at_s), method, endpoint, row.get("headers") or {}, body)
+    return Recorded(number, session, float(at_s), method, endpoint, row.get("headers") or {}, row.get("body"))

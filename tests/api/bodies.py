@@ -5,8 +5,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_mlx.api.error_replies import OPENAI
-from vllm_mlx.api.openai.decode import Decoded, ReplySpec, decode_chat, decode_completion
+from vllm_mlx.api.openai.decode import ReplySpec, decode_chat, decode_completion
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
+from vllm_mlx.api.parameters import Decoded
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.request import Request
 
@@ -14,7 +15,7 @@ HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "ls", "description": "List.", "parameters": {"type": "object"}}}
 
 
-def decode(**fields: Any) -> Decoded:
+def decode(**fields: Any) -> Decoded[ReplySpec]:
     body = ChatCompletionBody.model_validate({"messages": HI, **fields})
     return decode_chat(body, reply_id="chatcmpl-1", model="tiny", created=5)
 
@@ -24,7 +25,7 @@ def chat(**fields: Any) -> Request:
     return request
 
 
-def decode_text(**fields: Any) -> Decoded:
+def decode_text(**fields: Any) -> Decoded[ReplySpec]:
     body = CompletionBody.model_validate({"prompt": "Once", **fields})
     return decode_completion(body, reply_id="cmpl-1", model="tiny", created=5)
 

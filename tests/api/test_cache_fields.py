@@ -63,4 +63,4 @@ def test_a_salt_is_no_place_for_megabytes(decode: Callable[..., Request]) -> Non
 
 def test_what_is_counted_has_the_salt_of_what_would_run() -> None:
     body = CountTokensBody.model_validate({"messages": HI, "cache_salt": "mine"})
-    assert decode_count_request(body, request_id="r").cache_salt == "mine"
+    assert decode_count_request(body, request_id="r").request.cache_salt == "mine"

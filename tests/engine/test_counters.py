@@ -15,7 +15,7 @@ def test_tokens_that_come_together_have_no_time_between_them() -> None:
     for now, new in ((1.0, update(7)), (1.5, update(8, 9)), (4.0, update(3))):
         totals.take(stats, new, now)
     assert totals.gap.quantiles(4.0) == {"count": 3, "p50": 0.5, "p99": 2.5, "max": 2.5}
-    assert (totals.completion_tokens, totals.stalls.num, totals.ttft.quantiles(4.0)["p50"]) == (4, 1, 1.0)
+    assert (totals.completion_tokens, totals.stalls.total, totals.ttft.quantiles(4.0)["p50"]) == (4, 1, 1.0)
 
 
 def test_replies_are_counted_by_the_slowest_tier_of_their_cached_tokens() -> None:

@@ -122,11 +122,11 @@ def test_one_client_s_rate() -> None:
 def test_the_rate_comes_back_with_time() -> None:
     now = [0.0]
     rate = RateLimit(60, clock=lambda: now[0])
-    assert [rate._take("x") for _ in range(60)] == [0.0] * 60
-    assert rate._take("x") == pytest.approx(1.0)
+    assert [rate.take("x") for _ in range(60)] == [0.0] * 60
+    assert rate.take("x") == pytest.approx(1.0)
     now[0] = 1.0
-    assert rate._take("x") == 0.0
-    assert rate._take("x") == pytest.approx(1.0)
+    assert rate.take("x") == 0.0
+    assert rate.take("x") == pytest.approx(1.0)
 
 
 def answer(connection: socket.socket) -> bytes:

@@ -1,4 +1,4 @@
-"""`--record-requests`: one file a request, bounded, for its owner alone, and enough to send it again."""
+"""`--record-requests`: a line for each request, bounded, for its owner alone, and enough to send it again."""
 
 import json
 import logging
@@ -11,12 +11,14 @@ import pytest
 from scripts._replay.trace import load
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.server.recorder import RequestRecorder
+from vllm_mlx.server import recorder as recording_module
+from vllm_mlx.server.recorder import MAX_BODY_BYTES, RequestRecorder, redacted
 
 from .fakes import FakeEngine
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
-SECRET = "Zanzibar"
+SECRET = "Zanzibar-4711"
+SALT = b"salt"
 ASKED: Any = {
     "messages": [{"role": "system", "content": f"Be {SECRET}."}, {"role": "user", "content": SECRET}],
     "tools": [{"type": "function", "function": {"name": SECRET, "parameters": {"type": "object"}}}],
@@ -24,12 +26,12 @@ ASKED: Any = {
 }
 
 
-def records(folder: Path) -> list[Any]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+def records(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def recording(folder: Path, **settings: Any) -> Any:
-    return serving(FakeEngine(), record_requests=str(folder), **settings)
+def recording(path: Path, **settings: Any) -> Any:
+    return serving(FakeEngine(), record_requests=str(path), **settings)
 
 
 def post(server: Running, path: str, body: Any, **headers: str) -> Any:
@@ -38,44 +40,37 @@ def post(server: Running, path: str, body: Any, **headers: str) -> Any:
 
 
 def test_a_record_of_each_request_without_its_texts(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "records"
-    with recording(folder, api_keys=(SECRET,)) as server:
+    file = tmp_path / "new" / "records.jsonl"
+    with recording(file, api_keys=(SECRET,)) as server:
         keyed = {"authorization": f"Bearer {SECRET}", "cookie": SECRET}
         for body in (ASKED, ASKED | {"stream": True}, ASKED | {"mind": SECRET}, ASKED | {"model": SECRET}):
             post(server, CHAT, body, **keyed)
-        post(server, MESSAGES, {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 5, "mind": 1}, **keyed)
+        post(server, MESSAGES, {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 5}, **keyed)
         post(server, CHAT, b'{"messages": "' + SECRET.encode(), **{**keyed, "content-type": "application/json"})
         with server.http(headers=keyed) as client:
             client.get("/v1/models")  # nothing to record
-    found = records(folder)
-    assert SECRET not in "".join(path.read_text() for path in folder.iterdir())
-    assert [(each["endpoint"], each["response"]["status"], each["fault"]) for each in found] == [
-        (CHAT, 200, None),
-        (CHAT, 200, None),
-        (CHAT, 400, 400),
-        (CHAT, 404, 404),
-        (MESSAGES, 200, None),
-        (CHAT, 400, 400),
-    ]
-    whole, streamed, unknown, model, tolerated, broken = found
-    assert whole["response"]["prompt_tokens"] == 7 and whole["response"]["finish"] == "stop"
+    assert SECRET not in file.read_text()
+    found = records(file)
+    faults = [(CHAT, None), (CHAT, None), (CHAT, 400), (CHAT, 404), (MESSAGES, None), (CHAT, 400)]
+    assert [(each["endpoint"], each["fault"]) for each in found] == faults
+    whole, streamed, unknown, model, _, broken = found
+    assert "prompt_tokens=7 " in whole["log"] and "finish=stop" in whole["log"]
     assert whole["headers"]["user-agent"] == "cursor/9" and "authorization" not in whole["headers"]
-    assert whole["shape"]["temperature"] == 0.5 and streamed["shape"]["stream"] is True
-    assert "`mind`" not in unknown["response"]["message"] and unknown["response"]["error"] == "unknown_parameter"
-    assert list(unknown["shape"])[-1] == "mind" and model["response"]["error"] == "model_not_found"
-    assert tolerated["response"]["unknown_fields"] == ["mind"] and broken["shape"] == {"~invalid": 22}
-    for path in folder.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert whole["body"]["temperature"] == 0.5 and streamed["body"]["stream"] is True
+    assert "error=unknown_parameter" in unknown["log"] and list(unknown["body"])[-1] == "mind"
+    assert model["message"].startswith("The model `…` does not exist.")
+    assert broken["body"] is None and broken["num_bytes"] == 27
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
 def test_a_record_is_played_again(tmp_path: Path) -> None:
     """The same request, with other words: what reaches the engine has the same structure."""
-    with recording(tmp_path) as server:
+    file = tmp_path / "records.jsonl"
+    with recording(file) as server:
         post(server, CHAT, ASKED)
         post(server, CHAT, ASKED | {"messages": [*ASKED["messages"], {"role": "assistant", "content": "Yes."}]})
-        eventually(lambda: len(records(tmp_path)) == 2)
-        first, second = load(tmp_path)
+        eventually(lambda: len(records(file)) == 2)
+        first, second = load(file)
         assert first.endpoint == CHAT and first.protocol is not None and first.body is not None
         assert second.body is not None and second.body["messages"][:2] == first.body["messages"]
         assert post(server, CHAT, first.body).status_code == 200
@@ -89,64 +84,95 @@ def test_a_record_is_played_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [{"input": [{"role": "user", "content": SECRET}]}, {"messages": 5}, b"{"])
 def test_a_record_of_another_form_is_played_as_it_is(tmp_path: Path, body: Any) -> None:
-    with recording(tmp_path) as server:
+    file = tmp_path / "records.jsonl"
+    with recording(file) as server:
         post(server, CHAT, body, **{"content-type": "application/json"})
-    [found] = load(tmp_path)
+    [found] = load(file)
     assert found.protocol is None and found.endpoint == CHAT
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": SECRET, "content": [{"type": SECRET, "text": SECRET}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [
+            {"id": SECRET, "function": {"name": SECRET, "arguments": json.dumps({SECRET: SECRET})}}]}]},
+        {"tools": [{"type": "function", "function": {"name": SECRET, "description": SECRET, "parameters": {
+            "type": "object", "title": SECRET, "required": [SECRET], "properties": {
+                SECRET: {"type": "string", "enum": [SECRET], "default": SECRET, "const": SECRET}}}}}]},
+        {"metadata": {SECRET: SECRET}, "user": SECRET, "model": SECRET, "cache_salt": SECRET, "stop": [SECRET]},
+        {"prompt": [4711, 4711], "logit_bias": {"4711": 1}, "guided_regex": SECRET},
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_use", "id": SECRET, "name": SECRET, "input": {SECRET: 4711}},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": SECRET}},
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{SECRET}"}}]}]},
+        SECRET,
+    ],
+)  # fmt: skip
+def test_nothing_of_a_secret_is_left(body: Any) -> None:
+    found = json.dumps(redacted(body, SALT))
+    assert "Zanzibar" not in found and "4711" not in found
+
+
+def test_names_and_equal_texts_stay_equal() -> None:
+    schema = {"type": "object", "properties": {"path": {}}, "required": ["path"]}
+    texts = ["again and again", "again and again", "other words ...", "a" * 500]
+    body = {"tools": [{"name": "ls", "input_schema": schema}], "messages": [{"content": text} for text in texts]}
+    made = redacted(body, SALT)
+    [tool] = made["tools"]
+    assert list(tool["input_schema"]["properties"]) == tool["input_schema"]["required"] != ["path"]
+    first, second, third, long = (message["content"] for message in made["messages"])
+    assert first == second != third and len(first) == len(third) == 15 and len(long) == 500
+    assert made != redacted(body, b"another")
+
+
 def offered(recorder: RequestRecorder, body: bytes) -> None:
-    recorder.offer({"method": "POST", "endpoint": CHAT, "fault": None, "response": {"status": 200}}, {}, body)
+    recorder.offer({"method": "POST", "endpoint": CHAT, "fault": None}, {}, body)
 
 
-def test_the_oldest_files_make_room(tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text("{}")
-    for start in (0, 10):  # a second process counts what the first left
-        recorder = RequestRecorder(tmp_path, max_files=5)
-        for number in range(start, start + 10):
-            offered(recorder, json.dumps({"n": number}).encode())
-        recorder.close()
-    assert [each["shape"]["n"] for each in records(tmp_path) if each] == [15, 16, 17, 18, 19]
-    assert (tmp_path / "mine.json").exists()
-
-
-def test_bytes_are_bounded(tmp_path: Path) -> None:
-    recorder = RequestRecorder(tmp_path, max_bytes=20_000)
-    for _ in range(20):
-        offered(recorder, json.dumps({"messages": [{"role": "user", "content": "x"}] * 40}).encode())
+def test_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "MAX_BYTES", 20_000)
+    recorder = RequestRecorder(tmp_path / "file")
+    for number in range(20):
+        offered(recorder, json.dumps({"n": number, "messages": [{"content": "x" * 2_000}]}).encode())
+        eventually(lambda number=number: any(f'"n": {number},' in each.read_text() for each in tmp_path.iterdir()))
     recorder.close()
-    assert 0 < sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_000
+    assert 0 < sum(each.stat().st_size for each in tmp_path.iterdir()) < 50_000
+    kept = [record["body"]["n"] for name in ("file.1", "file") if (tmp_path / name).exists() for record in
+            records(tmp_path / name)]  # fmt: skip
+    assert kept == list(range(20))[-len(kept) :]
 
 
-def test_long_bodies_are_recorded_by_their_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = RequestRecorder(tmp_path)
-    offered(recorder, b"[" + b" " * 33 * 1024 * 1024 + b"]")
-    many = json.dumps([["x"] * 130_000]).encode()
-    offered(recorder, many)
-    eventually(lambda: len(records(tmp_path)) == 2)
+def test_long_bodies_are_recorded_by_their_length(tmp_path: Path) -> None:
+    recorder = RequestRecorder(tmp_path / "file")
+    offered(recorder, b'"' + b"x" * MAX_BODY_BYTES + b'"')
     recorder.close()
-    first, second = records(tmp_path)
-    assert first["shape"] == {"~long": 33 * 1024 * 1024 + 2} and second["shape"] == {"~long": len(many)}
+    [found] = records(tmp_path / "file")
+    assert found["body"] is None and found["num_bytes"] == MAX_BODY_BYTES + 2
 
 
 def test_what_waits_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    recorder = RequestRecorder(tmp_path, max_waiting=2)
+    recorder = RequestRecorder(tmp_path / "file")
     for _ in range(50):
         offered(recorder, json.dumps([["x"] * 10_000]).encode())
     recorder.close()
-    assert 0 < len(records(tmp_path)) < 50 and "not recorded" in caplog.text
+    assert 0 < len(records(tmp_path / "file")) < 50 and "not recorded" in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--record-requests"):
-        RequestRecorder(tmp_path / "file" / "records")
+    for path in (tmp_path / "file" / "records", tmp_path):
+        with pytest.raises(ConfigError, match="--record-requests"):
+            RequestRecorder(path)
 
 
-def test_a_folder_that_is_gone_harms_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "records"
-    with recording(folder) as server:
-        folder.rmdir()
+def test_a_file_that_cannot_be_written_any_more_harms_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "records"
+    with recording(file) as server:
+        file.unlink()
+        file.mkdir()
         assert post(server, CHAT, ASKED).status_code == 200
     assert "was not recorded" in caplog.text

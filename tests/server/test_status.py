@@ -92,8 +92,8 @@ def test_the_document_lists_every_field_of_an_idle_server(server):
     assert schemas["ServerStatus"]["properties"].keys() == status.keys()
     assert set(schemas["ServerStatus"]["required"]) == status.keys()
     assert schemas["CacheStatus"]["properties"].keys() == status["cache"].keys()
-    assert {"request_id", "progress", "why_not_cached"} <= schemas["RequestStatus"]["properties"].keys()
-    assert "tenant" not in schemas["RequestStatus"]["properties"]
+    assert {"request_id", "progress", "why_not_cached"} <= schemas["ReplyProgress"]["properties"].keys()
+    assert "tenant" not in schemas["ReplyProgress"]["properties"]
 
 
 def test_the_document_fits_a_server_without_a_prefix_cache(checkpoint):

@@ -9,10 +9,8 @@ import pytest
 
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.request import Request
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineStatus
-from vllm_mlx.server.guards import with_tenant
 from vllm_mlx.server.status import Recent
 
 from .documents import documented_reply
@@ -151,8 +149,3 @@ def test_without_several_keys_everything_is_seen(state: Any) -> None:
     scope: Any = {"state": state, "client": ("192.0.2.1", 5)}
     status = recent.status_for(scope, nothing)
     assert status["last_errors"] == status["last_replies"] == [error] and not any(status["other_replies"].values())
-
-
-def test_requests_carry_the_priority_of_their_key() -> None:
-    assert with_tenant(Request(request_id="r"), {"state": {"tenant": "ann", "priority": 3}}).priority == 3
-    assert with_tenant(Request(request_id="r"), {"state": {"tenant": "ann"}}).priority == 1

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.api.wire import MAX_UNKNOWN
-from vllm_mlx.server.log import MAX_WARNINGS, UNKNOWN_HEADER
+from vllm_mlx.server.request_log import MAX_WARNINGS, UNKNOWN_HEADER
 
 from .fakes import FakeEngine
 

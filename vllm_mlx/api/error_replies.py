@@ -34,7 +34,7 @@ _WANTED = {
 
 
 def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> core.InvalidParameter:
-    """The error of a body that does not match the wire types, in one sentence that names the field.
+    """Return the error of a body that does not match the wire types, in one sentence that names the field.
 
     `errors` as pydantic lists them, `loc` starting inside `body`.
     """
@@ -49,7 +49,7 @@ def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> core.InvalidPara
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:
-    """The path of the error in the input. Unlike `loc`, it leaves out the names of union branches."""
+    """Return the path of the error in the input. Unlike `loc`, it leaves out the names of union branches."""
     path, value = "", body
     loc = error["loc"]
     for step, following in zip(loc, (*loc, None)[1:], strict=True):
@@ -93,9 +93,9 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How errors of one kind are reported: status, OpenAI's type, Anthropic's type, and a stable code.
+    """The report of errors of one kind: status, OpenAI's type, Anthropic's type, and a stable code.
 
-    `code` is None where the error has its own. `response_code` is the code in a response of the Responses API:
+    `code` is None if the error has its own. `response_code` is the code in a response of the Responses API:
     clients retry after `rate_limit_exceeded`, do not after `context_length_exceeded`, and take any other for the
     server's fault.
     """
@@ -107,7 +107,7 @@ class _Kind:
     response_code: str = SERVER_ERROR
 
 
-# The first class that an error is an instance of counts. Clients repeat requests that fail with 5xx, 408, 409 or 429.
+# The first class that matches an error applies. Clients repeat requests that fail with 5xx, 408, 409 or 429.
 _BY_CLASS: tuple[tuple[type[core.VLLMMLXError], _Kind], ...] = (
     (core.TooManyRequests, _Kind(429, RATE_LIMIT, RATE_LIMIT, response_code="rate_limit_exceeded")),
     (core.ShuttingDown, _Kind(503, OVERLOADED, OVERLOADED, response_code=SHUTTING_DOWN)),
@@ -171,7 +171,7 @@ class HTTPError:
 
 
 class Envelope(ABC):
-    """How the clients of one protocol read errors."""
+    """Writes errors as the clients of one protocol read them."""
 
     def error(self, error: core.VLLMMLXError) -> HTTPError:
         kind = _kind_of(error)
@@ -181,7 +181,7 @@ class Envelope(ABC):
         return HTTPError(kind.status, self._body(kind, self._message(error), param, code), code, retry_after_s)
 
     def status(self, status: int, message: str) -> HTTPError:
-        """An error that HTTP itself found: unknown route, wrong method, no key, too large, the server's own bug."""
+        """Return an error that HTTP itself found: unknown route, wrong method, no key, too large, our bug."""
         other = (SERVER_ERROR, API_ERROR, "internal_error") if status >= 500 else (INVALID_REQUEST, INVALID_REQUEST)
         kind = _BY_STATUS.get(status, _Kind(status, *other))
         return HTTPError(status, self._body(kind, message, None, kind.code), kind.code)
@@ -230,7 +230,7 @@ OPENAI, ANTHROPIC = OpenAIEnvelope(), AnthropicEnvelope()
 
 
 def response_code(error: core.VLLMMLXError) -> str:
-    """The code of an error inside a response of the Responses API."""
+    """Return the code of an error inside a response of the Responses API."""
     return _kind_of(error).response_code
 
 

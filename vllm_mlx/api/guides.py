@@ -73,7 +73,7 @@ class ChatFormat(TagFields):
 
 
 def _parsed_if_object(value: Any) -> Any:
-    """The object that a text holds as JSON. What else it holds is refused where it is decoded."""
+    """Return the object that a text holds as JSON, or else the value itself, which `decode` judges."""
     try:
         parsed = json_in(value) if isinstance(value, str) else None
     except ValueError:
@@ -85,7 +85,7 @@ TagField = Annotated[TagFields | str, BeforeValidator(_parsed_if_object)]
 
 
 def decode_format(format_: ChatFormat | SchemaFormat | None, param: str) -> Guide | None:
-    """Raises InvalidParameter, also for a field that belongs to a format of another type."""
+    """Decode a format. Raises InvalidParameter, also for a field that belongs to a format of another type."""
     if format_ is None:
         return None
     _check_fields(format_, param)
@@ -139,12 +139,12 @@ def decode_structured_outputs(fields: Mapping[str, Any] | None) -> Guide | None:
 
 
 def decode_guide(kind: str, value: Any, param: str, *, in_reasoning: bool = False) -> Guide:
-    """`kind` is json, regex, choice, grammar, json_object or structural_tag."""
+    """Decode one guide. `kind` is json, regex, choice, grammar, json_object or structural_tag."""
     return Guide(form=_form(kind, value, param), param=param, in_reasoning=in_reasoning)
 
 
 def one_guide(*guides: Guide | None) -> Guide | None:
-    """The one guide that is given, or None. Raises InvalidParameter if two fields give one."""
+    """Return the one guide that is given, or None. Raises InvalidParameter if two fields give one."""
     given = [guide for guide in guides if guide is not None]
     if len(given) > 1:
         raise InvalidParameter(f"Set either `{given[0].param}` or `{given[1].param}`, not both.", param=given[1].param)
@@ -196,7 +196,7 @@ def _structure(structure: Structure, path: str) -> TagStructure:
 
 
 def _parsed(value: Any, path: str) -> Any:
-    """The value itself, or the JSON value that it holds as a string."""
+    """Return the value itself, or the JSON value that it holds as a string."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,20 +1,37 @@
 """Request parameters that mean the same in several protocols: their wire fields, and what they become in a Request."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypedDict, TypeGuard, TypeVar
 
 from pydantic import Field
 
 from ..core.errors import InvalidParameter, Unsupported
-from ..core.messages import DocumentPart, ImagePart, TextPart, ToolChoice, ToolSpec
-from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, SamplingParams, check_budget
+from ..core.messages import DocumentPart, ImagePart, Message, Part, TextPart, ToolChoice, ToolSpec
+from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, Request, SamplingParams, check_budget
 from .text import CUSTOM_INPUT, decode_arguments
 from .wire import ExtraFields, Ignored, Refused, Wire
 
 Detail = Literal["auto", "low", "high", "original"]
 LOW_DETAIL_SIDE = 512  # pixels
 MAX_TEMPLATE_KWARGS = 16
+BILLING_HEADER = "x-anthropic-billing-header:"
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Spec = TypeVar("Spec", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded(Generic[Spec]):
+    """What a body is decoded into: a request for each prompt, and how the client wants the reply written."""
+
+    requests: tuple[Request, ...]
+    reply: Spec
+
+    @property
+    def request(self) -> Request:
+        """The request of a body with one prompt."""
+        [request] = self.requests
+        return request
 
 
 class PromptFields(Wire):
@@ -65,7 +82,7 @@ _SAMPLING_FIELDS = (  # a null stands for the default
 
 
 def decode_sampling(body: GenerationFields, **own: Any) -> SamplingParams:
-    """`own` are the parameters that the protocol writes in its own way. Raises InvalidParameter, naming the field."""
+    """Decode the parameters. `own`: those that this protocol writes in its own way. Raises InvalidParameter."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name, None)) is not None}
     return SamplingParams(top_k=0 if body.top_k == -1 else body.top_k, **given, **own)
 
@@ -119,7 +136,7 @@ def _flag_in(template_kwargs: Mapping[str, Any], name: str) -> bool | None:
 
 
 def _budget_in(template_kwargs: Mapping[str, Any]) -> int | None:
-    """A reasoning budget that a client put among the template's arguments; None: there is none, or it is unlimited."""
+    """Return the budget that a client put among the template's arguments, or None for no or an unlimited budget."""
     for name in ("thinking_token_budget", "thinking_budget"):
         budget: int | None = template_kwargs.get(name)
         check_budget(budget, f"chat_template_kwargs.{name}")
@@ -146,7 +163,7 @@ CustomInput = Annotated[TextInput | GrammarInput, Field(discriminator="type")]
 
 
 def custom_parameters(format_: CustomInput | None) -> dict[str, Any]:
-    """A tool that takes one text is to the model a function with one argument."""
+    """Return the parameters of a tool that takes one text. To the model it is a function with one argument."""
     text = {"type": "string"}
     if isinstance(format_, GrammarInput):
         text["description"] = f"Text that follows this {format_.syntax} grammar:\n{format_.definition}"
@@ -154,7 +171,7 @@ def custom_parameters(format_: CustomInput | None) -> dict[str, Any]:
 
 
 def past_arguments(arguments: str | dict[str, Any] | None, *, is_custom: bool) -> dict[str, Any]:
-    """The arguments of a past call. The call of a custom tool may come back with its text in place of arguments."""
+    """Return the arguments of a past call. A custom tool's call may come back with its text in place of arguments."""
     decoded = decode_arguments(arguments)
     if is_custom and isinstance(arguments, str) and CUSTOM_INPUT not in decoded:
         return {CUSTOM_INPUT: arguments}
@@ -162,7 +179,7 @@ def past_arguments(arguments: str | dict[str, Any] | None, *, is_custom: bool) -
 
 
 def required_name(name: str | None, path: str) -> str:
-    """The name of the tool at `path`. Raises InvalidParameter if it has none."""
+    """Return the name of the tool at `path`. Raises InvalidParameter if it has none."""
     if not name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
     return name
@@ -171,21 +188,21 @@ def required_name(name: str | None, path: str) -> str:
 def named_choice(
     name: str | None, tools: Iterable[ToolSpec], *, param: str = "tool_choice", refusal: str = ""
 ) -> ToolChoice:
-    """The choice to call this tool. Raises InvalidParameter, in the words of `refusal`, if `tools` lacks it."""
+    """Return the choice to call this tool. Raises InvalidParameter, in the words of `refusal`, if `tools` lacks it."""
     if name not in {tool.name for tool in tools}:
         raise InvalidParameter(refusal or f"`{param}` names none of the `tools`.", param=param)
     return ToolChoice("required", name)
 
 
 def decode_file(url: str, name: str | None, *, param: str) -> Sequence[TextPart | DocumentPart]:
-    """The document, after its name."""
+    """Return the document, preceded by its name."""
     return (*((TextPart(f"{name}\n"),) if name else ()), DocumentPart(url, param=param))
 
 
 def decode_file_data(
     data: str | None, file_id: str | None, name: str | None, path: str
 ) -> Sequence[TextPart | DocumentPart]:
-    """`data`: a data URL, or its base64 alone."""
+    """Decode a file of a message. `data` is a data URL, or its base64 alone."""
     if file_id is not None:
         raise Unsupported(f"`{path}`: this server keeps no files. Send the content as `file_data`.", param=path)
     if data is None:
@@ -198,3 +215,27 @@ def decode_file_data(
 def decode_image(url: str, detail: Detail | None, *, param: str) -> ImagePart:
     """`low` shrinks the image to a square of `LOW_DETAIL_SIDE`. Otherwise the model's own processor sets the size."""
     return ImagePart(url, max_side=LOW_DETAIL_SIDE if detail == "low" else None, param=param)
+
+
+def without_client_marks(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Return the messages without the line that Claude Code adds for billing: it differs between requests.
+
+    Its block is dropped with it if nothing else is in it.
+    """
+    return tuple(kept for message in messages if (kept := _without_billing(message)) is not None)
+
+
+def _without_billing(message: Message) -> Message | None:
+    if message.role != "system" or not any(map(_is_billed, message.parts)):
+        return message
+    parts: list[Part] = []
+    for part in message.parts:
+        if not _is_billed(part):
+            parts.append(part)
+        elif rest := part.text.partition("\n")[2]:
+            parts.append(TextPart(rest))
+    return replace(message, parts=tuple(parts)) if parts else None
+
+
+def _is_billed(part: Part) -> TypeGuard[TextPart]:
+    return isinstance(part, TextPart) and part.text.startswith(BILLING_HEADER)

@@ -40,7 +40,7 @@ class Reply(BaseModel):
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """The fields of a reply that have a value; the others are not set."""
+    """Return the fields of a reply that have a value; the others are not set."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -82,7 +82,7 @@ class CacheShortfall(Reply):
 
 
 def shortfall_of(receipt: CacheReceipt | None) -> CacheShortfall | None:
-    """None if as much was cached as expected."""
+    """Describe what was not cached. Returns None if as much was cached as expected."""
     if receipt is None or receipt.shortfall is None:
         return None
     return CacheShortfall(
@@ -112,7 +112,7 @@ class StreamEncoder(Protocol):
 
 
 class TokenNames(Protocol):
-    """How single tokens are written in log-probabilities."""
+    """Writes single tokens in log-probabilities."""
 
     def token_text(self, token_id: int) -> str: ...
 
@@ -120,7 +120,7 @@ class TokenNames(Protocol):
 
 
 class FoldedChoice:
-    """What one choice of a reply has said so far. `logprobs` are those of its text."""
+    """Collects the blocks of one choice of a reply. `logprobs` are those of its text."""
 
     def __init__(self, reasoning: ReasoningMode = "separate") -> None:
         self._splitter = BlockSplitter(reasoning)
@@ -148,7 +148,7 @@ class FoldedChoice:
         return self._end
 
     def text(self, *kinds: Kind) -> str:
-        """The text of all blocks of these kinds."""
+        """Return the text of all blocks of these kinds."""
         return "".join(block.text for block in self.blocks if block.kind in kinds)
 
     @property

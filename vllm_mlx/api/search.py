@@ -45,7 +45,7 @@ class UserLocation(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTool:
-    """What one request allows. `allowed` and `blocked`: domains, each with its subdomains; a domain may have a path."""
+    """The searches that a request allows. `allowed` and `blocked` are domains with their subdomains, or with a path."""
 
     max_uses: int = DEFAULT_USES
     allowed: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class SearchTool:
 
     @property
     def suffix(self) -> str:
-        """What narrows a query to the allowed domains, in the words of most search engines; nothing if they are many.
+        """The text that narrows a query to the allowed domains, as most search engines read it; empty if they are many.
 
         The pages that are found are compared with the domains in any case.
         """
@@ -78,7 +78,7 @@ def search_tool(
     num_pages: int = DEFAULT_PAGES,
     param: str,
 ) -> SearchTool:
-    """Raises InvalidParameter."""
+    """Check what a request asks of searches. Raises InvalidParameter."""
     if allowed and blocked:
         raise InvalidParameter(f"`{param}`: a search takes allowed or blocked domains, not both.", param=param)
     domains = (*allowed, *blocked)
@@ -93,7 +93,7 @@ def search_tool(
 
 
 def search_spec(place: UserLocation | None, param: str) -> ToolSpec:
-    """The tool that the model calls. `place`: where its user is."""
+    """Return the tool that the model calls. `place`: where its user is."""
     where = ", ".join(() if place is None else place.places)
     description = "Search the web. The result lists pages, each with its title, its address and a summary."
     parameters = {
@@ -107,7 +107,7 @@ def search_spec(place: UserLocation | None, param: str) -> ToolSpec:
 
 
 def result_part(done: SearchDone) -> ToolResultPart:
-    """The result as the model reads it: the same now, and when the client sends it back."""
+    """Return the result as the model reads it, now and when the client sends it back."""
     if done.error is not None:
         return ToolResultPart(done.call_id, (TextPart(f"The search failed: {done.error}."),), SEARCH_NAME, True)
     text = "\n\n".join(_page_text(number, page) for number, page in enumerate(done.pages, 1))
@@ -115,7 +115,7 @@ def result_part(done: SearchDone) -> ToolResultPart:
 
 
 def split_searches(parts: Sequence[Part]) -> list[Message]:
-    """The messages of an assistant's parts: each result of a search is one of the tool, which ends a message."""
+    """Return the messages of an assistant's parts: each result of a search is one of the tool, which ends a message."""
     messages: list[Message] = []
     for is_result, group in groupby(parts, lambda part: isinstance(part, ToolResultPart)):
         if is_result:
@@ -126,13 +126,13 @@ def split_searches(parts: Sequence[Part]) -> list[Message]:
 
 
 def packed_search(done: SearchDone) -> str:
-    """A search and its call as JSON, for clients that send both back as one item."""
+    """Return a search and its call as JSON, for clients that send both back as one item."""
     pages = [[page.url, page.title, page.text] for page in done.pages]
     return json.dumps([done.call_id, dict(done.arguments), pages, done.error], ensure_ascii=False)
 
 
 def unpacked_search(text: str) -> tuple[ToolCallPart, ToolResultPart] | None:
-    """None for a text that `packed_search` did not return."""
+    """Read what `packed_search` wrote. Returns None for any other text."""
     try:
         match json_in(text):
             case [str(call_id), dict(arguments), list(rows), str() | None as error]:

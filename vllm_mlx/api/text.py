@@ -1,4 +1,4 @@
-"""Text of clients: well formed, JSON inside of text, and reasoning that is sealed into one word.
+"""Mends texts of clients, reads JSON inside them, and seals reasoning into one word.
 
 A client that cuts a string inside an emoji sends half a surrogate pair, which no tokenizer accepts. The server replaces
 it when it parses a body, the Python API in its arguments. All other code trusts that texts are well formed.
@@ -21,12 +21,12 @@ MAX_DEPTH = 128  # levels of nested objects and lists: the code that walks over 
 
 _SEALED = "vllm-mlx.1."
 MAX_UNSEALED_BYTES = 16 * 1024 * 1024  # limit of one request, because a short word could unpack to all of the memory
-MAX_RATIO = 16  # bytes for each that was sent; reasoning in words unpacks to three to ten
-FREE_BYTES = 1024 * 1024  # which reasoning that repeats itself may unpack to, however short its word
+MAX_RATIO = 16  # unpacked bytes for each byte that was sent; reasoning unpacks to three to ten
+FREE_BYTES = 1024 * 1024  # always allowed, since reasoning that repeats itself is packed into a short word
 
 
 def well_formed(text: str) -> str:
-    """The text with every lone surrogate replaced by U+FFFD and every split pair joined."""
+    """Return the text with every lone surrogate replaced by U+FFFD and every split pair joined."""
     if text.isascii():
         return text
     try:
@@ -37,7 +37,7 @@ def well_formed(text: str) -> str:
 
 
 def well_formed_json(value: Any) -> Any:
-    """The JSON value with every text in it well formed, names of fields included."""
+    """Return the JSON value with every text in it well formed, names of fields included."""
     match value:
         case str():
             return well_formed(value)
@@ -61,7 +61,7 @@ def json_in(text: str) -> Any:
 
 
 def is_deeper(value: Any, max_depth: int) -> bool:
-    """Whether JSON has more than `max_depth` levels. Looks level by level, so it does not recurse itself."""
+    """Return whether JSON has more than `max_depth` levels. Looks level by level, so it does not recurse itself."""
     level = [value]
     for _ in range(max_depth + 1):
         inside = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
@@ -72,7 +72,7 @@ def is_deeper(value: Any, max_depth: int) -> bool:
 
 
 def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a past call as a dict, which is what templates read.
+    """Return the arguments of a past call as a dict, which is what templates read.
 
     Clients send calls back that were cut off: text that is not a JSON object is kept under `RAW_ARGUMENTS`. Missing
     arguments are an empty dict.
@@ -91,7 +91,7 @@ def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
 
 
 def custom_input(arguments: str) -> str:
-    """The text that a call of a custom tool carries; if the model wrote other arguments, all of their JSON."""
+    """Return the text that a call of a custom tool carries; if the model wrote other arguments, all of their JSON."""
     text = decode_arguments(arguments).get(CUSTOM_INPUT)
     return text if isinstance(text, str) else arguments
 
@@ -101,7 +101,7 @@ def seal(text: str) -> str:
 
 
 def may_hold_sealed(body: bytes) -> bool:
-    """Whether a request's body may hold such words, which take time to unpack."""
+    """Return whether a request's body may hold such words, which take time to unpack."""
     return _SEALED.encode() in body
 
 
@@ -113,7 +113,7 @@ class Unsealer:
         self._num_unpacked = 0
 
     def unseal(self, word: str, param: str) -> str | None:
-        """The text, or None for a word that is not ours. Raises InvalidParameter where all are too long together."""
+        """Return the text, or None for a word of another server. Raises InvalidParameter if all texts are too long."""
         if not word.startswith(_SEALED):
             return None
         try:
@@ -127,7 +127,7 @@ class Unsealer:
 
     @property
     def _max_bytes(self) -> int:
-        """What all words up to now may unpack to."""
+        """The limit of bytes to which all words so far may unpack."""
         return min(MAX_UNSEALED_BYTES, max(FREE_BYTES, MAX_RATIO * self._num_packed))
 
     def _take(self, num_bytes: int, param: str) -> None:

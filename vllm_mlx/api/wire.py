@@ -28,10 +28,10 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Every value is refused. `beside`: the field because of which it is; None: it is not supported at all."""
+    """Every value is refused. `beside`: the field that makes this one unsupported; None if it is never supported."""
 
     advice: str
-    code: str | None = None  # a stable word for programs; None: that of every field which is not supported
+    code: str | None = None  # a stable word for programs; None stands for the code of all unsupported fields
     beside: str | None = None
 
 
@@ -39,9 +39,10 @@ ExtraFields = Mapping[str, Ignored | Refused]
 
 
 class UnknownFields:
-    """The fields of one body that no rule names, as far as they are not refused. It is the context of a validation.
+    """Collects the unknown fields of one body that are not refused. It is the context of a validation.
 
-    `drops`: every such field is left out of the body. Otherwise it is refused, except in a type that tolerates it.
+    If `drops` is true, each unknown field is left out of the body. Otherwise it is refused, except in a type that
+    tolerates it.
     """
 
     def __init__(self, *, drops: bool = False) -> None:
@@ -60,10 +61,10 @@ class UnknownFields:
 
 
 class Wire(BaseModel):
-    """Base of the wire types. Strict: a float is no integer, a bool is no number.
+    """Base of the wire types. It rejects floats as integers and booleans as numbers.
 
-    `extras` is the rule for each known field that the type does not declare; a field without a rule is unknown. None:
-    extra fields are not looked at. `tolerates_unknown`: an unknown field of the type, or of any type inside it, is
+    `extras` is the rule for each known field that the type does not declare; a field without a rule is unknown. If it
+    is None, extra fields are not judged. `tolerates_unknown`: an unknown field of the type, or of a type inside it, is
     reported and has no effect; others are refused, unless the server drops them.
     """
 
@@ -122,7 +123,7 @@ def _judge_field(rule: Ignored | Refused, value: Any, path: str) -> None:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Equality that distinguishes booleans from numbers."""
+    """Compare two values, and distinguish booleans from numbers."""
     return left == right and isinstance(left, bool) == isinstance(right, bool)
 
 

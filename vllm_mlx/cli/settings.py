@@ -85,7 +85,7 @@ FORMS: Mapping[str, Form] = {
     "cache_disk": Form("SIZE|0", "Write bytes, such as `100GB`.", read_disk),
     "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
     "cache_dir": Form("DIR", "", lambda value: value),
-    "record_requests": Form("DIR", "", lambda value: value),
+    "record_requests": Form("FILE", "", lambda value: value),
     "max_body": Form("SIZE", "Write bytes, such as `64MiB`.", read_memory),
     "max_image_bytes": _BYTES,
     "max_video_bytes": _BYTES,

@@ -1,11 +1,12 @@
-"""Builds the HTTP application from its routes and middlewares. Knows no protocol."""
+"""Builds the HTTP application from its routes, its middlewares and the files of the status page. Knows no protocol."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
@@ -16,16 +17,26 @@ from ..engine.client import EngineClient
 from .bodies import BodyLimit, body_turns
 from .config import ServerConfig
 from .connection import refuse_connection
-from .ending import EndMiddleware, OpenRequests
 from .error_handlers import HANDLERS
 from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, SiteCheck, own_names
-from .log import RECEIPT_HEADER, UNKNOWN_HEADER, RequestLog
+from .log import RECEIPT_HEADER
 from .recorder import RequestRecorder
+from .request_log import UNKNOWN_HEADER, OpenRequests, RequestLog
 from .responses import responses_routes
 from .routes import ServedModels, anthropic_routes, models_routes, openai_routes
 from .search_client import SearchClient
 from .status import History, Recent, status_routes
-from .status_page import page_files, page_routes
+
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+ABOUT = {"name": "vllm-mlx", "version": __version__, "api": "/openapi.json", "models": "/v1/models", "page": "/"}
 
 
 def create_app(
@@ -84,7 +95,7 @@ def _middleware(
     """List the middlewares from the outside in. They are plain ASGI: Starlette's base class costs time per event and
     hides disconnects.
     """
-    layers = [Middleware(RequestLog, recent=recent, recorder=recorder), Middleware(EndMiddleware, requests=requests)]
+    layers = [Middleware(RequestLog, recent=recent, requests=requests, recorder=recorder)]
     layers += [Middleware(GuardMiddleware, guard=partial(refuse_connection, config.connections))]
     layers += [Middleware(GuardMiddleware, guard=HostCheck((*own_names(), *config.host_names)))]
     layers += [Middleware(GuardMiddleware, guard=SiteCheck(config.cors_origins))]
@@ -104,3 +115,44 @@ def _middleware(
     if config.max_requests_per_minute is not None:
         layers.append(Middleware(GuardMiddleware, guard=RateLimit(config.max_requests_per_minute)))
     return [*layers, Middleware(BodyLimit, max_body_bytes=config.max_body_bytes, body_s=config.body_s)]
+
+
+@cache
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """Return the content and the media type of each file, by the path of its URL.
+
+    These paths need no API key: the page itself asks for one and displays no data without it.
+    """
+    found = {}
+    for file in (files("vllm_mlx") / "server" / "page").iterdir():
+        suffix = file.name[file.name.rfind(".") :]
+        if suffix in TYPES:
+            found["/" if file.name == "index.html" else f"/page/{file.name}"] = file.read_bytes(), TYPES[suffix]
+    return found
+
+
+def page_routes() -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    async def page(http: Request) -> Response:
+        """Send the page to browsers, and a short JSON object to programs."""
+        if "text/html" in http.headers.get("accept", ""):
+            return _file("/", vary="accept")
+        return JSONResponse(ABOUT, headers={"vary": "accept"})
+
+    for path in page_files().keys() - {"/"}:
+        router.add_api_route(path, _endpoint(path), methods=["GET", "HEAD"])
+    return router
+
+
+def _endpoint(path: str) -> Callable[[], Awaitable[Response]]:
+    async def part() -> Response:
+        return _file(path)
+
+    return part
+
+
+def _file(path: str, **headers: str) -> Response:
+    content, media_type = page_files()[path]
+    return Response(content, headers={**HEADERS, **headers}, media_type=media_type)

@@ -1,6 +1,7 @@
-"""Request bodies: bounded while they arrive, then read as wire types.
+"""Request bodies: bounded while they arrive, read as wire types, and decoded into requests within the server's limits.
 
-Threads read long bodies, one for each tenant, so that they do not block the event loop. Tenants take turns.
+This file alone decides where: threads read and decode long bodies, so that they do not block the event loop. Each
+tenant has one of these threads at a time, and tenants take turns.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..api.parameters import Decoded
 from ..api.text import may_hold_sealed
 from ..api.wire import UnknownFields
 from ..core.errors import setting
@@ -30,14 +32,14 @@ from ..core.fair_queue import FairQueue, FairThreads
 from ..core.request import RequestLimits
 from ..core.tenants import has_room
 from .error_handlers import ClientGone, http_error
-from .guards import priority_of, tenant_of
+from .guards import tenant_of
 from .json_bytes import LARGE_BYTES, read_json
 from .log import record_of
 
 LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
 BODIES = 4  # running requests may hold this many bodies of the largest size together
 SMALL_BYTES = 64 * 1024  # a body of this size is always accepted
-REST = 9  # times what reading a long body took: the rest of its key, in which others find the interpreter free
+REST = 9  # a key rests so many times as long as reading its last long body took, so that others get the interpreter
 BUSY_S = 5  # `retry-after` if there is no room for a body
 _BUSY = (
     f"The bodies of running requests take {BODIES} times {setting('max_body')} together, which is the maximum. "
@@ -46,12 +48,14 @@ _BUSY = (
 # A web page may send other types, or none, to any address without permission: see `fetch` with `mode: "no-cors"`.
 _JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECASE)
 _NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
+_ENCODED = "The request body has the header `Content-Encoding`. Send it uncompressed, without this header."
 
 T = TypeVar("T")
+D = TypeVar("D", bound=Decoded[Any])
 
 
 def body_turns() -> FairQueue:
-    """One place for each key, held while a long body is read and in the rest after it."""
+    """Make the queue in which each key has one place, for its long body and the rest after it."""
     return FairQueue(sys.maxsize, per_key=1)
 
 
@@ -67,7 +71,6 @@ class BodyLimit:
         self._max_body_bytes = max_body_bytes
         self._body_s = body_s
         self._held: Counter[str] = Counter()  # bytes of the bodies of running requests, by tenant
-        self._priorities: dict[str, int] = {}  # by tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,7 +81,6 @@ class BodyLimit:
             await http_error(scope["path"], 413, _too_long(self._max_body_bytes))(scope, receive, send)
             return
         tenant = tenant_of(scope)
-        self._priorities[tenant] = priority_of(scope)
         body = _Body(receive, self._max_body_bytes, self._body_s, partial(self._hold, tenant))
         try:
             await self._app(scope, body.receive, send)
@@ -89,13 +91,13 @@ class BodyLimit:
 
     def _hold(self, tenant: str, num_bytes: int) -> bool:
         """Count the bytes. Returns whether there was room for them, or the tenant has no more than its share."""
-        is_room = has_room(self._held, tenant, num_bytes, BODIES * self._max_body_bytes, self._priorities)
+        is_room = has_room(self._held, tenant, num_bytes, BODIES * self._max_body_bytes)
         self._held[tenant] += num_bytes
         return is_room
 
 
 class _Body:
-    """One body while it arrives."""
+    """A body while it arrives."""
 
     def __init__(self, receive: Receive, max_bytes: int, patience_s: float, hold: Callable[[int], bool]) -> None:
         self._receive = receive
@@ -151,6 +153,8 @@ class JSONRoute(APIRoute):
         async def handle(request: Request) -> Response:
             if not _JSON_TYPE.match(request.headers.get("content-type", "")):
                 raise HTTPException(400, _NOT_JSON)
+            if request.headers.get("content-encoding", "identity") != "identity":
+                raise HTTPException(415, _ENCODED)
             return await handler(await _JSONRequest.read(request, wire))
 
         return handle
@@ -163,7 +167,7 @@ class _JSONRequest(Request):
 
     @classmethod
     async def read(cls, request: Request, wire: TypeAdapter[Any]) -> "_JSONRequest":
-        """Raises HTTPException, RequestValidationError, ClientGone, and InvalidParameter if it exceeds a limit."""
+        """Read the body. Raises HTTPException, RequestValidationError, ClientGone, and InvalidParameter for a limit."""
         found = cls(request.scope, request.receive)
         try:
             if body := await found.body():  # FastAPI names the fields that an empty one lacks
@@ -175,8 +179,6 @@ class _JSONRequest(Request):
         except ClientDisconnect:
             raise ClientGone from None
         except JSONDecodeError as error:
-            if request.headers.get("content-encoding", "identity") != "identity":
-                raise HTTPException(415, "The request body is compressed. Send it uncompressed.") from None
             raise HTTPException(400, f"The request body is not valid JSON: {error.msg}.") from None
         return found
 
@@ -184,23 +186,26 @@ class _JSONRequest(Request):
         return self._wire
 
 
-async def decoded(http: Request, wire: BaseModel, decode: Callable[[], T], *, is_long: bool = False) -> T:
-    """Run `decode`, then empty `wire`, which FastAPI holds until the reply has ended."""
-    return await beside_loop(http, partial(_decode, wire, decode), is_long=is_long)
+async def decoded(http: Request, wire: BaseModel, decode: Callable[[], D], *, is_long: bool = False) -> D:
+    """Run `decode` and check its requests, then empty `wire`, which FastAPI holds until the reply has ended.
 
-
-def _decode(wire: BaseModel, decode: Callable[[], T]) -> T:
-    try:
-        return decode()
-    finally:
-        vars(wire).clear()
-
-
-async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False) -> T:
-    """Run `work` on a thread for bodies if the body is long, may unpack to a long one, or `is_long` is true."""
+    A thread does this if the body is long, may unpack to a long one, or `is_long` is true. Raises InvalidParameter.
+    """
+    work = partial(_decode, wire, decode, http.app.state.config.limits)
     if is_long or await _is_long(http):
         return await _THREADS.run(work, tenant_of(http.scope), is_first=True)
     return work()
+
+
+def _decode(wire: BaseModel, decode: Callable[[], D], limits: RequestLimits) -> D:
+    try:
+        found = decode()
+        limits.check_choices(sum(request.sampling.n for request in found.requests))
+        for request in found.requests:
+            limits.check(request)
+        return found
+    finally:
+        vars(wire).clear()
 
 
 async def _is_long(http: Request) -> bool:
@@ -209,7 +214,7 @@ async def _is_long(http: Request) -> bool:
 
 
 async def _in_turn(http: Request, work: Callable[[], T]) -> T:
-    """Read a body. Where keys share the server, a long one is followed by a rest before the key's next long one."""
+    """Read a body. If keys share the server, a key rests after a long body before its next long one is read."""
     if not await _is_long(http):
         return work()
     loop, tenant, has_begun = asyncio.get_running_loop(), tenant_of(http.scope), False

@@ -32,8 +32,8 @@ class ServerConfig(SettingsGroup):
     api_keys: tuple[APIKey, ...] = ()  # if all are admin keys, or there are none, requests need no key
     metrics_open: bool = False
     """Answer `/metrics` without an API key."""
-    host_names: tuple[str, ...] = ()  # names of the server beside addresses and localhost; "*": any name
-    cors_origins: tuple[str, ...] = ()  # none: no CORS headers
+    host_names: tuple[str, ...] = ()  # names of the server beside addresses and localhost; "*" stands for any name
+    cors_origins: tuple[str, ...] = ()  # if empty, no CORS headers are sent
     max_body_bytes: int = MAX_BODY_BYTES
     body_s: float = Field(default=30.0, gt=0)  # the time in which a body must arrive; long bodies get more
     limits: RequestLimits = Field(default_factory=RequestLimits)
@@ -43,21 +43,21 @@ class ServerConfig(SettingsGroup):
     keep_alive_s: float = Field(default=10.0, gt=0)
     """Seconds of silence after which a stream sends a keep-alive event."""
     separate_reasoning: bool = True
-    """Send reasoning in a field of its own. When off, the content of a chat completion holds it, in tags, unless the
-    request says otherwise."""
+    """Send reasoning in a separate field. If off, reasoning is part of the content of a chat completion, between tags,
+    unless the request says otherwise."""
     messages_thinking: Literal["asked", "always"] = "asked"
-    """Replies of `/v1/messages` that have thinking blocks: those to requests that ask for thinking (`asked`), or all
+    """Which replies of `/v1/messages` have thinking blocks: those to requests that ask for thinking (`asked`), or all
     (`always`)."""
     unknown_fields: Literal["refuse", "warn"] = "refuse"
-    """What is done about a field of OpenAI's endpoints that this server does not know: the request is refused, or the
-    field is left out, with a warning in the log and in the header `x-unknown-fields` of the response."""
+    """How OpenAI's endpoints treat a field that they do not know: `refuse` refuses the request; `warn` leaves the field
+    out, and names it in the log and in the response header `x-unknown-fields`."""
     web_search: str | None = None
-    """Address of a SearXNG, or of an MCP server (`…/mcp`) with a tool that searches. It runs Anthropic's and OpenAI's
-    web search tools. Default: there is no web search."""
+    """Address of a SearXNG server, or of an MCP server (`…/mcp`) that has a search tool. The web search tools of
+    Anthropic and OpenAI use it. Default: no web search."""
 
     record_requests: str | None = None
-    """Folder where each request is recorded for a report of a fault: its fields, kinds and lengths, its headers and how
-    it ended, without texts, images, names or keys. Default: nothing is recorded."""
+    """File to which each request is appended for a report of a fault, as a line of JSON: how it ended, and its body
+    with made-up letters in place of texts, images and names. Default: nothing is recorded."""
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

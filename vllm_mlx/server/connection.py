@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..core.errors import TooManyRequests, setting
 from .config import ConnectionLimits
@@ -22,8 +22,6 @@ BUSY_S = 5.0  # `retry-after` if all connections are in use
 OPEN_FILES = 8192  # each connection is an open file, and macOS allows 256 by default
 OPEN_PATHS = frozenset({"/health"})
 MAX_HEADERS = 256  # headers of one request, including trailers
-MAX_AHEAD = 8  # requests that a client may send while it waits for the reply to an earlier one
-MAX_AHEAD_BYTES = 256 * 1024  # size of their headers and bodies together
 
 
 class StopParser(Exception):
@@ -37,8 +35,8 @@ class StopParser(Exception):
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on what a client may send, and time limits on requests and replies.
 
-    Requests that arrive while an earlier one is running wait in `pipeline`. Reading continues meanwhile, since a paused
-    connection would not report that its client has left.
+    A client sends one request at a time. If another one arrives before the reply has ended, the connection closes after
+    this reply.
     """
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
@@ -48,7 +46,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._write_clock: asyncio.TimerHandle | None = None
         self._num_marks = 0  # headers, pieces of bodies and requests that the parser has completed
         self._num_open_bytes = 0  # received since the last of them, so inside one block of headers or the like
-        self._unfinished: list[RequestResponseCycle] = []  # requests without a complete reply, oldest first
         self._takes_requests = True
         self._stopped_by: StopParser | None = None
 
@@ -62,11 +59,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._stop_write_clock()
-        self.pipeline.clear()
         super().connection_lost(exc)
-        for cycle in self._unfinished:  # uvicorn marks only the newest one
-            cycle.disconnected = cycle.disconnected or not cycle.response_complete
-            cycle.message_event.set()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -95,22 +88,22 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_clock()
         self._num_marks += 1
-        if len(self.pipeline) >= MAX_AHEAD:
-            self._stop_parser(429, f"More than {MAX_AHEAD} requests were sent ahead of a reply.")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_taking(400, "A request was sent before the reply to an earlier one had ended.")
+            return
         self.scope["state"]["num_connections"] = len(self.connections)
         self.scope["state"]["header_bytes"] = self._num_header_bytes()
         super().on_headers_complete()
-        self._unfinished = [cycle for cycle in self._unfinished if not cycle.response_complete] + [self.cycle]
-        self._read_on()
 
     def on_body(self, body: bytes) -> None:
         self._num_marks += 1
-        super().on_body(body)
-        self._read_on()
+        if self._takes_requests:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._num_marks += 1
-        super().on_message_complete()
+        if self._takes_requests:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request at which the parser has stopped. uvicorn calls this."""
@@ -118,36 +111,23 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_taking(*((400, msg) if stopped_by is None else (stopped_by.status, str(stopped_by))))
 
     def _num_header_bytes(self) -> int:
-        """The length of the request line and the headers on the wire, if each header is written as `name: value`."""
+        """Return the length of the request line and the headers on the wire, written as `name: value`."""
         line = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
         return line + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
-
-    def _read_on(self) -> None:
-        """Undo uvicorn's pause of reading, which it makes for waiting requests; they have their own limit here."""
-        if not self.pipeline:
-            return
-        self.flow.resume_reading()
-        waiting = [cycle for cycle, _ in self.pipeline]
-        if sum(cycle.scope["state"]["header_bytes"] + len(cycle.body) for cycle in waiting) > MAX_AHEAD_BYTES:
-            self._stop_parser(413, f"More than {MAX_AHEAD_BYTES} bytes were sent ahead of a reply.")
 
     def _stop_parser(self, status: int, message: str) -> None:
         self._stopped_by = StopParser(status, message)
         raise self._stopped_by
 
     def _stop_taking(self, status: int, message: str) -> None:
-        """Answer the requests that arrived completely, then close. Refuse only where this cuts no reply."""
+        """Refuse what arrives, and close. If a reply to a complete request is running, only close after it."""
         if self.transport.is_closing():
             return
         self._takes_requests = False
-        if self.pipeline and self.cycle.more_body:
-            self.pipeline.popleft()
-            self._unfinished.remove(self.cycle)
-            self.cycle = self._unfinished[-1]
         if self.cycle is None or self.cycle.response_complete:
             self._refuse(status, message)
         elif not self.cycle.more_body:
-            logger.info("%s The connection closes after the requests before it.", message)
+            logger.info("%s The connection closes after this reply.", message)
             self.cycle.keep_alive = False
         elif self.cycle.response_started:
             self.transport.close()
@@ -191,7 +171,7 @@ def too_long(max_header_bytes: int) -> str:
 
 
 def refuse_connection(limits: ConnectionLimits, scope: Scope) -> Response | None:
-    """The refusal of a request if there are too many connections or if its headers are too long."""
+    """Return the refusal of a request if there are too many connections or its headers are too long, else None."""
     state = scope.get("state", {})
     if state.get("header_bytes", 0) > limits.max_header_bytes:
         response = http_error(scope["path"], 431, too_long(limits.max_header_bytes))

@@ -20,7 +20,7 @@ _ENDPOINTS = frozenset(
     for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "models", "responses")
 )
 
-# The first entry counts that has the request's path or a parent of it; other paths have OpenAI's envelope.
+# The first entry with the request's path or a parent of it applies; other paths have OpenAI's envelope.
 _ENVELOPES: tuple[tuple[str, Envelope], ...] = (
     ("/v1/messages", ANTHROPIC),
     ("/v1/responses", OpenAIEnvelope(renamed={"messages": "input"})),
@@ -32,7 +32,7 @@ class ClientGone(Exception):
 
 
 def envelope_of(path: str) -> Envelope:
-    """The envelope of all errors on this path."""
+    """Return the envelope of all errors on this path."""
     for prefix, envelope in _ENVELOPES:
         if path == prefix or path.startswith(prefix + "/"):
             return envelope
@@ -51,7 +51,7 @@ def http_error(path: str, status: int, message: str) -> Response:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """The response for an error of `HANDLERS`, which is noted for the log and the status page."""
+    """Return the response for an error of `HANDLERS`, which is noted for the log and the status page."""
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_GONE)
     encoded = _encoded(request, error)
@@ -101,7 +101,7 @@ def _http_message(request: Request, error: HTTPException) -> str:
 
 
 def _meant(path: str) -> str:
-    """A hint for a path with a missing or doubled /v1: some clients need it in their base URL, others do not."""
+    """Return a hint for a path with a missing or doubled /v1: some clients need it in their base URL, others do not."""
     rest = path.strip("/")
     while rest.startswith("v1/"):
         rest = rest.removeprefix("v1/").lstrip("/")

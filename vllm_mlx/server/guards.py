@@ -100,7 +100,7 @@ class SiteCheck:
 
 
 def own_names() -> tuple[str, ...]:
-    """The names of this machine in its network."""
+    """Return the names of this machine in its network."""
     name = _bare(socket.gethostname())
     first = name.partition(".")[0]
     return tuple(dict.fromkeys((name, first, f"{first}.local"))) if first else ()
@@ -115,7 +115,7 @@ def is_address(name: str) -> bool:
 
 
 def _bare(host: str) -> str:
-    """The host without port and brackets, in lower case."""
+    """Return the host without port and brackets, in lower case."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -146,7 +146,7 @@ class KeyCheck:
         state = scope.setdefault("state", {})
         state["is_admin"] = key is not None and (key.is_admin or len(self._keys) == 1)
         if key is not None:
-            state["tenant"], state["key_name"], state["priority"] = digest.hex(), key.name, key.priority
+            state["tenant"], state["key_name"] = digest.hex(), key.name
         return None
 
     def _key_of(self, given: bytes) -> APIKey | None:
@@ -180,7 +180,7 @@ class RateLimit:
     def __call__(self, scope: Scope) -> Response | None:
         if scope["method"] != "POST":
             return None
-        wait_s = self._take(tenant_of(scope) or (scope.get("client") or ("",))[0])
+        wait_s = self.take(tenant_of(scope) or (scope.get("client") or ("",))[0])
         if wait_s <= 0:
             return None
         error = TooManyRequests(
@@ -190,8 +190,8 @@ class RateLimit:
         scope["state"]["record"].error_code = error.code
         return respond(envelope_of(scope["path"]).error(error))
 
-    def _take(self, client: str) -> float:
-        """The seconds that this client must wait; 0 if the request is accepted."""
+    def take(self, client: str) -> float:
+        """Return the seconds that this client must wait; 0 if the request is accepted."""
         now = self._clock()
         left, at_s = self._left.pop(client, (float(self._per_minute), now))
         left = min(float(self._per_minute), left + (now - at_s) * self._per_minute / 60)
@@ -203,19 +203,13 @@ class RateLimit:
 
 
 def tenant_of(scope: Scope) -> str:
-    """The tenant of the API key that was sent; empty if no key is needed."""
+    """Return the tenant of the API key that was sent; empty if no key is needed."""
     tenant: str = scope.get("state", {}).get("tenant", "")
     return tenant
 
 
-def priority_of(scope: Scope) -> int:
-    """The priority of the API key that was sent."""
-    priority: int = scope.get("state", {}).get("priority", 1)
-    return priority
-
-
 def is_admin(scope: Scope) -> bool:
-    """Whether the sender may see, cancel and clear what any client owns.
+    """Return whether the sender may see, cancel and clear what any client owns.
 
     An admin key allows this, and so does the only key. If there are no keys, clients on this machine may do it.
     """
@@ -224,7 +218,7 @@ def is_admin(scope: Scope) -> bool:
 
 
 def managed_salts(scope: Scope) -> str:
-    """The prefix of the salts of all requests that the sender may cancel or clear. Raises HTTPException."""
+    """Return the prefix of the salts of all requests that the sender may cancel or clear. Raises HTTPException."""
     if is_admin(scope):
         return ""
     tenant = tenant_of(scope)
@@ -234,18 +228,17 @@ def managed_salts(scope: Scope) -> str:
 
 
 def may_see(scope: Scope, salt: str) -> bool:
-    """Whether cached state with this salt is the sender's, or the sender manages the server."""
+    """Return whether cached state with this salt is the sender's, or the sender manages the server."""
     tenant = tenant_of(scope)
     return is_admin(scope) or (salt.startswith(_salts_of(tenant)) if tenant else not _OF_TENANT.match(salt))
 
 
 def with_tenant(request: Request, scope: Scope) -> Request:
-    """The request with its tenant and priority, and with a salt that no other tenant has."""
+    """Return the request with its tenant, and with a salt that no other tenant has."""
     tenant = tenant_of(scope)
     if not tenant:
         return request
-    salt = _salts_of(tenant) + request.cache_salt
-    return replace(request, tenant=tenant, priority=priority_of(scope), cache_salt=salt)
+    return replace(request, tenant=tenant, cache_salt=_salts_of(tenant) + request.cache_salt)
 
 
 def _salts_of(tenant: str) -> str:
@@ -253,7 +246,7 @@ def _salts_of(tenant: str) -> str:
 
 
 def _comes_from_this_machine(scope: Scope) -> bool:
-    """Whether the client is on this machine. A client of a Unix socket has no address."""
+    """Return whether the client is on this machine. A client of a Unix socket has no address."""
     client = scope.get("client")
     if client is None:
         return True

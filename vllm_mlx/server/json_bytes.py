@@ -6,8 +6,7 @@ A parser holds the interpreter's lock during its call, so everything that makes 
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import from_json
@@ -21,14 +20,17 @@ MAX_VALUES = 2_000_000  # enough for a million token ids
 MAX_TEXT_BYTES = 16 * 1024 * 1024  # images and videos are plain ASCII, and longer
 
 _DEEP = f"The request body is nested too deeply: it may have at most {MAX_DEPTH} levels."
+_TOO_MANY = (
+    f"The request body has more than {MAX_PARTS} objects, lists, texts and names of fields together, or more than "
+    f"{MAX_VALUES} values, which are the maximums. Send fewer of them."
+)
 _TOO_DEEP = "recursion limit exceeded"  # the parser's own message
 
 _PIECE_BYTES = 64 * 1024  # the text is read in pieces, so that other threads get the lock in between
 _ESCAPE_BYTES = 12  # the length of a surrogate pair, the longest escape
 _ESCAPES_OF_TEXT = 24  # bytes per escape in texts; base64 with escaped slash and plus has more bytes per escape
-_BEYOND_ASCII = re.compile(rb"\\u(?!00[0-7])")
-_NO_ESCAPE = re.compile(rb"[^\\]{%d}" % _ESCAPE_BYTES)
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
+_OF_TEXT = re.compile(rb'\\u(?!00[0-7]|.{0,2}\Z)|\\"')  # escapes that base64 does not have
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _HALF_PAIR = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -40,8 +42,7 @@ def read_json(text: bytes) -> Any:
 
     Raises JSONDecodeError, and InvalidParameter for a text that exceeds a limit.
     """
-    _check_text(text)
-    _check_elements(text)
+    _check(text)
     value = _parse(text)
     if is_deeper(value, MAX_DEPTH):
         raise _refusal(_DEEP)
@@ -64,116 +65,68 @@ def _parse(text: bytes) -> Any:
 
 
 def _with_whole_pairs(text: bytes) -> bytearray:
-    """The text with U+FFFD for half a surrogate pair, which a client writes if it cuts a text inside an emoji."""
-    whole, start = bytearray(text), 0
-    for piece in _pieces(text):
-        if rb"\ud" in piece or rb"\uD" in piece:
+    """Return the text with U+FFFD for half a surrogate pair, which clients write if they cut a text inside an emoji."""
+    whole = bytearray(text)
+    for start, end in _strings(text):
+        if not _is_plain(text, start, end):
             # After this, an escaped backslash does not look like the beginning of another escape.
-            for found in _HALF_PAIR.finditer(piece.replace(rb"\\", b"__")):
+            for found in _HALF_PAIR.finditer(text[start:end].replace(rb"\\", b"__")):
                 whole[start + found.start() : start + found.end()] = rb"\ufffd"
-        start += len(piece)
     return whole
 
 
-def _check_text(text: bytes) -> None:
-    """Bound the strings with escapes or non-ASCII characters: plain ASCII is parsed many times faster."""
-    num_bytes, string = 0, _Stretch()
-    for piece in _pieces(text):
-        marks = piece.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in piece else piece
-        start, end = marks.find(b'"'), marks.rfind(b'"')
-        if start < 0:
-            string = string.and_then(piece)
-        else:
-            num_bytes += string.and_then(piece[:start]).num_text_bytes
-            num_bytes += _Stretch().and_then(piece[start:end]).num_text_bytes
-            string = _Stretch().and_then(piece[end:])
-        if num_bytes + string.num_text_bytes > MAX_TEXT_BYTES:
+def _check(text: bytes) -> None:
+    """Bound the elements, and the strings that are not plain ASCII: plain ones are parsed many times faster."""
+    if len(text) <= MAX_TEXT_BYTES and _is_within(_count(text, b'"') // 2, text):
+        return
+    between, num_text_bytes, last = [], 0, 0
+    for start, end in _strings(text):
+        between.append(text[last:start])
+        last = end
+        num_text_bytes += 0 if _is_plain(text, start, end) else end - start
+        if num_text_bytes > MAX_TEXT_BYTES:
             raise _refusal(
                 f"The request body has more than {MAX_TEXT_BYTES} bytes of text with escapes or with characters beyond "
                 "ASCII, which is the maximum. Shorten the texts."
             )
+        if len(between) > MAX_PARTS:
+            raise _refusal(_TOO_MANY)
+    if not _is_within(len(between), b"".join([*between, text[last:]])):
+        raise _refusal(_TOO_MANY)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Text without a quote that begins or ends a string."""
-
-    num_bytes: int = 0
-    is_plain: bool = True
-
-    def and_then(self, piece: bytes) -> "_Stretch":
-        is_plain = piece.isascii() and (b"\\" not in piece or _has_few_escapes(piece))
-        return _Stretch(self.num_bytes + len(piece), self.is_plain and is_plain)
-
-    @property
-    def num_text_bytes(self) -> int:
-        return 0 if self.is_plain else self.num_bytes
+def _is_within(num_strings: int, marks: bytes) -> bool:
+    """Return whether the elements are within the limits. `marks` has the brackets and commas of the text."""
+    num_parts = num_strings + _count(marks, b"[") + _count(marks, b"{")
+    return num_parts <= MAX_PARTS and _count(marks, b",") < MAX_VALUES  # the first value of a list follows no comma
 
 
-def _has_few_escapes(piece: bytes) -> bool:
-    """Whether the piece has few escapes, and none for a character beyond ASCII."""
-    return piece.count(b"\\") * _ESCAPES_OF_TEXT <= len(piece) and not _BEYOND_ASCII.search(piece)
+def _strings(text: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each string begins and ends, without its quotes. One that exceeds the limit of text is cut there."""
+    end = -1
+    while (start := text.find(b'"', end + 1) + 1) > 0:
+        end = text.find(b'"', start)
+        if text[end - 1 : end] == b"\\":  # the quote may be escaped
+            found = _STRING.match(text, start, start + MAX_TEXT_BYTES + 2)
+            assert found is not None, "an empty string matches"
+            end = found.end()
+        end = len(text) if end < 0 else end
+        yield start, end
 
 
-def _check_elements(text: bytes) -> None:
-    if len(text) <= MAX_PARTS or _is_within(_most_marks(text)):  # an element takes at least a byte
-        return
-    counts = ((marks.count(b"["), marks.count(b"{"), num, marks.count(b",")) for marks, num in _structure(text))
-    if not _is_within(counts):
-        raise _refusal(
-            f"The request body has more than {MAX_PARTS} objects, lists, texts and names of fields together, or "
-            f"more than {MAX_VALUES} values, which are the maximums. Send fewer of them."
-        )
-
-
-def _is_within(counts: Iterable[tuple[int, ...]]) -> bool:
-    """Whether the brackets of lists and objects, the quotes and the commas are within the limits, all pieces together.
-
-    Every value except the first of its list or object follows a comma.
-    """
-    totals = [0, 0, 0, 0]
-    for found in counts:
-        totals = [before + more for before, more in zip(totals, found, strict=True)]
-        num_lists, num_objects, num_quotes, num_commas = totals
-        if num_lists + num_objects + num_quotes // 2 > MAX_PARTS or num_commas >= MAX_VALUES:
+def _is_plain(text: bytes, start: int, end: int) -> bool:
+    """Return whether a string is ASCII with few escapes: none of a quote or of a character beyond ASCII."""
+    for at in range(start, end, _PIECE_BYTES):
+        piece = text[at : min(end, at + _PIECE_BYTES + _ESCAPE_BYTES)]
+        if not piece.isascii():
+            return False
+        if b"\\" in piece and (_OF_TEXT.search(piece) or piece.count(b"\\") * _ESCAPES_OF_TEXT > len(piece)):
             return False
     return True
 
 
-def _most_marks(text: bytes) -> Iterator[tuple[int, ...]]:
-    """Count the marks of each piece, also those inside strings. Fast."""
-    for start in range(0, len(text), _PIECE_BYTES):
-        piece = text[start : start + _PIECE_BYTES]
-        # Counting takes thirty times as long as searching, and images contain none of these marks.
-        yield tuple(piece.count(mark) if mark in piece else 0 for mark in (b"[", b"{", b'"', b","))
-
-
-def _structure(text: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield for each piece its brackets and commas outside of strings, and the number of quotes around strings."""
-    in_string = 0
-    for piece in _pieces(text):
-        marks = piece.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_STRUCTURE)
-        num_quotes = marks.count(b'"')
-        yield b"".join(marks.split(b'"')[in_string::2]), num_quotes
-        in_string = (in_string + num_quotes) % 2
-
-
-def _pieces(text: bytes) -> Iterator[bytes]:
-    """Pieces of the text that do not cut through an escape, unless the text exceeds the limit of escapes."""
-    start = 0
-    while start < len(text):
-        end = _next_cut(text, start + _PIECE_BYTES)
-        yield text[start:end]
-        start = end
-
-
-def _next_cut(text: bytes, at: int) -> int:
-    end = min(len(text), at + MAX_TEXT_BYTES + _PIECE_BYTES)
-    while at < end:
-        if found := _NO_ESCAPE.search(text, at, at + _PIECE_BYTES):
-            return found.end()
-        at += _PIECE_BYTES - _ESCAPE_BYTES
-    return end
+def _count(text: bytes, mark: bytes) -> int:
+    return sum(text.count(mark, at, at + _PIECE_BYTES) for at in range(0, len(text), _PIECE_BYTES))
 
 
 def _refusal(message: str) -> InvalidParameter:

@@ -1,21 +1,16 @@
-"""Collects the facts about each request, and logs one line at its end, without any word of a prompt or a reply."""
+"""The facts about one request and its line in the log, which has no word of a prompt or a reply."""
 
-import asyncio
 import logging
 import re
 import time
-import uuid
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from ..api.replies import total_usage
 from ..api.wire import UnknownFields
-from ..core.errors import shown
 from ..core.events import (
     Finished,
     GenerationEvent,
@@ -28,124 +23,25 @@ from ..core.events import (
 )
 from ..core.fence import Fence
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
-from .error_handlers import CLIENT_GONE, http_error
-from .guards import tenant_of
-from .prompt_batch import RequestGeneration
-from .recorder import RequestRecorder
-from .status import LastReply, Recent
+from .error_handlers import CLIENT_GONE
+from .generations import RequestGeneration
+from .status import LastReply
 
 logger = logging.getLogger(__name__)
 requests_logger = logging.getLogger("vllm_mlx.requests")
 
 RECEIPT_HEADER = "x-cache-receipt"
-UNKNOWN_HEADER = "x-unknown-fields"
-MAX_WARNINGS = 1000  # unknown fields that are logged; clients choose their names
 PROGRESS_EVERY_S = 5.0
 MAX_FIELD = 200  # characters of one field of a log line: clients choose paths and names of models
 QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
 WATCHED_PATHS = frozenset(  # polled by monitors and the status page
     {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
 )
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
 _FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart)
 
 
-class RequestLog:
-    """The outermost middleware: gives the request its id, writes its log line, and contains faults of the server."""
-
-    def __init__(self, app: ASGIApp, *, recent: Recent, recorder: RequestRecorder | None = None) -> None:
-        self._app = app
-        self._recent = recent
-        self._recorder = recorder
-        self._unknown = UnknownFieldLog()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        record = RequestRecord(_request_id(scope), scope["method"], cut(scope["path"]), time.monotonic())
-        scope.setdefault("state", {})["record"] = record
-
-        async def send_start(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                record.status = record.status or message["status"]
-                headers = MutableHeaders(scope=message)
-                # OpenAI's and Anthropic's clients read different names.
-                headers["x-request-id"] = headers["request-id"] = record.request_id
-                if record.unknown_fields.patterns:
-                    headers[UNKNOWN_HEADER] = ", ".join(map(_as_header, record.unknown_fields.patterns))
-            await send(message)
-
-        try:
-            if record.note_fault(await error_of(self._app(scope, receive, send_start))) and not record.status:
-                message = f"The server failed on this request. See its log under {record.request_id}."
-                await http_error(record.path, 500, message)(scope, receive, send_start)
-        except asyncio.CancelledError:
-            # Only the end of the server cancels a request. Its task ends here, without a stack trace in the log.
-            record.error_code = "server_stopped"
-        finally:
-            record.key_name = scope["state"].get("key_name")
-            self._note(record, tenant_of(scope))
-            self._unknown.warn(Headers(scope=scope).get("user-agent", ""), record)
-            body, record.body = record.body, None
-            if self._recorder is not None and body is not None:
-                self._recorder.offer(record.facts(time.monotonic()), Headers(scope=scope), body)
-            if not record.is_quiet:
-                requests_logger.info("%s", record.line(time.monotonic()))
-
-    def _note(self, record: "RequestRecord", tenant: str) -> None:
-        """Keep replies and errors for the status, except if the client left or asked for a path that is not ours."""
-        if record.finish_reasons:
-            self._recent.add_reply(record.last_reply(), tenant=tenant)
-        failed = record.error_code is not None or record.status >= 400
-        is_gone = record.status == CLIENT_GONE and record.error_code is None
-        if failed and not is_gone and record.path.startswith("/v1/"):
-            self._recent.add_error(
-                {
-                    "time": round(time.time(), 3),
-                    "request_id": record.request_id,
-                    "path": shown(record.path),
-                    "status": record.status,
-                    "code": record.error_code,
-                    "message": record.error_message,
-                },
-                tenant=tenant,
-            )
-
-
-class UnknownFieldLog:
-    """Warns once of each field or tool that was left out, for each client that sent it."""
-
-    def __init__(self) -> None:
-        self._warned: set[tuple[str, str, str]] = set()
-
-    def warn(self, user_agent: str, record: "RequestRecord") -> None:
-        client = cut(user_agent) or "A client"
-        for unknown in record.unknown_fields.patterns:
-            about = (client, record.path, unknown)
-            if about in self._warned or len(self._warned) >= MAX_WARNINGS:
-                continue
-            self._warned.add(about)
-            logger.warning(
-                "%s sent the field %s to %s, which this server does not know or cannot run: it was left out.%s",
-                *(_quoted(text) for text in (client, unknown, record.path)),
-                f" This is the last such warning of {MAX_WARNINGS}." if len(self._warned) == MAX_WARNINGS else "",
-            )
-
-
-def _as_header(field: str) -> str:
-    """The name in the characters that a header may have. A long one is cut: clients accept 8 KiB of headers or more."""
-    return quote(field, safe=".[]")[:MAX_FIELD]
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's own id if it is fit for a log line, otherwise a new one."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
-
-
 class Receipts:
-    """The cache receipts of one request. Each prompt has that of the choice that computed most, as usage counts."""
+    """The cache receipts of one request. For n > 1, a prompt keeps the receipt with the fewest cached tokens."""
 
     def __init__(self, *, num_prompts: int = 1, choices_per_prompt: int = 1) -> None:
         self._num_prompts = num_prompts
@@ -164,7 +60,7 @@ class Receipts:
         return len(self._seen_prompts) == self._num_prompts
 
     def total(self) -> CacheReceipt | None:
-        """The receipt of the request; None until every prompt has one. Several prompts have no expected tokens."""
+        """Return the receipt of the request, or None until every prompt has one. A sum has no expected tokens."""
         receipts = list(self._by_prompt.values())
         if len(receipts) < self._num_prompts:
             return None
@@ -292,25 +188,11 @@ class RequestRecord:
             "why": None if receipt is None else receipt.why,
         }
 
-    def facts(self, ended_s: float) -> dict[str, Any]:
-        """The facts that are recorded with the body of the request."""
-        usage = total_usage(self._usages, self._choices_per_prompt) if self._usages else None
-        response = {
-            "status": self.status,
-            "error": self.error_code,
-            "message": self.error_message,
-            "finish": self._finish or None,
-            "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
-            "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
-            "completion_tokens": None if usage is None else usage.completion_tokens,
-            "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
-            "ttft_s": self._ttft_s,
-            "duration_s": round(ended_s - self.started_s, 4),
-            "unknown_fields": list(self.unknown_fields.patterns) or None,
-        }
-        given = {name: value for name, value in response.items() if value is not None}
+    def facts(self, line: str) -> dict[str, Any]:
+        """Return what is recorded with the body of the request, without the words that an error quotes."""
+        message = self.error_message and re.sub(r"(['`\"]).*?\1", r"\1…\1", self.error_message, flags=re.DOTALL)
         fault = self.status if self.status >= 400 else None
-        return {"method": self.method, "endpoint": self.path, "fault": fault, "response": given}
+        return {"method": self.method, "endpoint": self.path, "fault": fault, "message": message, "log": line}
 
     def _log_progress(self, event: PromptProgress) -> None:
         """Log the progress of a long prompt, every few seconds."""
@@ -339,7 +221,7 @@ class RequestRecord:
             "cache_mb": _cache_mb(receipt),
             "expected_tokens": (receipt and receipt.expected_tokens) or None,
             "altered": self.prompt_change,
-            # The shortfall of an altered prompt is said by `altered`.
+            # `altered` reports the shortfall of an altered prompt.
             "not_cached": None if receipt is None or receipt.shortfall is Shortfall.ALTERED else receipt.why,
             "completion_tokens": None if usage is None else usage.completion_tokens,
             "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
@@ -350,29 +232,29 @@ class RequestRecord:
             "finish": self._finish or None,
             "error": self.error_code,
         }
-        return " ".join(f"{name}={_quoted(value)}" for name, value in facts.items() if value is not None)
+        return " ".join(f"{name}={quoted(value)}" for name, value in facts.items() if value is not None)
 
     def _prompt_tokens_per_s(self, usage: Usage | None) -> float | None:
-        """The speed of computing tokens that were not cached, including the time in the queue."""
+        """Return the speed of computing tokens that were not cached, including the time in the queue."""
         if usage is None or self.first_output_s is None:
             return None
         return round((usage.prompt_tokens - usage.cached_tokens) / max(self.first_output_s - self.started_s, 1e-6), 1)
 
     def _tokens_per_s(self, usage: Usage | None, ended_s: float) -> float | None:
-        """The speed of the tokens after the first, so that waiting and prefill do not count."""
+        """Return the speed of the tokens after the first, so that waiting and prefill do not count."""
         if usage is None or self.first_output_s is None or usage.completion_tokens < 2:
             return None
         return round((usage.completion_tokens - 1) / max(ended_s - self.first_output_s, 1e-6), 1)
 
 
 def _cache_mb(receipt: CacheReceipt | None) -> str | None:
-    """What the prefix cache held when the prompt was looked up, and what it may hold. None: there is no cache."""
+    """Return the size of the prefix cache at the look-up, and its limit; None if there is no cache."""
     if receipt is None or not receipt.max_cache_bytes:
         return None
     return f"{receipt.cache_bytes / 1e6:.1f}/{receipt.max_cache_bytes / 1e6:.1f}"
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     text = cut(str(value))
     return text if re.fullmatch(r"[!#-<>-~]+", text) else ascii(text)
 
@@ -382,7 +264,7 @@ def cut(text: str) -> str:
 
 
 async def error_of(work: Awaitable[None]) -> Exception | None:
-    """The error that ends `work`, or None. Cancellation passes.
+    """Return the error that ends `work`, or None. Cancellation is not caught.
 
     Pass the error on and keep it in no variable: its frames lead to the caller's, and both would stay in memory until
     the next full garbage collection.

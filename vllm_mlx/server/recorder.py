@@ -1,121 +1,122 @@
-"""Records of requests for reports of faults: a file each, with the shape of the request and without its texts."""
+"""Records requests for reports of faults: one JSON object a line, in which made-up letters stand for texts.
 
+`scripts/replay` can send most records again: bodies keep their structure, and their texts keep their lengths.
+"""
+
+import hashlib
 import json
 import logging
 import os
-import queue
+import re
 import secrets
-import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..core.errors import ConfigError, RequestError, setting
-from ..core.private_file import write_private
 from .config import ServerConfig
 from .json_bytes import read_json
-from .shapes import Shaper, without_quotes
 
 logger = logging.getLogger(__name__)
 
-MAX_FILES = 1000
-MAX_BYTES = 64 * 1024 * 1024
-MAX_RECORD_BYTES = 4 * 1024 * 1024
-MAX_READ_BYTES = 32 * 1024 * 1024  # a longer body is recorded by its length
-CLOSE_S = 5.0
-MAX_WAITING = 64  # records that wait for the thread; further ones are left out
+MAX_BYTES = 32 * 1024 * 1024  # a longer file becomes FILE.1, in place of an earlier one
+MAX_BODY_BYTES = 4 * 1024 * 1024  # a longer body is recorded by its length
+MAX_WAITING = 16  # records that wait for the thread; further ones are left out
 _HEADERS = ("user-agent", "content-type", "content-length", "anthropic-version", "anthropic-beta")
-_PREFIX = "request-"
+_WORD = re.compile(r"[a-z0-9_./+-]{1,40}")
+_WORD_FIELDS = frozenset({  # their values are words of the protocols
+    "type", "role", "media_type", "tool_choice", "effort", "reasoning_effort", "detail", "display", "include", "status",
+    "summary", "syntax", "ttl", "verbosity", "truncation", "service_tier", "format",
+})  # fmt: skip
+_NAME_FIELDS = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # objects whose keys are names
+_FREE_FIELDS = frozenset({"input", "metadata", "logit_bias"})  # objects that hold what the client likes
+_LETTERS = " etaoin shrdlu"
 
 
 def open_recorder(config: ServerConfig) -> "RequestRecorder | None":
-    """The recorder that the settings ask for. Raises ConfigError for a folder that cannot be written."""
+    """Return the recorder that the settings ask for. Raises ConfigError for a file that cannot be written."""
     return None if config.record_requests is None else RequestRecorder(Path(config.record_requests))
 
 
 class RequestRecorder:
-    """Writes records on a thread of its own. The oldest files make room for new ones."""
+    """Appends records to a file that only its owner may read, on a thread of its own."""
 
-    def __init__(
-        self, folder: Path, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES, max_waiting: int = MAX_WAITING
-    ) -> None:
-        """Raises ConfigError for a folder that cannot be written."""
-        self._folder = folder.expanduser()
-        self._max_files, self._max_bytes = max_files, max_bytes
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError for a file that cannot be written."""
+        self._path = path.expanduser()
         self._salt = secrets.token_bytes(16)
         self._started_s = time.monotonic()
-        self._num_written = 0
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
+        self._thread = ThreadPoolExecutor(1, "recorder")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.TemporaryFile(dir=self._folder):
-                pass
-            self._files = deque((path, path.stat().st_size) for path in sorted(self._folder.glob(f"{_PREFIX}*.json")))
+            self._append(b"")
         except OSError as error:
             raise ConfigError(
-                f"{setting('record_requests')} {folder} cannot be written: {error.strerror}. Name another folder."
+                f"{setting('record_requests')} {path} cannot be written: {error.strerror}. Name another file."
             ) from error
-        self._waiting: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue(max_waiting)
-        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-        self._thread.start()
 
     def offer(self, facts: Mapping[str, Any], headers: Mapping[str, str], body: bytes) -> None:
-        """Record a request that has ended. `facts`: its method, endpoint and response. Never waits."""
-        record = {
-            "session": "recorded",
-            "t": round(time.monotonic() - self._started_s, 3),
-            **facts,
-            "headers": {name: headers[name][:200] for name in _HEADERS if name in headers},
-            "server": __version__,
-        }
-        try:
-            self._waiting.put_nowait((record, body))
-        except queue.Full:
-            logger.warning("A request was not recorded, because %d others wait to be written.", self._waiting.maxsize)
+        """Record a request that has ended. `facts`: its method, endpoint and result. Never waits."""
+        if not self._places.acquire(blocking=False):
+            logger.warning("A request was not recorded, because %d others wait to be written.", MAX_WAITING)
+            return
+        kept = {name: headers[name][:200] for name in _HEADERS if name in headers}
+        now = round(time.monotonic() - self._started_s, 3)
+        record = {"session": "recorded", "t": now, **facts, "headers": kept, "server": __version__}
+        self._thread.submit(self._write, record, body)
 
     def close(self) -> None:
-        """Write what waits, and end the thread; after `CLOSE_S` seconds what still waits is lost."""
-        try:
-            self._waiting.put(None, timeout=CLOSE_S)
-        except queue.Full:
-            return
-        self._thread.join(CLOSE_S)
-
-    def _run(self) -> None:
-        while (waiting := self._waiting.get()) is not None:
-            self._write(*waiting)
+        """Write what waits, and end the thread."""
+        self._thread.shutdown()
 
     def _write(self, record: dict[str, Any], body: bytes) -> None:
-        message = record["response"].get("message")
-        if message is not None:
-            record["response"]["message"] = without_quotes(message)
-        line = json.dumps({**record, "shape": self._shape(body)}, ensure_ascii=False)
-        if len(line) > MAX_RECORD_BYTES:
-            line = json.dumps({**record, "shape": {"~long": len(body)}})
-        self._num_written += 1
-        name = f"{_PREFIX}{time.time_ns() // 1_000_000}-{os.getpid()}-{self._num_written:06}.json"
         try:
-            content = f"{line}\n".encode()
-            write_private(self._folder / name, content)
-            self._files.append((self._folder / name, len(content)))
-            self._make_room()
-        except OSError as error:
-            logger.warning("A request was not recorded in %s: %s", self._folder, error.strerror)
-
-    def _shape(self, body: bytes) -> Any:
-        if len(body) > MAX_READ_BYTES:
-            return {"~long": len(body)}
-        try:
-            return Shaper(self._salt).shape(read_json(body))
+            value = redacted(read_json(body), self._salt) if len(body) <= MAX_BODY_BYTES else None
         except (ValueError, RequestError):
-            return {"~invalid": len(body)}
+            value = None
+        try:
+            line = json.dumps({**record, "num_bytes": len(body), "body": value}, ensure_ascii=False)
+            self._append(f"{line}\n".encode())
+        except OSError as error:
+            logger.warning("A request was not recorded in %s: %s", self._path, error.strerror)
+        finally:
+            self._places.release()
 
-    def _make_room(self) -> None:
-        total = sum(num_bytes for _, num_bytes in self._files)
-        while len(self._files) > self._max_files or total > self._max_bytes:
-            path, num_bytes = self._files.popleft()
-            total -= num_bytes
-            path.unlink(missing_ok=True)
+    def _append(self, line: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with os.fdopen(os.open(self._path, flags, 0o600), "ab") as stream:
+            stream.write(line)
+            if stream.tell() > MAX_BYTES:
+                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+
+def redacted(value: Any, salt: bytes, field: str = "") -> Any:
+    """Return the JSON value without its texts. Equal texts have equal letters, which nobody can compute without `salt`.
+
+    `field`: the name of the value's field.
+    """
+    match value:
+        case dict() if field in _FREE_FIELDS:
+            return {}
+        case dict():
+            hides = field in _NAME_FIELDS
+            return {_letters(name, salt) if hides else name: redacted(at, salt, name) for name, at in value.items()}
+        case [int() | float(), *_]:
+            return [0] * len(value)  # token ids are texts
+        case list():
+            return [redacted(item, salt, field) for item in value]
+        case str() if field not in _WORD_FIELDS or not _WORD.fullmatch(value):
+            return _letters(value, salt)
+        case _:
+            return value
+
+
+def _letters(text: str, salt: bytes) -> str:
+    """Return letters that stand for a text: as many, and the same ones for the same text."""
+    digest = hashlib.blake2b(text.encode(errors="replace"), key=salt, digest_size=32).hexdigest()
+    return (digest + _LETTERS * (len(text) // len(_LETTERS) + 1))[: len(text)]

@@ -20,7 +20,7 @@ _LOST = ResponseError(code="server_error", message="The server was started again
 
 
 class ResponseStore:
-    """Responses in memory for the requests that continue them: bounded, the longest unused are evicted first."""
+    """Responses in memory for the requests that continue them. It is bounded and evicts the least recently used."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ResponseStore:
         journal: Journal | None = None,
         tenant: str = "",
     ) -> None:
-        """`journal`: keeps the responses for the next start, as the ones of `tenant`."""
+        """`journal` keeps the responses of `tenant` for the next start."""
         self._journal = journal
         self._tenant = tenant
         self._max_responses = max_responses
@@ -52,7 +52,7 @@ class ResponseStore:
             )
 
     def restore(self, responses: Sequence[StoredResponse]) -> None:
-        """Store the responses of the last start. One that had not ended has failed with its process."""
+        """Store the responses of the last start. A response that had not ended failed with its process."""
         continued = {response.previous_id for response in responses}
         for response in responses:
             if response.reply.status in _RUNNING:
@@ -96,20 +96,20 @@ class ResponseStore:
         return self._items.get(item_id)
 
     def conversation(self, response_id: str) -> Sequence[Mapping[str, Any]] | None:
-        """All items up to the end of this response, or None if a part of them is no longer stored."""
+        """Return all items up to the end of this response, or None if a part of them is no longer stored."""
         chain = self._chain(response_id)
         if chain is None:
             return None
         return [item for response in chain for item in (*response.input, *response.output)]
 
     def input_of(self, response_id: str) -> Sequence[Mapping[str, Any]]:
-        """The input of this response, after the earlier conversation if that is still stored."""
+        """Return the input of this response, after the earlier conversation if that is still stored."""
         response = self._responses[response_id]
         earlier = self.conversation(response.previous_id) if response.previous_id else None
         return [*(earlier or ()), *response.input]
 
     def _chain(self, response_id: str) -> list[StoredResponse] | None:
-        """The responses from the first to this one, all of which now count as used; None if one is missing."""
+        """Return the responses from the first to this one, all of which now count as used; None if one is missing."""
         chain: list[StoredResponse] = []
         current: str | None = response_id
         while current is not None:
@@ -127,13 +127,13 @@ class ResponseStore:
 class ResponseStores:
     """One store per tenant, or one for all if no API key is needed. They divide the limits evenly.
 
-    What a journal keeps is restored on another thread; a request that asks for a store earlier waits for it.
+    A journal is restored on another thread; a request that needs a store before that waits.
     """
 
     def __init__(self, num_keys: int, journal: Journal | None = None) -> None:
         self._share = max(1, num_keys)
         self._journal = journal
-        self._restored: dict[str, list[StoredResponse]] = defaultdict(list)  # by tenant, until one asks for them
+        self._restored: dict[str, list[StoredResponse]] = defaultdict(list)  # by tenant, until the tenant asks for them
         self._stores: dict[str, ResponseStore] = {}
         if journal is not None:
             journal.restore(self._restore)

@@ -80,7 +80,7 @@ class _Responses:
         previous_id = body.previous_response_id
         found = await decoded(http, body, decode, is_long=previous_id is not None)
         spec = found.reply
-        submission = submit(self._engine, [found.request], http, spec)
+        submission = submit(self._engine, found.requests, http, spec)
 
         def keep(reply: ResponseReply) -> None:
             if spec.store:
@@ -203,7 +203,7 @@ def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:
 
 
 def _referenced(body: ResponsesBody, store: ResponseStore) -> Stored:
-    """The stored items that `body` refers to, by their ids."""
+    """Return the stored items that `body` refers to, by their ids."""
     if isinstance(body.input, str):
         return {}
     ids = {item.id for item in body.input if isinstance(item, ItemReference)}
@@ -211,7 +211,7 @@ def _referenced(body: ResponsesBody, store: ResponseStore) -> Stored:
 
 
 def _resolved(body: ResponsesBody, referenced: Stored) -> ResponsesBody:
-    """The body with references to stored items replaced by the items."""
+    """Return the body with references to stored items replaced by the items."""
     if not referenced or isinstance(body.input, str):
         return body
     items: list[InputItem] = []

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ..api.anthropic.decode import decode_count_request, decode_messages_request
+from ..api.anthropic.decode import MessageSpec, decode_count_request, decode_messages_request
 from ..api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
 from ..api.anthropic.schema import CountTokensBody, MessagesBody
 from ..api.error_replies import AnthropicError, OpenAIError
@@ -24,9 +24,9 @@ from ..core.errors import ModelNotFound, shown
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
+from .generations import RequestGeneration
 from .log import record_of
-from .prompt_batch import RequestGeneration
-from .streaming import admitted, respond_with, submit, while_connected
+from .streaming import owned, reply_to, while_connected
 
 OPENAI_EVENTS = "chunks, then [DONE]"
 ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
@@ -39,7 +39,7 @@ class ServedModels:
         self.names = tuple(dict.fromkeys(names))
 
     def resolve(self, name: str | None) -> str:
-        """The name for the reply. Without a name, the first served name. Raises ModelNotFound."""
+        """Return the name for the reply; for None, the first served name. Raises ModelNotFound."""
         if name is None:
             return self.names[0]
         if name not in self.names:
@@ -49,7 +49,7 @@ class ServedModels:
 
 
 def documented(reply: type[Reply], error: type[Reply], events: str) -> dict[int | str, dict[str, Any]]:
-    """The responses of a route, for /openapi.json. `events` says what a stream contains."""
+    """Return the responses of a route, for /openapi.json. `events` says what a stream contains."""
     stream = {"text/event-stream": {"schema": {"type": "string", "description": f"With `stream`: {events}."}}}
     return {200: {"model": reply, "content": stream}, "4XX": {"model": error}, "5XX": {"model": error}}
 
@@ -75,10 +75,13 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedMode
             separate_reasoning=config.separate_reasoning,
             searches=config.web_search is not None,
         )
-        found = await decoded(http, body, decode)
-        submission, spec = submit(engine, found.requests, http, found.reply), found.reply
-        return await respond_with(
-            submission, http, spec, stream=lambda _: ChatStream(spec, names), fold=chat_fold(spec, names)
+        return await reply_to(
+            engine,
+            http,
+            body,
+            decode,
+            stream=lambda spec, _: ChatStream(spec, names),
+            fold=lambda spec: chat_fold(spec, names),
         )
 
     @router.post("/v1/completions", responses=documented(Completion, OpenAIError, OPENAI_EVENTS))
@@ -91,10 +94,13 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedMode
             model=models.resolve(body.model),
             created=int(time.time()),
         )
-        found = await decoded(http, body, decode)
-        submission, spec = submit(engine, found.requests, http, found.reply), found.reply
-        return await respond_with(
-            submission, http, spec, stream=lambda _: CompletionStream(spec, names), fold=completion_fold(spec, names)
+        return await reply_to(
+            engine,
+            http,
+            body,
+            decode,
+            stream=lambda spec, _: CompletionStream(spec, names),
+            fold=lambda spec: completion_fold(spec, names),
         )
 
     return router
@@ -114,13 +120,11 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedM
             messages_thinking=config.messages_thinking,
             searches=config.web_search is not None,
         )
-        found = await decoded(http, body, decode)
-        submission, spec = submit(engine, [found.request], http, found.reply), found.reply
 
-        def stream(generation: RequestGeneration) -> MessageStream:
+        def stream(spec: MessageSpec, generation: RequestGeneration) -> MessageStream:
             return MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
 
-        return await respond_with(submission, http, spec, stream=stream, fold=message_fold(spec))
+        return await reply_to(engine, http, body, decode, stream=stream, fold=message_fold)
 
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": AnthropicError}})
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
@@ -129,8 +133,8 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedM
         request_id = record_of(http.scope).request_id
         searches = config.web_search is not None
         decode = partial(decode_count_request, body, request_id=request_id, searches=searches)
-        request = await decoded(http, body, decode)
-        num_tokens = await while_connected(http.receive, engine.count_tokens(await admitted(request, http)))
+        request = owned((await decoded(http, body, decode)).request, http)
+        num_tokens = await while_connected(http.receive, engine.count_tokens(request))
         return as_json(TokenCount(input_tokens=num_tokens))
 
     return router

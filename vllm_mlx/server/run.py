@@ -23,7 +23,7 @@ from .connection import GuardedProtocol, allow_open_files
 
 if TYPE_CHECKING:  # the port is checked before anything heavy is loaded
     from ..engine.client import EngineClient
-    from .ending import OpenRequests
+    from .request_log import OpenRequests
 
 logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -179,7 +179,7 @@ class EngineServer(uvicorn.Server):
             drain.cancel()
             await asyncio.gather(drain, return_exceptions=True)
             await self._engine.shutdown(0)
-        self._requests.refuse()  # what came meanwhile
+        self._requests.refuse()  # those that came meanwhile
         self.force_exit = False  # the engine has ended: only the last event of each stream remains
         await super().shutdown(sockets)
 

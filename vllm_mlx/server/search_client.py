@@ -1,6 +1,6 @@
 """Asks the operator's search server: SearXNG by its JSON, or the search tool of an MCP server. Knows no request.
 
-What it answers is bounded in bytes, pages, characters and seconds. Pages themselves are never fetched.
+Its answers are bounded in bytes, pages, characters and seconds. The pages themselves are never fetched.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class SearchFailed(Exception):
 
 
 class SearchClient:
-    """Used on one event loop."""
+    """Searches on one event loop."""
 
     def __init__(self, url: str):
         """`url`: the address of an MCP server if its path ends in `/mcp`, otherwise of a SearXNG."""
@@ -53,7 +53,7 @@ class SearchClient:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def search(self, query: str, suffix: str = "") -> tuple[FoundPage, ...]:
-        """The pages in the order of the answer, each once. `suffix` is added to the query. Raises SearchFailed.
+        """Return the pages in the order of the answer, each once. `suffix` is added to the query. Raises SearchFailed.
 
         The log says why the search server gave no pages; the client and the model read a code.
         """
@@ -139,7 +139,7 @@ class _McpSession:
 
 
 def _http() -> httpx.AsyncClient:
-    """A client that follows no redirect, and uses no proxy of the environment."""
+    """Return a client that follows no redirect, and uses no proxy of the environment."""
     return httpx.AsyncClient(trust_env=False, timeout=_SEARCH_S, headers={"user-agent": f"vllm-mlx/{__version__}"})
 
 
@@ -157,7 +157,7 @@ async def _answer(http: httpx.AsyncClient, method: str, url: str, **options: Any
 
 
 def _messages(body: str) -> Iterator[dict[str, Any]]:
-    """The JSON-RPC messages of an answer: JSON, or the data of events."""
+    """Yield the JSON-RPC messages of an answer: JSON, or the data of events."""
     if body.lstrip().startswith("{"):
         yield json_in(body)
         return
@@ -168,7 +168,7 @@ def _messages(body: str) -> Iterator[dict[str, Any]]:
 
 
 def _search_of(tools: Mapping[str, Any]) -> tuple[str, str]:
-    """The name of the tool that searches, and of its argument. Raises ValueError."""
+    """Return the name of the tool that searches, and of its argument. Raises ValueError."""
     for tool in tools["tools"]:
         arguments = tool.get("inputSchema", {}).get("properties", {})
         for argument in ("query", "q"):
@@ -185,7 +185,7 @@ def _json(text: str) -> Any:
 
 
 def _pages(value: Any) -> Iterator[FoundPage]:
-    """The pages in a list of objects, or in the list `results` of an object."""
+    """Yield the pages in a list of objects, or in the list `results` of an object."""
     rows = value.get("results") if isinstance(value, dict) else value
     for row in rows[:_MAX_ROWS] if isinstance(rows, list) else ():
         if isinstance(row, dict):
@@ -209,7 +209,7 @@ def _line(text: str, max_chars: int = _MAX_TITLE_CHARS) -> str:
 
 
 def is_shown(url: str) -> bool:
-    """Whether a model may see the page: its address must be one of the public internet."""
+    """Return whether a model may see the page: its address must be one of the public internet."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".").lower()

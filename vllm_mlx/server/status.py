@@ -1,20 +1,20 @@
-"""What the server reports of itself, and what an administrator does: status, metrics, cache, health, cancelling.
+"""Reports status, metrics, cache and health, and lets administrators cancel requests and clear the cache.
 
-The types of what `/v1/status` and `/v1/cache` say, and what each client may see of it.
+It has the types of `/v1/status` and `/v1/cache`, and decides what each client may see.
 """
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query, Request
 from prometheus_client.exposition import choose_encoder
+from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,6 +22,7 @@ from starlette.types import Scope
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ..api.error_replies import OpenAIError
+from ..cache.node import Space
 from ..cache.stats import Entry
 from ..core.errors import EngineDead, VLLMMLXError, shown
 from ..core.receipt import Tier
@@ -41,12 +42,6 @@ _PATHS = frozenset(
 _SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _OTHER_PATH = "/v1/…"  # replaces paths that hold ids or what a client made up
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
-
-
-class RequestStatus(ReplyProgress):
-    """A running request. `request_id` is null if it was sent with another API key."""
-
-    request_id: str | None
 
 
 class LastReply(TypedDict):
@@ -91,7 +86,7 @@ class ServerStatus(EngineFigures):
     """The engine's figures, running requests, and the last replies and errors, newest first. Times are Unix times."""
 
     time: float
-    requests: list[RequestStatus]
+    requests: list[ReplyProgress]
     last_replies: list[LastReply]
     other_replies: OtherReplies
     last_errors: list[LastError]
@@ -118,30 +113,17 @@ class StatusHistory(TypedDict):
     data: list[Sample]
 
 
-class CacheEntry(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntry(Entry):
     """A run of tokens in the prefix cache: the tokens `start` to `end` of the prompts that share it.
 
     `fingerprint` is the model's; `salted` says whether the run belongs to an API key or has a salt.
     """
 
-    node_id: int
-    parent_id: int | None
-    start: int
-    end: int
-    segment_bytes: int
-    state_bytes: int
-    window_start: int
-    last_used: float
-    hits: int
-    state_hits: int
-    num_children: int
-    pins: int
+    space: Annotated[Space, Field(exclude=True)]  # it contains the salt
     age_s: float
     fingerprint: str
     salted: bool
-
-
-_ENTRY_NAMES = [field.name for field in fields(Entry) if field.name != "space"]
 
 
 class OtherEntries(TypedDict):
@@ -164,6 +146,9 @@ class CacheTree(TypedDict):
     others: OtherEntries
     others_on_disk: OtherEntries
     cache: CacheStatus
+
+
+_TREE = TypeAdapter(CacheTree)
 
 
 class Recent:
@@ -202,7 +187,7 @@ class Recent:
 
 
 def _visible(viewer: str | None, owner: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entry as `viewer` sees it, without its owner. None sees all."""
+    """Return the entry as `viewer` sees it, without its owner. The viewer None sees everything."""
     hidden = {name: value for name, value in entry.items() if name != "tenant"}
     if viewer is None or viewer == owner:
         return hidden
@@ -277,40 +262,40 @@ def _add_status(router: APIRouter, engine: EngineClient, recent: Recent, history
 
     @router.get("/v1/status", responses={200: {"model": ServerStatus}})
     async def status(http: Request) -> Response:
-        """Running requests, rates, memory and the prefix cache."""
+        """Report running requests, rates, memory and the prefix cache."""
         return _json(await visible_to(http.scope))
 
     @router.get("/v1/status/stream", responses={200: {"content": {"text/event-stream": {}}}})
     async def stream(http: Request, interval: IntervalSeconds = 1.0) -> Response:
-        """The same as server-sent events, now and every `interval` seconds."""
+        """Send the status as server-sent events, now and every `interval` seconds."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         events = _events(lambda: visible_to(http.scope), interval_s=interval)
         return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
     @router.get("/v1/status/history", responses={200: {"model": StatusHistory}})
     async def past() -> Response:
-        """Rates and latencies of the last ten minutes, oldest first."""
+        """Report rates and latencies of the last ten minutes, oldest first."""
         samples: StatusHistory = {"object": "list", "every_s": history.every_s, "data": history.samples()}
         return _json(samples)
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """Metrics for Prometheus, in its text format."""
+        """Report metrics for Prometheus, in its text format."""
         # Prometheus prefers OpenMetrics, but there prometheus_client writes vLLM's colons as underscores.
         encode, media_type = choose_encoder("text/plain")
         families = await engine.metrics()
-        registry: Any = SimpleNamespace(collect=lambda: families)  # the encoder asks for nothing else of it
+        registry: Any = SimpleNamespace(collect=lambda: families)  # the encoder uses nothing else
         return Response(encode(registry), headers={"content-type": media_type})
 
 
 async def _events(ask: Callable[[], Awaitable[ServerStatus]], *, interval_s: float) -> AsyncIterator[str]:
-    """Status events, now and every `interval_s`. The last event is `error` and says why the stream ends."""
+    """Yield status events, now and every `interval_s`. The last event is `error` and says why the stream ends."""
     try:
         while True:
-            yield f"data: {json.dumps(await ask())}\n\n"
+            yield f"data: {to_json(await ask()).decode()}\n\n"
             await asyncio.sleep(interval_s)
     except VLLMMLXError as error:
-        yield f"event: error\ndata: {json.dumps({'message': error.message})}\n\n"
+        yield f"event: error\ndata: {to_json({'message': error.message}).decode()}\n\n"
 
 
 def _add_cancel(router: APIRouter, engine: EngineClient) -> None:
@@ -336,20 +321,20 @@ def _add_cache(router: APIRouter, engine: EngineClient) -> None:
             "others_on_disk": others_on_disk,
             "cache": (await engine.status())["cache"],
         }
-        return _json(tree)
+        return Response(_TREE.dump_json(tree), media_type="application/json")
 
     @router.delete("/v1/cache")
     async def clear_cache(http: Request, salt: str = "") -> dict[str, Any]:
         """Clear the cached state of the same API key, or of all with an admin key. Running requests continue.
 
-        `salt`: only that of cache salts which begin so.
+        `salt` limits this to cache salts that begin with it.
         """
         freed_bytes = await engine.clear_cache(salts=managed_salts(http.scope) + salt)
         return {"object": "cache.cleared", "freed_bytes": freed_bytes}
 
 
 def _divided(entries: list[Entry], scope: Scope) -> tuple[list[Entry], OtherEntries]:
-    """The entries that the sender may see, and a sum of the others."""
+    """Return the entries that the sender may see, and a sum of the others."""
     others = [entry for entry in entries if not may_see(scope, entry.space[1])]
     return [entry for entry in entries if may_see(scope, entry.space[1])], {
         "num_entries": len(others),
@@ -359,7 +344,7 @@ def _divided(entries: list[Entry], scope: Scope) -> tuple[list[Entry], OtherEntr
 
 
 def _last_used(entries: list[Entry]) -> list[Entry]:
-    """At most about MAX_DISK_ENTRIES of them: those used last, and all that these follow."""
+    """Return the MAX_DISK_ENTRIES entries that were used last, and all entries that these follow."""
     by_id = {entry.node_id: entry for entry in entries}
     chosen: dict[int, Entry] = {}
     for entry in sorted(entries, key=lambda entry: -entry.last_used)[:MAX_DISK_ENTRIES]:
@@ -371,11 +356,10 @@ def _last_used(entries: list[Entry]) -> list[Entry]:
 
 
 def _cache_entry(entry: Entry, now: float) -> CacheEntry:
-    """`now`: the time on the clock of `entry.last_used`."""
+    """Describe an entry. `now` is a time of the clock of `entry.last_used`."""
     fingerprint, salt = entry.space
     age_s = round(max(0.0, now - entry.last_used), 1)
-    values = {name: getattr(entry, name) for name in _ENTRY_NAMES}
-    return cast(CacheEntry, {**values, "age_s": age_s, "fingerprint": fingerprint, "salted": bool(salt)})
+    return CacheEntry(**asdict(entry), age_s=age_s, fingerprint=fingerprint, salted=bool(salt))
 
 
 def _add_health(router: APIRouter, engine: EngineClient) -> None:
@@ -383,7 +367,7 @@ def _add_health(router: APIRouter, engine: EngineClient) -> None:
         "/health", responses={503: {"description": "The engine has stopped or hangs, or no prompt can be prepared."}}
     )
     async def health() -> JSONResponse:
-        """`ok` while the engine makes steps, even if it is busy."""
+        """Report `ok` while the engine makes steps, even if it is busy."""
         if engine.is_healthy:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "error", "error": engine.error()}, 503)

@@ -14,30 +14,32 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request as HTTPRequest
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..api.anthropic.decode import MessageSpec
 from ..api.error_replies import OPENAI
 from ..api.openai.decode import ReplySpec
+from ..api.parameters import Decoded
 from ..api.replies import ReplyFold, StreamEncoder
 from ..api.responses.replies import ResponseSpec
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from ..core.request import Request
 from ..engine.client import EngineClient
-from .bodies import beside_loop
+from .bodies import decoded
 from .error_handlers import CLIENT_GONE, ClientGone
+from .generations import PromptBatch, RequestGeneration, SearchingReply
 from .guards import with_tenant
 from .log import RequestRecord, error_of, record_of
-from .prompt_batch import PromptBatch, RequestGeneration
 from .search_client import SearchClient
-from .searching import SearchingReply
 
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
-Spec = ReplySpec | MessageSpec | ResponseSpec  # how a reply is written, in the words of each protocol
+Spec = ReplySpec | MessageSpec | ResponseSpec  # how each protocol writes a reply
 T = TypeVar("T")
+S = TypeVar("S", ReplySpec, MessageSpec)
 
 
 @asynccontextmanager
@@ -50,8 +52,7 @@ async def submit(
     """
     num_choices = requests[0].sampling.n
     client: SearchClient | None = http.app.state.search
-    http.app.state.config.limits.check_choices(num_choices * len(requests))
-    ready = [await admitted(request, http) for request in requests]
+    ready = [owned(request, http) for request in requests]
     for path in spec.left_out:
         record_of(http.scope).unknown_fields.note(path)
     async with AsyncExitStack() as stack:
@@ -69,10 +70,25 @@ async def submit(
         yield generation
 
 
-async def admitted(request: Request, http: HTTPRequest) -> Request:
-    """The request with its tenant and arrival time. Raises InvalidParameter if it exceeds the server's limits."""
-    await beside_loop(http, partial(http.app.state.config.limits.check, request))
+def owned(request: Request, http: HTTPRequest) -> Request:
+    """Return the request with its tenant and arrival time."""
     return with_tenant(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
+
+
+async def reply_to(
+    engine: EngineClient,
+    http: HTTPRequest,
+    wire: BaseModel,
+    decode: Callable[[], Decoded[S]],
+    *,
+    stream: Callable[[S, RequestGeneration], StreamEncoder],
+    fold: Callable[[S], ReplyFold],
+) -> Response:
+    """Decode the body, and reply to its requests."""
+    found = await decoded(http, wire, decode)
+    spec = found.reply
+    submission = submit(engine, found.requests, http, spec)
+    return await respond_with(submission, http, spec, stream=partial(stream, spec), fold=fold(spec))
 
 
 async def respond_with(
@@ -83,7 +99,7 @@ async def respond_with(
     stream: Callable[[RequestGeneration], StreamEncoder],
     fold: ReplyFold,
 ) -> Response:
-    """The reply to the submitted requests: a stream of events if the client asked for one, otherwise complete."""
+    """Return the reply to the submitted requests: a stream of events if the client asked for it, else complete."""
     record = record_of(http.scope)
     if spec.stream:
         return EventStream(submission, stream, record, keep_alive_s=http.app.state.config.keep_alive_s)
@@ -157,7 +173,7 @@ class EventStream(Response):
         await writer.write(encoder.close())
 
     async def _keep_alive(self, writer: "_EventWriter") -> None:
-        """Write the head when it is due, and then an event into every silence."""
+        """Write the head when it is due, and then an event after each silence of `keep_alive_s`."""
         await writer.is_head_due.wait()
         assert self._encoder is not None, "the head is due after the encoder was made"
         self.headers.update(self._record.receipts.headers())
@@ -168,7 +184,7 @@ class EventStream(Response):
 
 
 def for_client(error: Exception, record: RequestRecord) -> VLLMMLXError:
-    """The error that the client reads, which is also noted in the record. A fault of the server is logged."""
+    """Return the error that the client reads, which is also noted in the record. A fault of the server is logged."""
     if isinstance(error, VLLMMLXError):
         record.error_code, record.error_message = OPENAI.error(error).code, error.message
         return error

@@ -34,7 +34,7 @@ def spec_of(*, messages_thinking: ThinkingPolicy = "asked", **fields: Any) -> Me
 
 def counted(**fields: Any) -> Request:
     wire = CountTokensBody.model_validate(body(fields))
-    return decode_count_request(wire, request_id="msg_1")
+    return decode_count_request(wire, request_id="msg_1").request
 
 
 def conversation(*wire: Any, **fields: Any) -> tuple[Message, ...]:

@@ -24,8 +24,7 @@ from ...core.messages import (
 from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..blocks import ReasoningMode
 from ..guides import decode_format, one_guide
-from ..parameters import decode_file, decode_sampling, named_choice, required_name
-from ..quirks import without_client_marks
+from ..parameters import Decoded, decode_file, decode_sampling, named_choice, required_name, without_client_marks
 from ..search import (
     NO_SEARCH,
     SEARCH_ERRORS,
@@ -72,12 +71,6 @@ class MessageSpec:
         return "hidden" if self.thinking == "hidden" else "separate"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedMessage:
-    request: Request
-    reply: MessageSpec
-
-
 def decode_messages_request(
     body: schema.MessagesBody,
     *,
@@ -85,7 +78,7 @@ def decode_messages_request(
     model: str,
     messages_thinking: ThinkingPolicy = "asked",
     searches: bool = False,
-) -> DecodedMessage:
+) -> Decoded[MessageSpec]:
     """`messages_thinking` says which requests get thinking blocks: the ones that ask for them, or all.
 
     `searches`: whether this server runs web searches.
@@ -103,12 +96,13 @@ def decode_messages_request(
     spec = MessageSpec(reply_id=reply_id, model=model, stream=stream, **reply)
     request = _request(body, tools, reply_id, sampling)
     request = replace(request, keeps_reasoning=body.cache_reasoning_tokens)
-    return DecodedMessage(request=request, reply=spec)
+    return Decoded(requests=(request,), reply=spec)
 
 
-def decode_count_request(body: schema.CountTokensBody, *, request_id: str, searches: bool = False) -> Request:
-    """The request whose prompt is counted: the same as /v1/messages would make from these fields."""
-    return _request(body, Toolbox(body.tools or (), searches=searches), request_id, SamplingParams())
+def decode_count_request(body: schema.CountTokensBody, *, request_id: str, searches: bool = False) -> Decoded[None]:
+    """Return the request whose prompt is counted: the same as /v1/messages would make from these fields."""
+    request = _request(body, Toolbox(body.tools or (), searches=searches), request_id, SamplingParams())
+    return Decoded(requests=(request,), reply=None)
 
 
 def _request(body: schema.CountTokensBody, tools: "Toolbox", request_id: str, sampling: SamplingParams) -> Request:
@@ -134,7 +128,7 @@ def _request(body: schema.CountTokensBody, tools: "Toolbox", request_id: str, sa
 
 
 def _ends_in_text(messages: Sequence[Message]) -> bool:
-    """Whether the client began the reply, which the model then continues."""
+    """Return whether the client began the reply, which the model then continues."""
     if not messages or messages[-1].role != "assistant" or not messages[-1].parts:
         return False
     end = messages[-1].parts[-1]
@@ -210,7 +204,7 @@ class Toolbox:
         (self.deferred if tool.defer_loading else self.listed).append(spec)
 
     def introduce(self, name: str) -> str:
-        """The text that introduces a tool into the conversation: its definition, as templates list tools."""
+        """Return the text that introduces a tool into the conversation: its definition, as templates list tools."""
         spec = self._by_name.get(name)
         if spec is None:
             return f"The tool {name} is not available."
@@ -237,7 +231,7 @@ class Toolbox:
 
 
 def decode_tool_choice(choice: schema.MessagesToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
-    """The choice, and the maximum number of calls in one reply; None: any number.
+    """Return the choice, and the maximum number of calls in one reply; None: any number.
 
     A request that is about a web search alone is refused if there is none; from others it is left out.
     """
@@ -284,7 +278,7 @@ def encode_call_id(call_id: str, *, is_search: bool = False) -> str:
 
 
 def _decode_call_id(call_id: str) -> str:
-    """The engine's id of a call that this server made; an id from another server is not changed."""
+    """Return the engine's id of a call that this server made; an id from another server is not changed."""
     rest = call_id.removeprefix(_SEARCH_PREFIX).removeprefix(_WIRE_PREFIX)
     return call_id if rest == call_id else _ENGINE_PREFIX + rest
 
@@ -309,7 +303,7 @@ class Conversation:
         return [*results, Message("user", visible)] if visible or not results else results
 
     def parts(self, content: str | Sequence[AnyBlock], path: str) -> tuple[Any, ...]:
-        """The parts of some content; a string is one text block."""
+        """Return the parts of some content; a string is one text block."""
         if isinstance(content, str):
             return (TextPart(content),)
         return tuple(part for number, block in enumerate(content) for part in self._block(block, f"{path}[{number}]"))

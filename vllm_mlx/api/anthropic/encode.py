@@ -215,7 +215,7 @@ def _event(name: str, fields: str = "") -> bytes:
 
 
 def signature(spec: MessageSpec, thinking: str) -> str:
-    """The signature of a thinking block. Sealed reasoning is in it, and the client sends it back."""
+    """Return the signature of a thinking block. Sealed reasoning is in it, and the client sends it back."""
     return seal(thinking) if spec.thinking == "sealed" else SIGNATURE
 
 
@@ -245,7 +245,7 @@ def _search_result(done: SearchDone) -> WebSearchToolResultReply:
 
 
 def _content(spec: MessageSpec, block: BlockStart | BlockEnd) -> ContentReply:
-    """The content of a block: empty if the block starts."""
+    """Return the content of a block: empty if the block starts."""
     text = block.text if isinstance(block, BlockEnd) else ""
     if block.search is not None:
         return _search_result(block.search)

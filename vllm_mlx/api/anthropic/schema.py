@@ -94,7 +94,7 @@ class MessagesTool(MessagesWire):
         return (self.type or "custom").startswith(RUN_BY_ANTHROPIC)
 
     def extra_rules(self) -> ExtraFields | None:
-        """A tool that the model never sees has fields of its own, which are not looked at."""
+        """Return no rules for a tool that the model never sees: its other fields are not judged."""
         return None if self.is_run_by_anthropic and not self.is_web_search else self.extras
 
 

@@ -23,6 +23,7 @@ from ...core.request import Guide, Request, SamplingParams
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import (
+    Decoded,
     custom_parameters,
     decode_file_data,
     decode_image,
@@ -30,8 +31,8 @@ from ..parameters import (
     decode_thinking,
     named_choice,
     past_arguments,
+    without_client_marks,
 )
-from ..quirks import without_client_marks
 from ..search import NO_SEARCH, PAGES, SearchTool, search_spec, search_tool
 from . import schema
 
@@ -41,7 +42,7 @@ _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySpec:
-    """How the reply is written. `created` is in unix seconds."""
+    """How the reply is written. `created` is in unix seconds. Choices are numbered prompt by prompt."""
 
     reply_id: str
     model: str
@@ -61,14 +62,6 @@ class ReplySpec:
         return self.num_prompts * self.choices_per_prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
-    """There is one request for each prompt; choices are numbered prompt by prompt."""
-
-    requests: tuple[Request, ...]
-    reply: ReplySpec
-
-
 def decode_chat(
     body: schema.ChatCompletionBody,
     *,
@@ -77,7 +70,7 @@ def decode_chat(
     created: int,
     separate_reasoning: bool = True,
     searches: bool = False,
-) -> Decoded:
+) -> Decoded[ReplySpec]:
     """`separate_reasoning` is the server's default for requests without that field.
 
     `searches`: whether this server runs web searches.
@@ -150,7 +143,7 @@ def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
     )
 
 
-def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded:
+def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded[ReplySpec]:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Unsupported("`best_of` other than `n` is not supported.", param="best_of")
     if body.echo and body.logprobs is not None:
@@ -218,7 +211,7 @@ def include_usage(options: schema.StreamOptions | None, is_stream: bool) -> bool
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
-    """The prompts of a field that is one text, several texts, one list of ids, or several lists of ids."""
+    """Return the prompts of a field that is one text, several texts, one list of ids, or several lists of ids."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -235,7 +228,7 @@ def _token_ids(ids: Any) -> list[int]:
 
 
 def _tools(body: schema.ChatCompletionBody) -> tuple[ToolSpec, ...]:
-    """The client's own tools, and after them the web search."""
+    """Return the client's own tools, and after them the web search."""
     tools, search = body.tools, body.web_search_options
     if tools is not None and not tools:
         raise InvalidParameter(
@@ -263,7 +256,7 @@ def _tool(tool: schema.AnyTool, path: str) -> ToolSpec:
 
 
 def custom_tools(tools: Sequence[schema.AnyTool] | None) -> frozenset[str]:
-    """The names of the tools that take one text."""
+    """Return the names of the tools that take one text."""
     return frozenset(tool.name for tool in tools or () if isinstance(tool, schema.FlatCustom))
 
 
@@ -299,9 +292,9 @@ def reasoning_mode(
 def decode_messages(
     messages: Sequence[schema.ChatMessage], fps: float | None, custom: frozenset[str] = frozenset()
 ) -> tuple[Message, ...]:
-    """Messages in their order, with their whitespace. A tool result has the name of the latest call with its id.
+    """Decode messages in their order, with their whitespace. A tool result has the name of the latest call with its id.
 
-    `fps`: the frame rate of videos that have none of their own. `custom`: names of tools that take one text.
+    `fps`: the frame rate of videos that give no rate. `custom`: names of tools that take one text.
     """
     tool_names: dict[str, str] = {}
     decoded = []
@@ -323,7 +316,7 @@ def decode_messages(
 
 
 def _reasoning(message: schema.AssistantMessage) -> Iterator[Part]:
-    """Reasoning, then a refusal in place of content. A client that sends both names of reasoning repeats the text."""
+    """Return the reasoning, then a refusal in place of content. Clients may send the reasoning under two names."""
     if reasoning := message.reasoning_content or message.reasoning:
         yield ReasoningPart(reasoning)
     if message.content is None and message.refusal:

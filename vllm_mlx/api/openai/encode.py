@@ -60,7 +60,7 @@ class _Stream:
         return _event({**self._chunk, "usage": usage}).encode() + DONE
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """The last event of a stream that failed: `[DONE]` would say that the reply is complete."""
+        """Return the last event of a failed stream. `[DONE]` does not follow, since it means a complete reply."""
         return _event(OPENAI.error(error).body).encode()
 
     def _around(self, choice: Mapping[str, Any]) -> str:
@@ -75,12 +75,12 @@ def _event(data: Any) -> str:
 
 
 def _delta(index: int, logprobs: replies.ChatLogprobs | None = None, **delta: Any) -> dict[str, Any]:
-    """The choice of a chunk that adds `delta` to the message."""
+    """Return the choice of a chunk that adds `delta` to the message."""
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
 def _end(event: Finished) -> dict[str, Any]:
-    """The fields of a choice that say how it ended."""
+    """Return the fields of a choice that say how it ended."""
     assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
     return {"finish_reason": event.reason.value, "stop_reason": event.stop}
 
@@ -133,7 +133,7 @@ class ChatStream(_Stream):
                 return self._custom_text(index, number)
             case ToolCallDelta():
                 return self._call_arguments(index, event.index, event.arguments)
-            case ToolCallEnd(number) if (index, number) not in self._arguments:  # the call had none so far
+            case ToolCallEnd(number) if (index, number) not in self._arguments:  # the call has no arguments so far
                 return self._call_arguments(index, number, "{}")
             case Finished():
                 self._usages[index] = event.usage
@@ -198,7 +198,7 @@ class CompletionStream(_Stream):
 
 
 def _text_choice(index: int, text: str, logprobs: replies.CompletionLogprobs | None = None) -> dict[str, Any]:
-    """The choice of a chunk that adds `text` to a completion."""
+    """Return the choice of a chunk that adds `text` to a completion."""
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
 
@@ -252,7 +252,7 @@ def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: Token
 def _completion_choice(
     index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames
 ) -> replies.CompletionChoice:
-    """A completion has one text: what the engine recognised as reasoning belongs to it."""
+    """Return a choice with one text, which includes what the engine recognised as reasoning."""
     logprobs = replies.CompletionLogprobs.of(choice.logprobs, names) if spec.logprobs else None
     text = choice.text("text", "reasoning")
     return replies.CompletionChoice(index=index, text=text, logprobs=logprobs, **_end(choice.finished))

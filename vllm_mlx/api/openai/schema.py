@@ -284,7 +284,7 @@ class StructuredOutputs(ChatWire):
     enable_in_reasoning: Any = None
 
     def by_name(self) -> dict[str, Any]:
-        """The fields under the names that clients write."""
+        """Return the fields under the names that clients write."""
         return {name.removesuffix("_"): value for name, value in vars(self).items()}
 
 

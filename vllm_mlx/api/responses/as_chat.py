@@ -1,4 +1,4 @@
-"""Bodies in the form of Responses that come to chat completions: decoded here, answered as chat completions.
+"""Decodes bodies in the form of Responses that come to chat completions. They are answered as chat completions.
 
 Cursor sends them to any server whose address its user sets, and reads the answer as a chat completion.
 """
@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from ...core.errors import InvalidParameter
-from ..openai.decode import Decoded, ReplySpec, include_usage, reasoning_mode
+from ..openai.decode import ReplySpec, include_usage, reasoning_mode
 from ..openai.schema import ChatCompletionBody, StreamOptions
+from ..parameters import Decoded
 from ..wire import ExtraFields, Refused
 from .decode import decode_response
 from .schema import BODY_FIELDS, ResponsesBody
@@ -41,7 +42,7 @@ class ResponsesAsChatBody(ResponsesBody):
 
 
 def _form_of(body: Any) -> str:
-    """A body with messages is a chat, whatever else it has; `input` is then refused. A null counts as absent."""
+    """Return the form of a body. With messages it is a chat, which refuses `input`. A null counts as absent."""
     if isinstance(body, dict):
         has_input = body.get("input") is not None and not body.get("messages")
         return "form of responses" if has_input else "form of chat"
@@ -62,7 +63,7 @@ def decode_responses_as_chat(
     created: int,
     separate_reasoning: bool = True,
     searches: bool = False,
-) -> Decoded:
+) -> Decoded[ReplySpec]:
     """Decode like `decode_chat`. Nothing is stored, so what needs a stored response is refused."""
     for name in ("store", "background", "previous_response_id"):
         if getattr(body, name):

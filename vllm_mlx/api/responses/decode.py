@@ -27,6 +27,7 @@ from ...core.messages import (
 from ...core.request import Request
 from ..guides import SchemaFormat, decode_format
 from ..parameters import (
+    Decoded,
     custom_parameters,
     decode_file,
     decode_file_data,
@@ -36,8 +37,8 @@ from ..parameters import (
     named_choice,
     past_arguments,
     required_name,
+    without_client_marks,
 )
-from ..quirks import without_client_marks
 from ..search import NO_SEARCH, PAGES, SEARCH_NAME, SearchTool, search_spec, search_tool, unpacked_search
 from ..text import CUSTOM_INPUT, Unsealer
 from ..wire import Refused
@@ -54,11 +55,9 @@ _NOT_LIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedResponse:
+class DecodedResponse(Decoded[ResponseSpec]):
     """`kept` is the input of this request, without earlier responses; empty if the response is not stored."""
 
-    request: Request
-    reply: ResponseSpec
     kept: KeptInput
 
 
@@ -106,7 +105,7 @@ def decode_response(
         echo=_echo(body),
     )
     kept = kept_input(items, reply_id) if spec.store else KeptInput()
-    return DecodedResponse(request=request, reply=spec, kept=kept)
+    return DecodedResponse(requests=(request,), reply=spec, kept=kept)
 
 
 def _input_items(body: schema.ResponsesBody) -> tuple[schema.InputItem, ...]:
@@ -119,7 +118,7 @@ def _input_items(body: schema.ResponsesBody) -> tuple[schema.InputItem, ...]:
 def _messages(
     body: schema.ResponsesBody, items: Sequence[schema.InputItem], custom: frozenset[str]
 ) -> tuple[Message, ...]:
-    """The conversation. `instructions` are those of this request: earlier ones are not repeated."""
+    """Return the conversation. `instructions` are those of this request: earlier ones are not repeated."""
     messages = decode_items(items, custom)
     if body.instructions:
         messages.insert(0, Message("system", (TextPart(body.instructions),)))
@@ -186,7 +185,7 @@ def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
 
 
 def decode_items(items: Sequence[schema.InputItem], custom: frozenset[str] = frozenset()) -> list[Message]:
-    """Messages in the order of the items. Neighbouring items of the assistant are one message: they were one reply.
+    """Decode items into messages in their order. Neighbouring items of the assistant become one message.
 
     `custom`: the names of custom tools, whose calls may come back as calls of functions.
     """
@@ -240,7 +239,7 @@ class _Items:
                 raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
 
     def _add_reasoning(self, item: schema.ReasoningItem, path: str) -> None:
-        """The text of the item, or its sealed text, or its summary, which this server fills with the text too.
+        """Add the text of the item, or its sealed text, or its summary, which this server fills with the text too.
 
         A sealed text may be a search: its call belongs where its own item stands, and its result here.
         """
@@ -341,7 +340,7 @@ def _search(tool: schema.WebSearchTool, path: str, max_searches: int | None) -> 
 
 
 def _flat_tools(tools: Sequence[schema.AnyTool]) -> Iterator[tuple[str, str | None, schema.AnyTool]]:
-    """The path, namespace and definition of each tool, those inside of namespaces among them."""
+    """Yield the path, namespace and definition of each tool, those inside of namespaces among them."""
     for number, tool in enumerate(tools):
         path = f"tools[{number}]"
         if not isinstance(tool, schema.NamespaceTool):

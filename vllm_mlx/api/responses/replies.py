@@ -244,7 +244,7 @@ def final_status(event: Finished) -> Literal["completed", "incomplete"]:
 def item(
     spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus, found: SearchDone | None = None
 ) -> OutputItem:
-    """The item of a block: with its content if the block has ended, without if it starts.
+    """Return the item of a block: with its content if the block has ended, without if it starts.
 
     Its id is as unique as the response's own, and always the same for a block. `found`: by the block's search.
     """
@@ -286,7 +286,7 @@ def _search(spec: ResponseSpec, item_id: str, found: SearchDone | None) -> WebSe
 
 
 def _result(item_id: str, found: SearchDone, *, is_complete: bool) -> Reasoning:
-    """What the client sends back, so that the next turn has the call and its result.
+    """Return the item that brings a search and its result into the next turn.
 
     It is an item of reasoning, because clients keep the `encrypted_content` of reasoning alone.
     """
@@ -298,7 +298,7 @@ def _result(item_id: str, found: SearchDone, *, is_complete: bool) -> Reasoning:
 def _call(
     spec: ResponseSpec, call: ToolCallStart, arguments: str, status: ItemStatus, unique: str
 ) -> FunctionCall | CustomCall:
-    """A custom call's one argument is its input; if the model wrote other arguments, all of its JSON is."""
+    """Return the item of a call. The one argument of a custom call is its input; other arguments are all its JSON."""
     if call.name in spec.tools.custom:
         text = custom_input(arguments)
         return CustomCall(id=f"ctc_{unique}", status=status, call_id=call.call_id, name=call.name, input=text)

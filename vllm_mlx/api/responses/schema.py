@@ -196,7 +196,7 @@ _ITEM_TAGS = (
 
 
 def _item_tag(value: Any) -> str:
-    """The branch of an item. Clients may omit the type of a message."""
+    """Return the branch of an item. Clients may omit the type of a message."""
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "message")
     if kind in ("function_call_output", "custom_tool_call_output"):
         return "call_output"
@@ -271,7 +271,7 @@ class WebSearchTool(Wire):
 
     @property
     def is_live(self) -> bool:
-        """One without external access wants a copy of the web, which nobody has."""
+        """A search without external access asks for an offline index, which this server does not have."""
         return self.external_web_access is not False
 
 
@@ -308,7 +308,7 @@ class ResponsesToolChoice(Wire):
         return self.type.startswith("web_search")
 
     def extra_rules(self) -> ExtraFields | None:
-        """A choice of another type is refused by its type."""
+        """Return no rules for a choice of another type, which is refused by its type."""
         return {} if self.type in ("function", "custom") or self.is_web_search else None
 
 

@@ -29,14 +29,14 @@ def kept_input(items: Sequence[InputItem], reply_id: str) -> KeptInput:
 
 
 def _with_id(item: InputItem, item_id: str) -> dict[str, Any]:
-    """The item with its own id, or with `item_id` if it has none or an invalid one."""
+    """Return the item with its own id, or with `item_id` if it has none or an invalid one."""
     given = item.model_dump(exclude_unset=True)
     own_id = given.pop("id", None)
     return {"id": own_id if isinstance(own_id, str) else item_id, **given, "type": item.type}
 
 
 def _num_bytes(value: Any) -> int:
-    """The memory that the value takes: small elements take many times their length as JSON."""
+    """Return the memory that the value takes: small elements take many times their length as JSON."""
     match value:
         case dict():
             return sys.getsizeof(value) + sum(map(_num_bytes, value.values()))
@@ -74,7 +74,7 @@ class StoredResponse:
 
     @classmethod
     def of_value(cls, value: dict[str, Any]) -> "StoredResponse":
-        """The response that `to_value` turned into `value`. Raises ValueError or KeyError for anything else."""
+        """Return the response that `to_value` turned into `value`. Raises ValueError or KeyError for anything else."""
         return cls(
             reply=ResponseReply.model_validate(value["reply"]),
             input=tuple(value["input"]),

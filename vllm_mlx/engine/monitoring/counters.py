@@ -1,4 +1,4 @@
-"""What the event loop counts: the progress of each reply, and totals. It asks no other part."""
+"""Counts the progress of each reply, and totals, on the event loop. Knows no other part of the server."""
 
 from bisect import bisect_left
 from collections import Counter, deque
@@ -96,13 +96,14 @@ class Latency(Histogram):
 
 
 def _quantile(values: list[float], share: float) -> float:
-    """The smallest of the sorted values that at least this share of them does not exceed."""
+    """Return the smallest of the sorted values that at least this share of them does not exceed."""
     return values[max(0, -int(-share * len(values) // 1) - 1)]
 
 
 class ReplyProgress(TypedDict):
-    """How far one reply is that waits or runs."""
+    """The progress of a waiting or running reply. `request_id` is null if it was sent with another API key."""
 
+    request_id: str | None
     status: Literal["waiting", "running"]
     phase: Phase
     waits_for: Literal["disk"] | None  # cached state is read from disk before the sequence can run
@@ -124,9 +125,8 @@ class ReplyProgress(TypedDict):
 
 
 class RunningReply(ReplyProgress):
-    """One reply that waits or runs, and the owner of its request."""
+    """A waiting or running reply, and the owner of its request."""
 
-    request_id: str
     tenant: str
 
 
@@ -145,7 +145,7 @@ class ReplyStats:
     first_token_s: float | None = None
     last_token_s: float | None = None
     ended_s: float | None = None
-    outcome: Outcome | None = None  # None: the reply has not ended
+    outcome: Outcome | None = None  # None until the reply has ended
     expectation: Expectation = field(default_factory=Expectation)
     receipt: CacheReceipt | None = None  # None: not looked up yet
     computed_tokens: int = 0  # prompt tokens that are computed, including cached ones
@@ -200,7 +200,7 @@ class ReplyStats:
         return None if self.scheduled_s is None else max(0.0, self.scheduled_s - self.queued_s)
 
     def describe(self, now: float, reading: Collection[int] = ()) -> RunningReply:
-        """`reading`: the seq_ids of sequences that wait for the disk."""
+        """Describe the reply for the status. `reading`: the seq_ids of sequences that wait for the disk."""
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
             "request_id": self.request_id,
@@ -226,7 +226,7 @@ class ReplyStats:
         }
 
     def _progress(self) -> float:
-        """The share of the present phase that is done, of the prompt tokens or of the tokens that are allowed."""
+        """Return the share of the present phase that is done: of the prompt, or of the tokens that are allowed."""
         if self.phase == "generation":
             return self.completion_tokens / self.max_tokens
         return self.computed_tokens / max(1, self.prompt_tokens)  # 0 while the prompt is prepared
@@ -237,13 +237,13 @@ class Stalls:
     """Gaps between two tokens of one reply that exceeded `max_stall_ms`."""
 
     threshold_s: float
-    num: int = 0
+    total: int = 0
     longest_s: float = 0.0
 
     def add(self, gap_s: float) -> None:
         if gap_s > self.threshold_s:
-            self.num += 1
-            self.longest_s = max(self.longest_s, gap_s)
+            self.total += 1
+            self.longest_s = max(self.longest_s, round(gap_s, 4))
 
 
 class Totals:

@@ -1,4 +1,4 @@
-"""The figures in Prometheus' form: vLLM's metric names where the meaning is the same, and names of our own.
+"""Writes the figures for Prometheus: under vLLM's names if the meaning is the same, otherwise under our own.
 
 Nothing is counted here. Families are built on request, from the counts of the event loop and of the engine.
 """
@@ -48,11 +48,11 @@ class _Builder:
         self.labels = labels
 
     def gauge(self, name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
-        """One sample; with `label`, one sample for each of the values."""
+        """Build a gauge with one sample; with `label`, one sample for each of the values."""
         return self._filled(GaugeMetricFamily(self.prefix + name, text, labels=self._names(label)), value)
 
     def counter(self, name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
-        """Like a gauge."""
+        """Build a counter in the same way."""
         return self._filled(CounterMetricFamily(self.prefix + name, text, labels=self._names(label)), value)
 
     def histogram(self, name: str, text: str, counted: Histogram) -> Metric:
@@ -76,7 +76,7 @@ class _Builder:
 
 
 def _vllm_counts(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
-    """The metrics that vLLM has too, under its names."""
+    """Yield the metrics that vLLM has too, under its names."""
     report, totals, rows_bytes = moment.report, moment.totals, moment.memory.rows_bytes
     yield vllm.gauge("num_requests_running", "Running replies.", report.num_running)
     yield vllm.gauge("num_requests_waiting", "Waiting replies.", report.num_waiting)
@@ -109,7 +109,7 @@ def _vllm_latencies(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
 
 
 def _own_counts(own: _Builder, moment: Moment) -> Iterator[Metric]:
-    """The metrics that only this server has."""
+    """Yield the metrics that only this server has."""
     report, totals, now = moment.report, moment.totals, moment.now
     build = {**own.labels, **{name: str(value) for name, value in moment.build.items()}}
     yield InfoMetricFamily(own.prefix + "build", "Versions of the server and its libraries.", value=build)
@@ -125,7 +125,7 @@ def _own_counts(own: _Builder, moment: Moment) -> Iterator[Metric]:
     yield own.counter("prefill_tokens", "Prompt tokens that were computed.", totals.computed_tokens)
     text = "Replies with fewer cached tokens than the previous turn made likely, by reason."
     yield own.counter("cache_shortfalls", text, {kind.value: totals.shortfalls[kind] for kind in Shortfall}, "reason")
-    yield own.counter("stalls", "Gaps between two tokens that exceed the stall limit.", totals.stalls.num)
+    yield own.counter("stalls", "Gaps between two tokens that exceed the stall limit.", totals.stalls.total)
     text = "The longest gap between two tokens that exceeded the stall limit."
     yield own.gauge("longest_stall_seconds", text, totals.stalls.longest_s)
     text = "Sampled tokens per second over the last ten seconds."

@@ -1,4 +1,4 @@
-"""What the engine reports of itself: the types of `/v1/status`, and values from which they are filled."""
+"""The types of the engine's part of `/v1/status`, and the values from which it is written."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired
@@ -10,7 +10,7 @@ from ...cache.stats import DiskReport, TreeStats
 from ...core.config import ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
 from ...runner.device import DeviceUsage
-from .counters import Quantiles, RunningReply
+from .counters import Quantiles, RunningReply, Stalls
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
     from ...runner.calibrate import Calibration
@@ -49,7 +49,7 @@ class ModelFacts(TypedDict):
     sliding_windows: list[int]
     resumes_anywhere: bool
     keeps_recurrent_state: bool
-    copied_whole: list[str]  # classes of layers that nobody knows: prefixes resume at snapshots of their whole state
+    copied_whole: list[str]  # unknown classes of layers, whose state is copied whole into snapshots
     prefix_cache: bool
     no_prefix_cache: str | None  # why the model's state cannot be cached
     reasoning_parser: str | None
@@ -71,14 +71,6 @@ class LatencyStatus(TypedDict):
     e2e_s: Quantiles
 
 
-class StallStatus(TypedDict):
-    """Gaps between two tokens of a reply that were longer than the server's limit."""
-
-    threshold_s: float
-    total: int
-    longest_s: float
-
-
 class DeviceStatus(TypedDict):
     """Memory as MLX counts it."""
 
@@ -96,7 +88,7 @@ class SystemStatus(TypedDict):
 
 
 class MemoryStatus(TypedDict):
-    """What the memory budget is spent on, in bytes."""
+    """The memory budget by use, in bytes."""
 
     total_bytes: int
     weights_bytes: int
@@ -110,7 +102,7 @@ class MemoryStatus(TypedDict):
 
 
 class PressureStatus(TypedDict):
-    """What was shortened, evicted or delayed when memory or places were short, in the order in which that happens."""
+    """Counts of what the server did when memory or places were short, in the order in which it does so."""
 
     shorter_chunks: int
     cache_evictions: int
@@ -118,30 +110,6 @@ class PressureStatus(TypedDict):
     waiting: int
     preemptions: int
     refused: int
-
-
-class DiskStatus(TypedDict):
-    """What the prefix cache keeps on disk. Counts are since the server's start.
-
-    `off_reason` says why nothing is read or written; null: it works. `used_bytes` count the database too. `hits` are
-    requests for which state was read; `reads_not_made` were slower than computing; `reads_not_used` were made for
-    requests that memory then could not resume so far; `num_damaged` records were removed.
-    """
-
-    folder: str
-    off_reason: str | None
-    used_bytes: int
-    max_bytes: int
-    written_today_bytes: int
-    daily_bytes: int
-    num_records: int
-    num_waiting_bytes: int
-    hits: int
-    tokens_read: int
-    bytes_read: int
-    reads_not_made: int
-    reads_not_used: int
-    num_damaged: int
 
 
 class CacheStatus(TypedDict):
@@ -169,7 +137,7 @@ class CacheStatus(TypedDict):
     index_mb: NotRequired[float]
     inserts_refused: NotRequired[int]
     shortfalls: dict[str, int]
-    disk: DiskStatus | None
+    disk: DiskReport | None
 
 
 class ImageStatus(TypedDict):
@@ -206,7 +174,7 @@ class EngineFigures(TypedDict):
     prompt_tps: float
     rate_window_s: float
     latency: LatencyStatus
-    stalls: StallStatus
+    stalls: Stalls
     outcomes: dict[str, int]
     metal: DeviceStatus
     system: SystemStatus
@@ -227,19 +195,19 @@ class EngineStatus(EngineFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What loading has found out about the checkpoint on this machine."""
+    """Facts about the checkpoint on this machine, found at load."""
 
     info: ModelInfo
     memory: MemoryBudget
     footprint: RowFootprint
     calibration: "Calibration"
-    resume_rule: ResumeRule | None = None  # None: state cannot be copied
+    resume_rule: ResumeRule | None = None  # None if state cannot be copied
     is_recurrent: bool = False  # some layers keep recurrent state
     copied_whole: tuple[str, ...] = ()  # classes of the layers whose state is copied whole
-    no_prefix_cache: str | None = None  # why no prefix of this model is cached; None: it can be
-    video_fault: str | None = None  # why videos are refused; None: they are served
+    no_prefix_cache: str | None = None  # why no prefix of this model is cached; None if prefixes are cached
+    video_fault: str | None = None  # why videos are refused; None if they are served
     max_pixels: int | None = None  # the most that an image keeps, or None if the model takes none
-    no_shared_forward: str | None = None  # why rows of different lengths need several forward passes; None: they do not
+    no_shared_forward: str | None = None  # why rows of different lengths need several forward passes, if so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +223,8 @@ class EngineReport:
     num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
     live_bytes: int  # state of all rows, including padding
     device: DeviceUsage
-    cache: TreeStats | None  # None: the prefix cache is off
-    disk: DiskReport | None = None  # None: it is off by a setting, or the prefix cache is off
+    cache: TreeStats | None  # None if the prefix cache is off
+    disk: DiskReport | None = None  # None if a setting turns it or the prefix cache off
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
     num_skipped_captures: int  # snapshots that were not stored because memory was short
     images: ImageStatus

@@ -2,9 +2,9 @@
 
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import mlx.core as mx
 
@@ -19,7 +19,6 @@ from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Total
 from .schema import (
     BuildFacts,
     CacheStatus,
-    DiskStatus,
     EngineFacts,
     EngineReport,
     EngineStatus,
@@ -72,11 +71,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
         "rate_window_s": RATE_WINDOW_S,
         "latency": _latency(totals, now),
-        "stalls": {
-            "threshold_s": totals.stalls.threshold_s,
-            "total": totals.stalls.num,
-            "longest_s": round(totals.stalls.longest_s, 4),
-        },
+        "stalls": totals.stalls,
         "outcomes": {outcome: totals.outcomes[outcome] for outcome in get_args(Outcome)},
         "metal": {
             "active_memory_gb": round(report.device.active_bytes / _GB, 4),
@@ -149,7 +144,7 @@ def _pressure(report: EngineReport, num_refused: int) -> PressureStatus:
 
 
 def image_status(media: MediaCache[Any] | None) -> ImageStatus:
-    """Describe the cache of image features; None if the model takes no images."""
+    """Describe the cache of image features. `media` is None if the model takes no images."""
     kept = MediaCache[Any](0) if media is None else media
     status: ImageStatus = {
         "enabled": media is not None,
@@ -186,7 +181,7 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
         "index_mb": round(stats.index_bytes / _MB, 3),
         "inserts_refused": stats.inserts_refused + report.num_skipped_captures,
         "shortfalls": {kind.value: totals.shortfalls[kind] for kind in Shortfall},
-        "disk": None if report.disk is None else cast(DiskStatus, asdict(report.disk)),
+        "disk": report.disk,
     }
     if report.cache is None:
         status["hits_by_kind"] = {}
@@ -210,7 +205,7 @@ def build_facts() -> BuildFacts:
 
 
 def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> ModelFacts:
-    """The prefill rate was measured at load, in tokens per second."""
+    """Describe the checkpoint and how it is served. Its prefill rate was measured at load."""
     info, rule = facts.info, facts.resume_rule
     return {
         "model": info.model,

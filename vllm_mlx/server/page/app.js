@@ -1,8 +1,7 @@
 // Follows the server's status and displays it. The chat and the drawing of the cache have their own files.
 
-import { drawCache } from "./cache.js";
+import { drawCache, showDisk } from "./cache.js";
 import { startChat } from "./chat.js";
-import { showDisk } from "./disk.js";
 import { byId, bytes, count, element, seconds, share } from "./dom.js";
 import { decades, Plot } from "./plots.js";
 import { events, json } from "./server.js";

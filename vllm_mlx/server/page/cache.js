@@ -1,7 +1,7 @@
 // Draws the prefix cache in memory and on disk: one line per stored conversation; runs of tokens that several share span
-// their lines. Both drawings have the same scale.
+// their lines. Both drawings have the same scale. Also displays the figures of the disk.
 
-import { bytes, byId, count, element, seconds, svg } from "./dom.js";
+import { bytes, byId, count, element, seconds, share, svg } from "./dom.js";
 
 const MIN_WIDTH = 240, ROW = 16, MAX_ROWS = 200;
 
@@ -63,4 +63,35 @@ function tableRow(entry) {
   const number = (text) => element("td", { class: "number" }, text);
   return element("tr", {}, number(entry.node_id), number(entry.parent_id ?? "–"), element("td", {}, `${count(entry.start)} to ${count(entry.end)}`),
     number(bytes(sizeOf(entry))), number(count(entry.hits)), number(`${seconds(entry.age_s)} ago`));
+}
+
+export function showDisk({ enabled, disk, hits_by_tier: hits }) {
+  byId("disk-section").hidden = !enabled;
+  byId("disk-summary").textContent = disk === null ? "Nothing is kept on disk, so cached state ends with the server."
+    : disk.off_reason !== null ? `Nothing is kept on disk: ${disk.off_reason}`
+    : `Conversations are kept in ${disk.folder} and are found again after a restart.`;
+  byId("disk-summary").classList.toggle("bad", disk !== null && disk.off_reason !== null);
+  byId("disk-bars").hidden = disk === null;
+  if (disk === null) return;
+  fill("disk-held", disk.used_bytes, disk.max_bytes, `${count(disk.num_records)} records, ${of(disk.used_bytes, disk.max_bytes)}`);
+  fill("disk-written", disk.written_today_bytes, disk.daily_bytes, `Written today: ${of(disk.written_today_bytes, disk.daily_bytes)}` +
+    (disk.num_waiting_bytes ? `, ${bytes(disk.num_waiting_bytes)} wait to be written` : ""));
+  const facts = [
+    `Replies with a prefix from memory: ${count(hits.memory)}`, `from disk: ${count(hits.disk)}`,
+    `read: ${count(disk.tokens_read)} tokens, ${bytes(disk.bytes_read)}`,
+    ...(disk.reads_not_made ? [`computed instead, which was faster: ${count(disk.reads_not_made)}`] : []),
+    ...(disk.num_damaged ? [`damaged records removed: ${count(disk.num_damaged)}`] : []),
+  ];
+  byId("disk-facts").replaceChildren(...facts.map((fact) => element("li", {}, fact)));
+}
+
+const of = (part, whole) => `${bytes(part)} of ${bytes(whole)}`;
+
+function fill(id, part, whole, text) {
+  const full = whole ? Math.min(1, part / whole) : 0;
+  const piece = element("span", { class: "s0" });
+  piece.style.width = `${100 * full}%`;
+  byId(id).replaceChildren(piece);
+  byId(id).setAttribute("aria-label", `${text}, ${share(full)}`);
+  byId(`${id}-text`).textContent = text;
 }

@@ -1,9 +1,14 @@
-"""One reply of several generations, with the searches that the model asks for between them. Knows no search server."""
+"""Replies of several generations: those of several prompts at once, or one after the other with searches in between.
 
+Knows no search server.
+"""
+
+import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from ..api.blocks import BlockEnd, BlockSplitter, ReasoningMode
 from ..api.search import SEARCH_NAME, SearchTool, result_part
@@ -30,12 +35,61 @@ from ..engine.client import EngineClient
 from ..engine.generation import Generation
 from .search_client import SearchClient, SearchFailed
 
+MAX_BUFFERED_EVENTS = 64  # a slow client must block the readers, so that the engine joins deltas
 _MORE_ROUNDS = 2  # generations after the last search that a request allows
+
+
+class PromptBatch:
+    """Joins the generations of a request with several prompts, which were entered before.
+
+    Choices are numbered prompt by prompt. Events are in order within a choice.
+    """
+
+    prompt_change: PromptChange | None = None  # texts to complete belong to no conversation
+
+    def __init__(self, generations: Sequence[Generation], choices_per_prompt: int) -> None:
+        self._generations = generations
+        self._choices_per_prompt = choices_per_prompt
+        self._events: asyncio.Queue[tuple[int, GenerationEvent] | None] = asyncio.Queue(MAX_BUFFERED_EVENTS)
+        self._readers: list[asyncio.Task[None]] = []
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(generation.num_prompt_tokens for generation in self._generations)
+
+    async def __aenter__(self) -> "PromptBatch":
+        self._readers = [
+            asyncio.create_task(self._read(number * self._choices_per_prompt, generation))
+            for number, generation in enumerate(self._generations)
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        num_running = len(self._readers)
+        while num_running:
+            item = await self._events.get()
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+        await asyncio.gather(*self._readers)
+
+    async def _read(self, first_index: int, generation: Generation) -> None:
+        try:
+            async for index, event in generation:
+                await self._events.put((first_index + index, event))
+        finally:
+            await self._events.put(None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """The results of one generation."""
+    """The blocks of one generation, and its end."""
 
     blocks: list[BlockEnd]
     end: Finished
@@ -53,7 +107,7 @@ class _Round:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What was written, as the client would send it back."""
+        """The blocks as the client would send them back."""
         return tuple(_part(block) for block in self.blocks if block.call is not None or block.text)
 
 
@@ -97,7 +151,7 @@ class SearchingReply:
         return self._generation
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
-        """The events of all generations as those of one. Searches are left out where the protocol cannot show them."""
+        """Yield the events of all generations as of one. Searches are left out if the protocol cannot show them."""
         async for index, event in self._events():
             if self._tool.is_shown or not isinstance(event, ToolCallStart | ToolCallDelta | ToolCallEnd | SearchDone):
                 yield index, event
@@ -163,7 +217,7 @@ class SearchingReply:
         return SearchDone(call.call_id, query, error=error, arguments=call.arguments)
 
     def _following(self, request: Request, done: _Round, found: list[SearchDone]) -> Request:
-        """The request of the next generation: the conversation as the client would send it back."""
+        """Return the request of the next generation: the conversation as the client would send it back."""
         messages = list(request.messages or ())
         parts = done.parts
         if request.continue_final_message:
@@ -194,7 +248,7 @@ class SearchingReply:
         )
 
     def _finished(self, end: Finished, reason: FinishReason) -> Finished:
-        """The end of the reply. Its usage is the sum of all generations, and the receipt is that of the first."""
+        """Return the end of the reply. Its usage is the sum of all generations, with the first receipt."""
         limit = end.usage.clamped_max_tokens
         if limit is not None:  # the limit of the last generation; the ones before it count as well
             limit += self._usage.completion_tokens - end.usage.completion_tokens
@@ -209,3 +263,6 @@ def _continued(begun: tuple[Part, ...], parts: tuple[Part, ...]) -> tuple[Part, 
             return (*head, TextPart(start + rest), *tail)
         case _:
             return (*begun, *parts)
+
+
+RequestGeneration: TypeAlias = Generation | PromptBatch | SearchingReply
