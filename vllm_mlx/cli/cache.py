@@ -184,7 +184,7 @@ def _root(cache_dir: str | None) -> Path:
 
 
 def _folder(cache_dir: str | None) -> Path:
-    """The folder, which has to hold a cache. Raises CommandFailed."""
+    """Return the folder. Raises CommandFailed if it holds no cache."""
     root = _root(cache_dir)
     with _explained():
         if (nothing := nothing_in(root)) is not None:
@@ -194,7 +194,7 @@ def _folder(cache_dir: str | None) -> Path:
 
 @contextmanager
 def _opened(root: Path | None) -> Iterator[tuple[Folder | None, str]]:
-    """The folder; or None, with the reason, if a server owns it."""
+    """Open the folder. Yields None and the reason if a server owns it."""
     folder, why = None, ""
     with _explained():
         try:
@@ -211,7 +211,7 @@ def _opened(root: Path | None) -> Iterator[tuple[Folder | None, str]]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors of the folder and of the system become CommandFailed."""
+    """Raise errors of the folder and of the system as CommandFailed."""
     try:
         yield
     except (FolderUnusable, NoRoom, Damaged) as error:

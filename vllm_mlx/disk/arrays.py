@@ -1,7 +1,7 @@
 """Cached state as tensors of records on disk, and back. It knows arrays and their layout, but no tree and no files.
 
-A run's KV is cut into slabs of at most `SLAB_TOKENS` tokens, in the order of the tokens. So what a resume point needs
-is read without what follows it, to a slab.
+A run's KV is cut into slabs of at most `SLAB_TOKENS` tokens, in the order of the tokens. So a resume
+point is read without the tokens that follow it, but for the rest of its last slab.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,23 +19,22 @@ SLAB_TOKENS = 256
 _PLACES = {"kv": "places", "window": "window_places"}  # where a run's layout has the places of its tensors
 Key = tuple[str, int]  # a record's name and the index of one of its tensors
 
-# MLX's type, how safetensors spells it, and the type of NumPy that carries its bits
-_TYPES: tuple[tuple[mx.Dtype, str, Any], ...] = (
-    (mx.bfloat16, "BF16", np.uint16),
-    (mx.float16, "F16", np.uint16),
-    (mx.float32, "F32", np.uint32),
-    (mx.uint8, "U8", np.uint8),
-    (mx.int8, "I8", np.uint8),
-    (mx.bool_, "BOOL", np.uint8),
-    (mx.uint16, "U16", np.uint16),
-    (mx.int16, "I16", np.uint16),
-    (mx.uint32, "U32", np.uint32),
-    (mx.int32, "I32", np.uint32),
-    (mx.uint64, "U64", np.uint64),
-    (mx.int64, "I64", np.uint64),
-)
-_NAMES = {dtype: (name, bits) for dtype, name, bits in _TYPES}
-_DTYPES = {name: dtype for dtype, name, _ in _TYPES}
+# How the type of an array is written in a row, and the type of NumPy that carries its bits.
+_NAMES: dict[mx.Dtype, tuple[str, Any]] = {
+    mx.bfloat16: ("BF16", np.uint16),
+    mx.float16: ("F16", np.uint16),
+    mx.float32: ("F32", np.uint32),
+    mx.uint8: ("U8", np.uint8),
+    mx.int8: ("I8", np.uint8),
+    mx.bool_: ("BOOL", np.uint8),
+    mx.uint16: ("U16", np.uint16),
+    mx.int16: ("I16", np.uint16),
+    mx.uint32: ("U32", np.uint32),
+    mx.int32: ("I32", np.uint32),
+    mx.uint64: ("U64", np.uint64),
+    mx.int64: ("I64", np.uint64),
+}
+_DTYPES = {name: dtype for dtype, (name, _) in _NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def _slabs(stack: Stack, start: int, end: int) -> Iterator[_Slab]:
 
 
 def run_tensors(segment: KVSegment, start: int, end: int, windowed: int) -> tuple[dict[str, Any], list[TensorData]]:
-    """The layout and the tensors of a segment's tokens `[start, end)`, of window layers from `windowed` on.
+    """Return the layout and the tensors of a segment's tokens `[start, end)`; of window layers, from `windowed` on.
 
     The bytes are copied when they are written, a tensor at a time.
     """
@@ -84,7 +83,7 @@ def _slab_tensors(name: str, slabs: Iterable[_Slab]) -> Iterator[TensorData]:
 
 
 def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorData]]:
-    """The layout and the tensors of a state."""
+    """Return the layout and the tensors of a state."""
     layout = {
         "places": [place and list(place) for place in state.arrays.places],
         "widths": list(state.widths),
@@ -98,18 +97,18 @@ def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorDat
 
 
 def _bits(buffer: mx.array) -> np.ndarray:
-    """A view of an evaluated array as whole numbers of its width. It keeps the array alive, and copies nothing."""
+    """View an evaluated array as whole numbers of its width. The view keeps the array alive, and copies nothing."""
     bits: np.ndarray = np.frombuffer(memoryview(buffer), dtype=_NAMES[buffer.dtype][1])  # type: ignore[arg-type]
     return bits.reshape(buffer.shape)
 
 
 def copied(bits: np.ndarray) -> memoryview:
-    """The bytes of a part of a tensor. They are copied when they are asked for."""
+    """Copy the bytes of a part of a tensor."""
     return np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
 
 
 def empty_arrays(tensors: Sequence[Tensor]) -> list[tuple[mx.array, memoryview]]:
-    """Arrays for tensors that are to be read, each with its bytes, which are the array's own: reads fill the arrays.
+    """Make arrays for tensors that are to be read. Each comes with its own bytes, which a read fills.
 
     Called on the engine thread.
     """
@@ -126,7 +125,7 @@ def _bytes(array: mx.array) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens of one record that are read, counted from the record's first token. `windows`: those with window KV."""
+    """Tokens of one record that are read, counted from its first token. `windows` is the range with window KV."""
 
     record: Record
     start: int
@@ -134,30 +133,30 @@ class Part:
     windows: tuple[int, int]
 
     def tensors(self) -> Iterator[Key]:
-        """The tensors to read, in the order of the file."""
+        """Yield the tensors to read, in the order of the file."""
         for name in _PLACES:
             for index, _ in self._spans(name):
                 yield from self._keys(name, index)
 
     def blocks(self, arrays: Mapping[Key, mx.array]) -> Iterator[Block]:
-        """The attention KV. Slabs that are used in part are copied lazily."""
+        """Yield the attention KV. Slabs that are used in part are copied lazily."""
         for index, (low, high) in self._spans("kv"):
             yield Block(self.record.header.layout["slabs"][index], self._stack("kv", index, arrays)).cut(low, high)
 
     def window_kv(self, arrays: Mapping[Key, mx.array]) -> Iterator[Stack]:
-        """The window layers' KV, slab by slab."""
+        """Yield the KV of window layers, slab by slab."""
         for index, (low, high) in self._spans("window"):
             yield self._stack("window", index, arrays).cut(low, high)
 
     def _spans(self, name: str) -> list[tuple[int, tuple[int, int]]]:
-        """The slabs that are read, each with the range of its tokens."""
+        """Return the slabs that are read, each with the range of its tokens."""
         layout = self.record.header.layout
         if name == "kv":
             return _overlapping(layout["slabs"], 0, self.start, self.end)
         return _overlapping(layout["window_slabs"], layout["window_offset"], *self.windows)
 
     def _keys(self, name: str, index: int) -> list[Key]:
-        """The tensors of one slab."""
+        """Return the tensors of one slab."""
         places = self.record.header.layout[_PLACES[name]]
         num_buffers = 1 + max((place[0] for place in places if place is not None), default=-1)
         by_name = {tensor.name: place for place, tensor in enumerate(self.record.tensors)}
@@ -169,7 +168,7 @@ class Part:
 
 
 def segment_of(parts: Sequence[Part], arrays: Mapping[Key, mx.array]) -> KVSegment:
-    """The KV of successive parts. Window layers have it from the first part on that has any."""
+    """Join the KV of successive parts. Window layers begin at the first part that has KV of them."""
     blocks = tuple(block for part in parts for block in part.blocks(arrays))
     stacks = [stack for part in parts for stack in part.window_kv(arrays)]
     length = sum(part.end - part.start for part in parts)
@@ -193,7 +192,7 @@ def state_of(record: Record, arrays: Mapping[Key, mx.array]) -> RecurrentState:
 
 
 def _joined(stacks: Sequence[Stack]) -> Stack:
-    """The tokens of all stacks one after the other, in buffers of their own."""
+    """Join the tokens of all stacks, one after the other, in new buffers."""
     if not stacks:
         return Stack((), ())
     columns = zip(*(stack.buffers for stack in stacks), strict=True)
@@ -201,7 +200,7 @@ def _joined(stacks: Sequence[Stack]) -> Stack:
 
 
 def _overlapping(lengths: Sequence[int], offset: int, start: int, end: int) -> list[tuple[int, tuple[int, int]]]:
-    """The slabs that overlap `[start, end)`, each with the range inside the slab. The first begins at `offset`."""
+    """Return the slabs that overlap `[start, end)`, each with its range there. The first slab begins at `offset`."""
     found, position = [], offset
     for index, length in enumerate(lengths):
         low, high = max(start - position, 0), min(end - position, length)

@@ -100,7 +100,7 @@ class Database:
             self._connected().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def size(self) -> int:
-        """Bytes of its files."""
+        """Return the bytes of its files."""
         return sum(path.stat().st_size for path in files(self.path) if path.exists())
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Database:
             self._lock = None
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection. It is opened again if the folder or its files were removed."""
+        """Return the connection, which is opened again if the folder or its files were removed."""
         if not self.root.is_dir():
             self.root.mkdir(mode=0o700)
         if self._lock is None or not _is_same(self._lock, self.root / LOCK):
@@ -192,11 +192,11 @@ def reading(path: Path) -> sqlite3.Connection:
 
 
 def _read_any_text(connection: sqlite3.Connection) -> None:
-    connection.text_factory = lambda data: data.decode("utf-8", "replace")  # the checksum shows what is damaged
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")  # the checksum reveals damage
 
 
 def files(path: Path) -> tuple[Path, ...]:
-    """The database, with what SQLite keeps beside it."""
+    """Return the database and the files that SQLite keeps beside it."""
     return tuple(path.with_name(f"{path.name}{end}") for end in ("", "-wal", "-shm"))
 
 
@@ -206,12 +206,12 @@ def _remove(path: Path) -> None:
 
 
 def is_malformed(error: sqlite3.Error) -> bool:
-    """Whether only an empty database helps."""
+    """Return whether only an empty database helps."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return type(error) is sqlite3.DatabaseError
     if code & 0xFF == sqlite3.SQLITE_READONLY:
-        return code == sqlite3.SQLITE_READONLY  # else the folder is read only, and the file's header is intact
+        return code == sqlite3.SQLITE_READONLY  # else the folder is read only, and the header of the file is intact
     return code & 0xFF not in _OF_THE_SYSTEM
 
 

@@ -10,8 +10,8 @@ from xxhash import xxh3_64
 from .faults import Damaged
 from .record import Data, Tensor, TensorData, tensors_of
 
-PIECE_BYTES = 4 << 20  # read or written at a time: few switches of threads, and mostly still in a processor's cache
-_GONE = (errno.EIO, errno.ELOOP, errno.EISDIR)  # it cannot be read, or another program put something in its place
+PIECE_BYTES = 4 << 20  # read or written at a time: threads switch seldom, and the piece mostly stays in a cache
+_GONE = (errno.EIO, errno.ELOOP, errno.EISDIR)  # the file cannot be read, or another program has replaced it
 
 
 def size_of(tensors: Sequence[TensorData]) -> int:

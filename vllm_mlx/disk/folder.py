@@ -35,7 +35,7 @@ class FolderUsage:
     used_bytes: int  # all files, the database included
     written_bytes: int  # today
     free_bytes: int  # the volume's
-    excess_bytes: int  # must be removed to keep the cap and the floor of free space
+    excess_bytes: int  # to be removed, so that the cap and the floor of free space are kept
     num_records: int
 
 
@@ -61,7 +61,7 @@ class Folder:
         self._clock = clock
         self._model = ("", "")  # the checkpoint that runs: its fingerprint and its name
         self._sizes: dict[str, int] = {}  # bytes of the files that are there or being written, by name
-        self.damages: dict[Path, str] = {}  # what was found damaged, and why
+        self.damages: dict[Path, str] = {}  # the faults of records that were found damaged
         self.database = Database(root)
         self.database.open()
 
@@ -73,7 +73,7 @@ class Folder:
         self._model = fingerprint, model
 
     def scan(self) -> list[Record]:
-        """Read all rows, parents before children. Called at the start, before anything is added.
+        """Read all rows, parents before children. Called at the start, before a record is added.
 
         It removes files without a row, and rows that are damaged, whose file is missing or of another size, which
         another version of this checkpoint wrote, or that continue one of these.
@@ -87,7 +87,7 @@ class Folder:
             self._note_damage(path_of(self.root, name), reason)
         found = self._kept(intact)
         lost = {name_of(row_id) for row_id, *_ in rows} - found.keys()
-        # What cannot be written can be read, and the next start removes these rows.
+        # A folder that cannot be written can still be read. The next start removes these rows.
         with contextlib.suppress(NoRoom, FolderUnusable):
             self.database.run(partial(self._tidy, lost))
         with usable(self.root):
@@ -102,7 +102,7 @@ class Folder:
             connection.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", self._model)
 
     def _kept(self, records: Iterable[Record]) -> dict[str, Record]:
-        """The records that are of use, by name, parents before children."""
+        """Return the records that can be used, by name, parents before children."""
         kept: dict[str, Record] = {}
         now, num_orphans = self._clock(), 0
         for record in sorted(records, key=lambda record: record.header.start):
@@ -120,7 +120,7 @@ class Folder:
         return kept
 
     def _is_outdated(self, fingerprint: str) -> bool:
-        """Whether it is this checkpoint's, but of another version of what computes it: the last part differs."""
+        """Return whether another version of the software computed it for this checkpoint: the last part differs."""
         mine = self._model[0].rpartition("-")[0]
         return bool(mine) and fingerprint != self._model[0] and fingerprint.rpartition("-")[0] == mine
 
@@ -173,7 +173,7 @@ class Folder:
                     self._forget(name)
 
     def note_use(self, records: Iterable[Record], now_s: float) -> None:
-        """The records were used now."""
+        """Note that the records were used now."""
         uses = [(now_s, int(record.name, 16)) for record in records]
         self.database.run(lambda c: c.executemany("UPDATE record SET used = ? WHERE id = ?", uses))
 
@@ -252,7 +252,7 @@ def _delete(names: Iterable[str], connection: Connection) -> None:
 
 
 def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], dict[str, str]]:
-    """The records of rows whose files have the right size, and what is wrong with the others, by name."""
+    """Return the records whose files have the right size, and the faults of the others by name."""
     intact, reasons = [], {}
     for row in rows:
         name = name_of(row[0])
@@ -269,7 +269,7 @@ def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], di
 def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]]:
     """Read every byte, and remove what is damaged if the folder is given, which this process owns then.
 
-    Returns the numbers of records and bytes that were read, and what is wrong, by file.
+    Returns the numbers of records and bytes that were read, and the faults by file.
     """
     found = look(root)
     faults, damaged = dict(found.reasons), []
@@ -292,10 +292,10 @@ def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a look at a folder finds."""
+    """The content of a folder."""
 
     records: list[Record]
-    reasons: dict[str, str]  # what is wrong with records, by name
+    reasons: dict[str, str]  # the faults of damaged records, by name
     models: dict[str, str]  # names by fingerprint
 
 
@@ -309,5 +309,7 @@ def look(root: Path) -> Listing:
             records, reasons = listed(rows, dict(record_files(root)))
             left = {name_of(row_id) for (row_id,) in connection.execute("SELECT id FROM record")}
             models = dict(connection.execute("SELECT fingerprint, name FROM model"))
-    reasons = {name: reason for name, reason in reasons.items() if name in left}  # not what was removed meanwhile
+    reasons = {
+        name: reason for name, reason in reasons.items() if name in left
+    }  # the owner may have removed some meanwhile
     return Listing(records, reasons, models)

@@ -1,4 +1,4 @@
-"""What the folder on disk holds, as a prefix tree whose segments are ranges of files. It reads and writes no file.
+"""The content of the folder, as a prefix tree whose segments are ranges of files. It reads and writes no file.
 
 It is made from the rows of the records, so it can always be made again. All checkpoints of the folder are in it,
 because they share its limit.
@@ -24,7 +24,7 @@ class Stored:
     noted_s: float = 0.0  # when its last use was noted
 
     def key(self) -> bytes:
-        """The packed path up to the record's end."""
+        """Return the packed path up to the record's end."""
         parts, end, before = [self.record.header.words], self.record.header.start, self.before
         while before is not None:
             header = before.record.header
@@ -71,8 +71,10 @@ class DiskIndex:
     def __init__(self) -> None:
         self.tree = PrefixTree(max_bytes=1 << 62, min_cut=_WHOLE)
         self._stored: WeakValueDictionary[str, Stored] = WeakValueDictionary()  # by name
-        self._ended: list[Record] = []  # nothing refers to them any more
-        self._repeated: list[Stored] = []  # runs whose tokens other runs hold: what continues them may come later
+        self._ended: list[Record] = []  # records to which nothing refers any more
+        self._repeated: list[
+            Stored
+        ] = []  # runs whose tokens other runs hold: records that continue them may come later
         self._rules: dict[str, ResumeRule] = {}
 
     def __len__(self) -> int:
@@ -83,7 +85,7 @@ class DiskIndex:
         self.tree.add_model(fingerprint, rule, s_per_token=s_per_token)
 
     def add(self, record: Record) -> bool:
-        """Add a record. Returns False if it is of no use: what it continues is missing, or its state is stored already.
+        """Add a record. Returns False if it is useless: the run before it is missing, or its state is stored already.
 
         A run whose tokens are stored already brings its windows. If these are stored too, it is kept for what continues
         it, until `drop_repeated`.
@@ -125,7 +127,7 @@ class DiskIndex:
         self._repeated.clear()
 
     def has_state(self, space: Space, key: bytes) -> bool:
-        """Whether a state is stored at exactly the key's end."""
+        """Return whether a state is stored at exactly the key's end."""
         path = self.tree.path(space, key)
         return bool(path) and path[-1].end * WORD_BYTES == len(key) and path[-1].state is not None
 
@@ -138,7 +140,7 @@ class DiskIndex:
                 node.state_used = node.state.stored.record.used_s  # type: ignore[attr-defined]
 
     def run_before(self, space: Space, key: bytes) -> str:
-        """The name of the run that holds the last token of the key, all of which is stored; "" for the empty key."""
+        """Return the name of the run that holds the last token of a stored key, or "" for the empty key."""
         path = self.tree.path(space, key)
         return _stored_in(path[-1])[0].record.name if path else ""
 
@@ -158,7 +160,7 @@ class DiskIndex:
     def unused(self) -> list[Record]:
         """Return the records that nothing refers to any more: their files can go."""
         unused = self._ended[:]
-        del self._ended[: len(unused)]  # another thread may just have ended the last use of one more
+        del self._ended[: len(unused)]  # another thread may have added one meanwhile
         return unused
 
 
@@ -167,5 +169,5 @@ def space_of(header: Header) -> Space:
 
 
 def _stored_in(node: Node) -> list[Stored]:
-    """The run whose tokens the node holds, and its state."""
+    """Return the run that holds the tokens of a node, and the state at its end."""
     return [part.stored for part in (node.segment, node.state) if part is not None]  # type: ignore[attr-defined]

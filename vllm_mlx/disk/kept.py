@@ -1,4 +1,4 @@
-"""What a server remembers in addition to keys and values: rows of a SQLite table. It knows no conversation.
+"""The values that a server remembers beside its state, as rows of a SQLite table. It knows no conversation.
 
 Values are kept by name, for each kind and scope. A process that is killed loses at most what was not committed. SQLite
 notices no flipped bit in a value, so each row has a checksum; a row that is damaged is removed.
@@ -23,16 +23,16 @@ from .folder import Folder
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 << 20  # a kind takes at most so many,
+MAX_BYTES = 64 << 20  # a kind takes at most this,
 _CAP_SHARE = 32  # and at most 1/32 of the tier's cap
 MAX_WAITING_BYTES = 32 << 20  # in memory, of values that are not written yet
 _VALUE_SHARE = 4  # a value takes at most a quarter of its kind's bytes
-_DELAY_S = 0.05  # so that values are written after the work that made them, several at once
+_DELAY_S = 0.05  # values are written after the work that made them, several at once
 _RETRY_S = 30.0  # after a write that failed
 _CLOSE_S = 10.0
 _NO_JSON = (ValueError, TypeError, OverflowError, RecursionError)
 _PLACE = "kind = ? AND scope = ?"
-# The rows of each kind beyond a number of bytes, counted from the one that was used last.
+# Finds the rows of each kind beyond a number of bytes, counted from the row that was used last.
 _EXCESS = """
 SELECT rowid, kind, scope, name FROM (
     SELECT rowid, kind, scope, name, sum(bytes) OVER (PARTITION BY kind ORDER BY used DESC, rowid) AS total FROM kept
@@ -56,10 +56,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a journal keeps."""
+    """The values of a journal."""
 
     values: list[Kept]  # in the order in which they were put
-    order: list[str]  # their names, those first whose last use is longest ago
+    order: list[str]  # their names, the longest unused first
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Journal:
         self._is_restored = threading.Event()
 
     def __contains__(self, name: str) -> bool:
-        """Whether a value is kept, or will be."""
+        """Return whether a value is kept, or will be."""
         return name in self._salts
 
     def __len__(self) -> int:
@@ -103,8 +103,8 @@ class Journal:
     def put(self, name: str, salt: str, value: Callable[[], Any], *, num_bytes: int, base: str | None = None) -> None:
         """Keep a value, in place of one with the same name. `value` gives it as JSON, later and on another thread.
 
-        `num_bytes`: what it holds in memory until then. `base`: a value that counts as used whenever this one does.
-        It is not kept if too much waits to be written.
+        `num_bytes` is its size in memory until then. `base` names a value that counts as used whenever this one does.
+        The value is not kept if too much waits to be written.
         """
         if self._journals.add(_Change(partial(self._put, name, salt, base, value), max(1, num_bytes))):
             self._salts[name] = salt
@@ -115,13 +115,13 @@ class Journal:
             self._journals.add(_Change(partial(self._drop, known)))
 
     def use(self, names: Iterable[str]) -> None:
-        """Values count as used, one after the other, and after each its bases."""
+        """Count values as used, one after the other, and after each its bases."""
         known = [name for name in names if name in self._salts]
         if known:
             self._journals.add(_Change(partial(self._use, known)))
 
     def forget(self, salts: str) -> None:
-        """Values of salts that begin with `salts` are no longer kept."""
+        """Forget the values of salts that begin with `salts`."""
         self._salts = {name: salt for name, salt in self._salts.items() if not salt.startswith(salts)}
 
     # -- on the thread of the journals
@@ -209,7 +209,7 @@ class Journals:
         self._thread.start()
 
     def open(self, kind: str, fingerprint: str = "") -> Journal:
-        """The values of one kind, and of one checkpoint unless they belong to none."""
+        """Return the values of one kind, and of one checkpoint unless they belong to all."""
         place = (f"{kind}.{KEPT_VERSION}", fingerprint)
         self._opened[place] = Journal(self, *place)
         return self._opened[place]
@@ -226,7 +226,7 @@ class Journals:
         self.add(_Change(partial(clear_kept, salts=salts, kind=kind), tried=shorten))
 
     def add(self, change: _Change, *, is_due: bool = False) -> bool:
-        """Returns False if too much waits already, or after the end."""
+        """Add a change. Returns False if too much waits already, or after the end."""
         with self._condition:
             num_waiting = sum(other.num_bytes for other in self._waiting)
             is_full = num_waiting and num_waiting + change.num_bytes > MAX_WAITING_BYTES
@@ -303,24 +303,24 @@ class Journals:
         connection.executemany("DELETE FROM kept WHERE rowid = ?", [(rowid,) for rowid, *_ in excess])
         for _, kind, scope, name in excess:
             if (journal := self._opened.get((kind, scope))) is not None:
-                journal.drop([name])  # so that nothing counts on it as a base
+                journal.drop([name])  # so that no new value names it as its base
 
 
 class Memories:
-    """What one server remembers, so that its next prompts continue the ones that it computed before it was started.
+    """The memory of one server, so that its next prompts continue those that it computed before it was started.
 
     A missing journal means that its values end with the process.
     """
 
     def __init__(self, journals: Journals | None = None, fingerprint: str = ""):
-        """`fingerprint`: the checkpoint's."""
+        """`fingerprint` is the checkpoint's."""
         self.journals = journals
         self.replies = None if journals is None else journals.open("replies", fingerprint)
         self.responses = None if journals is None else journals.open("responses")
 
     @classmethod
     def at(cls, folder: Folder, fingerprint: str, *, cap_bytes: int) -> Self:
-        """`folder` and `cap_bytes`: the disk tier's."""
+        """`folder` and `cap_bytes` are the disk tier's."""
         max_bytes = min(MAX_BYTES, cap_bytes // _CAP_SHARE)
         return cls(Journals(folder.database, charge=folder.charge, max_bytes=max_bytes), fingerprint)
 

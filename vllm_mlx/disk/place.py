@@ -1,4 +1,4 @@
-"""Which folder keeps the prefix cache on disk, which of its files are the cache's own, and how much it may take.
+"""The folder of the prefix cache on disk: where it lies, which files in it are the cache's, and how large it may be.
 
 Files of other programs are neither counted nor touched, and links are not followed.
 """
@@ -44,12 +44,12 @@ _LEDGER_BEGINS = b'{"used_bytes"'  # `usage.json`, whose name others may use
 
 
 def folder_of(cache_dir: str | None) -> Path:
-    """The folder that is set, or the default."""
+    """Return the folder that is set, or the default."""
     return default_folder() if cache_dir is None else Path(cache_dir).expanduser()
 
 
 def default_folder(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
-    """The user's folder for caches: on macOS, Time Machine leaves it out of backups."""
+    """Return the user's folder for caches. On macOS, Time Machine leaves it out of backups."""
     if platform == "darwin":
         return Path("~/Library/Caches").expanduser() / NAME
     given = Path(environ.get("XDG_CACHE_HOME", ""))
@@ -57,7 +57,7 @@ def default_folder(environ: Mapping[str, str] = os.environ, platform: str = sys.
 
 
 def default_max_bytes(folder: Path) -> int:
-    """A tenth of the space that is free or taken by the cache itself, so that the limit stays when it fills."""
+    """Return a tenth of the space that is free or taken by the cache itself, so that the limit stays when it fills."""
     return (free_bytes(folder) + held_bytes(folder)) // CAP_SHARE
 
 
@@ -66,17 +66,17 @@ def default_daily_bytes(folder: Path) -> int:
 
 
 def floor_bytes(folder: Path) -> int:
-    """Free space that is left to others: the cache shrinks before less is free."""
+    """Return the free space that is left to other programs: the cache shrinks before less is free."""
     return min(MAX_FLOOR_BYTES, shutil.disk_usage(nearest(folder)).total // FLOOR_SHARE)
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space of the disk that holds the folder, or will hold it. macOS can free more by deleting its own caches."""
+    """Return the free space of the disk that holds the folder, or will. macOS can free more by deleting its caches."""
     return shutil.disk_usage(nearest(folder)).free
 
 
 def held_bytes(folder: Path) -> int:
-    """Size of the cache's own files in the folder; 0 if it cannot be read."""
+    """Return the size of the cache's own files in the folder, or 0 if it cannot be read."""
     with contextlib.suppress(OSError):
         sizes = (path.stat().st_size for path in database_files(folder / DATABASE) if path.exists())
         return sum(sizes) + sum(size for _, size in record_files(folder))
@@ -84,7 +84,7 @@ def held_bytes(folder: Path) -> int:
 
 
 def record_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Names and sizes of records. Raises OSError."""
+    """Yield the names and sizes of records. Raises OSError."""
     records = folder / RECORDS
     for path in records.iterdir() if records.is_dir() and not records.is_symlink() else ():
         with contextlib.suppress(FileNotFoundError):
@@ -109,7 +109,7 @@ def remove_old(folder: Path) -> None:
 
 
 def nothing_in(folder: Path) -> str | None:
-    """Why the folder holds nothing of the cache; None if it does. It changes nothing. Raises OSError."""
+    """Return why the folder holds no cache, or None if it holds one. Nothing is changed. Raises OSError."""
     if not folder.exists():
         return f"there is no folder {folder}"
     if not folder.is_dir():
@@ -154,10 +154,10 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _strangers(folder: Path) -> Iterator[Path]:
-    """What other programs and people keep in the folder; what the system keeps at the top of a disk is left out."""
+    """Yield what other programs and people keep in the folder, without what the system keeps at the top of a disk."""
     return (path for path in folder.iterdir() if not path.name.startswith(".") and path.name != "lost+found")
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """Return the folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())

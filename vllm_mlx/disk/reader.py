@@ -22,13 +22,13 @@ from .faults import Damaged
 from .record import Record
 from .store import DiskStore
 
-_READ_S = 0.005  # what a read takes in addition to its bytes: it is queued, and the sequence waits for a step to end
+_READ_S = 0.005  # added to the time of the bytes: a read is queued, and the sequence waits for a step to end
 CHUNK_BYTES = 32 << 20  # arrays that are made and read at a time
-_NUM_AHEAD = 8  # chunks of a read whose arrays are made: a disk reads less in a step of other rows
-_LARGE_BYTES = 16 << 20  # the speed of smaller reads says little of the disk
-_NUM_SPEEDS = 5  # last chunks whose middle speed counts
-_FIRST_BYTES_PER_S = 1e9  # what a disk is taken to read, before any read was measured
-_NOTE_S = 60.0  # a record's last use is noted at most so often
+_NUM_AHEAD = 8  # chunks that are made before they are read: a disk reads less during a step of other rows
+_LARGE_BYTES = 16 << 20  # the speed of smaller reads says little about the disk
+_NUM_SPEEDS = 5  # the median of the last speeds counts
+_FIRST_BYTES_PER_S = 1e9  # the assumed speed of a disk before a read was measured
+_NOTE_S = 60.0  # the last use of a record is noted at most this often
 
 Load = tuple[Record, int]  # a tensor to read: its record, and its index there
 Array = tuple[mx.array, memoryview]  # an array and its own bytes, which are filled
@@ -74,7 +74,9 @@ class Reader:
         self._speeds = deque([_FIRST_BYTES_PER_S] * _NUM_SPEEDS, maxlen=_NUM_SPEEDS)
         self._readings: dict[int, _Reading] = {}  # by seq_id
         self._asked: list[_Reading] = []  # those of them that are not planned yet
-        self._found: dict[int, tuple[int, int]] = {}  # by seq_id: tokens that were read, and the resume point behind
+        self._found: dict[
+            int, tuple[int, int]
+        ] = {}  # by seq_id: tokens that were read, and the resume point after them
         self.counts = ReadCounts()
 
     def cancel(self, salts: str = "") -> None:
@@ -85,16 +87,16 @@ class Reader:
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that running reads will take."""
+        """Return the bytes of memory that running reads will take."""
         return sum(reading.reserved_bytes for reading in self._readings.values())
 
     @property
     def reading(self) -> frozenset[int]:
-        """The seq_ids of sequences whose state is being read."""
+        """Return the seq_ids of sequences whose state is being read."""
         return frozenset(self._readings)
 
     def awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
-        """Whether a sequence should wait, because its prefix is being read. The first call asks for the read."""
+        """Return whether a sequence should wait, because its prefix is being read. The first call asks for the read."""
         if seq_id in self._readings:
             return True
         if seq_id in self._found or self._store.off_reason is not None:
@@ -163,7 +165,7 @@ class Reader:
                 self._end(reading)
 
     def _plan(self, reading: _Reading) -> bool:
-        """Find out what to read. False: memory holds as much, computing is faster, or memory has no room."""
+        """Find out what to read. Returns False if memory holds as much, computing is faster, or memory has no room."""
         space, key = reading.space, reading.key
         while True:
             held = self._memory.resume_length(space, key)

@@ -1,4 +1,4 @@
-"""What a record on disk is: computed state of some tokens, described by one row of the database. It knows no files."""
+"""A record on disk: computed state of some tokens, described by one row of the database. It knows no files."""
 
 import json
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a record holds. Of the JSON in `layout`, only `arrays` knows more."""
+    """The content of a record. Only `arrays` knows what the JSON in `layout` means."""
 
     kind: Literal["run", "state"]
     fingerprint: str  # the checkpoint's
@@ -55,7 +55,7 @@ class Header:
         return self.start + len(self.words) // WORD_BYTES
 
     def continues(self, parent: "Header | None") -> bool:
-        """Whether the record can follow its parent, if it has one: it begins in the parent's tokens or after them."""
+        """Return whether the record can follow its parent, if it has one: it begins in its tokens or after them."""
         return not self.parent or (parent is not None and parent.start < self.start <= parent.end)
 
 
@@ -73,7 +73,7 @@ def name_of(row_id: int) -> str:
 
 
 def tensors_of(specs: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[Tensor, ...]:
-    """Tensors that follow each other in a file, from their names, dtypes, shapes and checksums."""
+    """Describe tensors that follow each other in a file, by their names, dtypes, shapes and checksums."""
     specs = list(specs)
     sizes = [prod(shape) * _BITS[dtype] // 8 for _, dtype, shape, _ in specs]
     return tuple(

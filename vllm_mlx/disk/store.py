@@ -25,7 +25,7 @@ class DiskStore:
     """Belongs to the engine thread."""
 
     def __init__(self, folder: Folder, memory: PrefixTree, *, fingerprint: str, rule: ResumeRule, s_per_token: float):
-        """`memory`: the tree of the engine's cache. `s_per_token`: the time to compute a token of its model."""
+        """`memory` is the tree of the engine's cache; `s_per_token` is the time to compute a token of its model."""
         self.folder, self.memory = folder, memory
         self.fingerprint, self.rule, self.s_per_token = fingerprint, rule, s_per_token
         self.threads = Threads()
@@ -33,9 +33,9 @@ class DiskStore:
         self.index.add_model(fingerprint, rule, s_per_token)
         self.off_reason: str | None = None
         self._device_fault: Exception | None = None
-        self._said: object = None  # the kind of fault that the log has since something was written last
+        self._said: object = None  # the kind of the last fault in the log, until something is written
         self._paused_until_s = 0.0
-        self._num_removals = 0  # that the thread which writes has not done yet
+        self._num_removals = 0  # removals that the writing thread has not done yet
 
     # -- what is in the folder
 
@@ -74,7 +74,7 @@ class DiskStore:
 
     @property
     def is_removing(self) -> bool:
-        """Whether files are about to be removed, so that the folder is smaller than it looks."""
+        """Return whether files are about to be removed, so that the folder is smaller than it looks."""
         return self._num_removals > 0
 
     def remove(self, records: list[Record]) -> int:
@@ -110,7 +110,7 @@ class DiskStore:
             logger.error("The cache on disk is off: %s", self.off_reason, exc_info=error)
 
     def works(self) -> None:
-        """Something was written, so that a fault which comes next is a new one."""
+        """Note that something was written, so that the log names the next fault."""
         self._said = None
 
     @property

@@ -21,7 +21,7 @@ class Threads:
     """Two threads read, and one writes. All methods may be called on any thread."""
 
     def __init__(self) -> None:
-        self.wake: Act = lambda: None  # called on any thread when there are news
+        self.wake: Act = lambda: None  # called on any thread when something was posted
         self.is_closed = False
         self._news: SimpleQueue[Act] = SimpleQueue()
         self._reads: _Queue = SimpleQueue()
@@ -61,11 +61,11 @@ class Threads:
             except Empty:
                 return
             act()
-            del act  # what it refers to is not kept until the next one comes
+            del act  # so that nothing of it is kept until the next act comes
             timeout_s = 0.0
 
     def close(self, timeout_s: float) -> None:
-        """Let the threads end after the work that they were given, and wait so long for what is written."""
+        """Let the threads end after the work that they were given, and wait at most `timeout_s` for what is written."""
         self.is_closed = True
         for queue in (self._writes, *[self._reads] * _NUM_READERS):
             queue.put(None)
@@ -76,7 +76,7 @@ class Threads:
             work, failed = item
             if (error := contained(work)) is not None:
                 self.post(partial(failed, error))
-            del item, work, failed, error  # what they refer to is not kept until the next work comes
+            del item, work, failed, error  # so that nothing of them is kept until the next work comes
 
 
 def contained(work: Act) -> Exception | None:

@@ -21,7 +21,7 @@ from .writer import Writer
 logger = logging.getLogger(__name__)
 
 _END_S = 5.0  # the longest wait for the thread that writes, at the end
-_REPORT_S = 5.0  # figures of the folder are so old at most: a look at all files takes longer than a report
+_REPORT_S = 5.0  # figures of the folder are at most this old: a look at it takes longer than a report
 
 
 class DiskTier:
@@ -35,7 +35,7 @@ class DiskTier:
         s_per_token: float,
         report: DiskReport,
     ):
-        """`memory`: the tree of the engine's cache. `s_per_token`: the time to compute a token of its model.
+        """`memory` is the tree of the engine's cache; `s_per_token` is the time to compute a token of its model.
 
         `report` has the settings; `DiskTier.report` adds what happens. The first tick reads the index.
         """
@@ -49,11 +49,11 @@ class DiskTier:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything may be written: the tier is not off, its index is read, and it is not closed."""
+        """Return whether anything may be written: the tier is not off, its index is read, and it is not closed."""
         return self.store.off_reason is None and not self._threads.is_closed and self._is_loaded
 
     def wake_with(self, wake: Callable[[], None]) -> None:
-        """`wake` is called, on any thread, when `tick` has something to do."""
+        """Have `wake` called, on any thread, when `tick` has something to do."""
         self._threads.wake = wake
 
     def tick(self, *, is_idle: bool, is_last: bool = False, wait_s: float = 0.0) -> bool:
@@ -84,7 +84,7 @@ class DiskTier:
 
     @property
     def is_due_soon(self) -> bool:
-        """Whether `tick` should be called within a fraction of a second, also if nothing else happens."""
+        """Return whether `tick` should be called within a fraction of a second, also if nothing else happens."""
         return self.is_on and self.writer.is_due_soon
 
     def raise_fault(self) -> None:
@@ -109,7 +109,7 @@ class DiskTier:
         self.store.clear(salts)
 
     def close(self) -> None:
-        """End the threads. Nothing is read or written any more; what is to be removed is."""
+        """End the threads. Nothing more is read or written, but unused files are removed."""
         self.reader.cancel()
         self.store.sweep()
         self._threads.close(_END_S)

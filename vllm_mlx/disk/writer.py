@@ -24,11 +24,11 @@ from .index import space_of
 from .record import Header, Record, TensorData
 from .store import DiskStore
 
-SETTLED_S = 0.5  # a reply's end is trimmed within this time, and all is to be written a second after it
-SPARING_S = 60.0  # once half of the day's bytes are written: the next turn replaces some states within this time
+SETTLED_S = 0.5  # the end of a reply is trimmed within this time, and is on disk a second after it was stored
+SPARING_S = 60.0  # the same, once half of the day's bytes are written: the next turn replaces some states
 _MAX_RUN_TOKENS = 4096
-_MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
-_MAX_DUE = 256  # paths that wait; of more, the ones that wait longest are forgotten
+_MAX_RUN_BYTES = 128 << 20  # so that little memory is held while it is written
+_MAX_DUE = 256  # waiting paths; beyond it, those that wait longest are forgotten
 _BESIDE_BYTES_PER_S = 100e6  # while rows run, which need the bandwidth of the memory
 _LOOK_S = 30.0  # between two looks at the size of the folder
 _CAP_SLACK = 20  # a twentieth of the cap is removed at once
@@ -40,7 +40,7 @@ Path = tuple[Space, bytes]
 class Job:
     """A record to write. Its tensors refer to arrays in memory, whose bytes are copied as they are written."""
 
-    key: bytes  # up to the record's end
+    key: bytes  # the path up to the record's end
     header: Header
     tensors: list[TensorData]
     is_cleared: bool = False  # the record is removed once it is complete
@@ -66,13 +66,13 @@ class Writer:
 
     @property
     def is_due_soon(self) -> bool:
-        """Whether something waits that can be written."""
+        """Return whether something waits that can be written."""
         return bool(self._due) and self._running is None and not self._store.is_paused
 
     # -- what is due
 
     def stored(self, space: Space, key: bytes) -> None:
-        """Memory has stored a part of this path, or all."""
+        """Note that memory has stored this path, or a part of it."""
         if space[0] != self._store.fingerprint:
             return
         for due in [due for due in self._due if due[0] == space and key.startswith(due[1])]:
@@ -111,12 +111,12 @@ class Writer:
 
     @property
     def _is_filling(self) -> bool:
-        """Whether memory will soon evict."""
+        """Return whether memory will soon evict."""
         return self._memory.used_bytes > 0.85 * self._memory.max_bytes
 
     @property
     def _settled_s(self) -> float:
-        """How long ago a path must have been stored to be due."""
+        """Return how long ago a path must have been stored to be due."""
         written_bytes = 0 if self._usage is None else self._usage.written_bytes
         return SPARING_S if 2 * written_bytes > self._daily_bytes else SETTLED_S
 
@@ -135,7 +135,7 @@ class Writer:
         return job
 
     def _path(self, space: Space, key: bytes) -> list[Node]:
-        """What memory has of a path, as far as its nodes end there."""
+        """Return the nodes of a path in memory that do not reach beyond the key."""
         return [node for node in self._memory.path(space, key) if node.end * WORD_BYTES <= len(key)]
 
     def _lacking(self, path: list[Node], space: Space, key: bytes) -> Job | None:
@@ -150,7 +150,7 @@ class Writer:
         return None
 
     def _span(self, node: Node, stored: list[Node], common: int) -> tuple[int, int] | None:
-        """The first tokens of a node that the disk lacks, or has without their windows."""
+        """Return the first tokens of a node that the disk lacks, or has without their windows."""
         if self._store.rule.window is not None:
             for part in stored:
                 low, high = max(part.start, node.window_start), min(part.window_start, node.end, common)
@@ -210,7 +210,7 @@ class Writer:
         if job.is_cleared:
             self._store.remove([record])
         elif not self._store.add(record):
-            self._forget(job)  # it would be written again and again
+            self._forget(job)  # else it would be written again and again
         self._looked(usage)
 
     def _not_written(self, job: Job, error: Exception) -> None:
@@ -231,7 +231,7 @@ class Writer:
         return [due for due in self._due if due[0] == space_of(job.header) and due[1].startswith(job.key)]
 
     def _num_held(self, job: Job) -> int:
-        """How many records the disk has of the paths that need this one."""
+        """Count the records on disk of the paths that need this one."""
         return sum(len(self._index.stored_on(*due)) for due in self._paths_of(job))
 
     def _forget(self, job: Job) -> None:
@@ -250,7 +250,7 @@ class Writer:
     # -- figures
 
     def usage_since(self, age_s: float) -> FolderUsage | None:
-        """The size of the folder at the last look. Look again soon if that is older."""
+        """Return the size of the folder at the last look, and look again soon if that is older."""
         if time.monotonic() - self._looked_s > age_s:
             self._looked_s = time.monotonic()
             self._store.threads.write(self._look, self._store.fail)
@@ -268,6 +268,6 @@ class Writer:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Bytes in memory that are to be written."""
+        """Return the bytes in memory that are to be written."""
         nodes = {node.node_id: node for space, key in self._due for node in self._path(space, key)}
         return sum(node.segment_bytes + node.state_bytes for node in nodes.values() if not node.is_copied)

@@ -30,7 +30,7 @@ class OpenDisk:
     folder: Folder | None = None
 
     def memories(self, fingerprint: str) -> Memories:
-        """What else a restarted server needs for the same prompts, in the same folder."""
+        """Return what else a restarted server needs for the same prompts, from the same folder."""
         if self.folder is None:
             return NO_MEMORIES
         return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
@@ -50,7 +50,7 @@ class OpenDisk:
         return tier
 
     def close(self) -> None:
-        """Free the folder. A tier that was started does so itself."""
+        """Free the folder if no tier was started, which frees it otherwise."""
         if self.folder is not None:
             self.folder.close()
 
@@ -79,7 +79,7 @@ def _no_disk(report: DiskReport, reason: str) -> OpenDisk:
 
 
 def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
-    """What cached state depends on: the checkpoint, what runs it, on which device, and the versions of all that.
+    """Name what cached state depends on: the checkpoint, the library that runs it, the device, and the versions.
 
     A release of this server alone keeps the cache: `STATE_VERSION` is raised when the state itself changes.
     """

@@ -50,7 +50,7 @@ class RecalledConversation:
     replies: tuple[RememberedReply, ...]  # in the order of the messages
 
     def longest(self, text: str) -> RememberedReply | None:
-        """The reply with the longest prompt among those whose complete prompt is a start of the rendered `text`."""
+        """Return the reply with the longest prompt, among those whose complete prompt begins the rendered `text`."""
         best = None
         digest, position = TextDigest(), 0
         for entry in sorted(self.replies, key=lambda entry: entry.text_length):
@@ -97,7 +97,7 @@ class ReplyMemory:
     """
 
     def __init__(self, *, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES, journal: Journal | None = None):
-        """`journal`: keeps the replies for the next start; the ones of the last start are restored from it."""
+        """`journal` keeps the replies for the next start, and gives back those of the last one."""
         self._lock = threading.Lock()
         self._recent: Recent[RememberedReply] = Recent(max_replies, max_bytes)
         self._journal = journal
@@ -138,7 +138,10 @@ class ReplyMemory:
         return RecalledConversation(tuple(result), key, tuple(replies))
 
     def add(self, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
-        """`prompt_token_ids` are all ids of the prompt: they are stored where the entry's base was evicted."""
+        """Remember a reply.
+
+        `prompt_token_ids` are all ids of its prompt, which are stored if the entry's base was evicted.
+        """
         self._wait()
         with self._lock:
             if entry.base is not None and entry.base.entry not in self._recent:
@@ -151,7 +154,7 @@ class ReplyMemory:
                 self._journal.drop(other.name for other, _ in evicted)
 
     def _keep(self, journal: Journal, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
-        """An entry whose base the journal does not keep is kept without one."""
+        """Keep an entry in the journal, without its base if the journal does not keep that."""
         if not can_be_kept(entry):
             return
         if entry.base is not None and entry.base.entry.name not in journal:
@@ -176,14 +179,14 @@ class ReplyMemory:
             self._journal.wait()
 
     def _find(self, key: bytes, message: Message, declared: Mapping[str, DeclaredValue]) -> RememberedReply | None:
-        """The latest reply that the message repeats; one with the same tool call ids is preferred."""
+        """Return the latest reply that the message repeats, preferably one with the same tool call ids."""
         known = reversed(self._recent.find(key))
         found = [entry for entry in known if is_echo(message, entry.reply.message, declared)]
         call_ids = [call.call_id for call in calls_of(message)]
         return max(found, key=lambda entry: call_ids == [call.call_id for call in entry.reply.calls], default=None)
 
     def _use(self, replies: Sequence[RememberedReply]) -> None:
-        """The replies of one conversation count as used, the last one first."""
+        """Count the replies of one conversation as used, the last one first."""
         seen: set[RememberedReply] = set()
         for entry in reversed(replies):
             if entry not in seen:
@@ -211,12 +214,12 @@ class TextDigest:
 
 
 def first_key(salt: str) -> bytes:
-    """The key of an empty conversation."""
+    """Return the key of an empty conversation."""
     return _digest(_bytes(salt))
 
 
 def next_key(key: bytes, message: Message) -> bytes:
-    """The key of the conversation `key` with `message` added. Neighbouring texts of a message count as one text."""
+    """Return the key of the conversation `key` after `message`. Neighbouring texts of a message count as one text."""
     separator = "" if message.role == "assistant" else "\n"
     parts: list[Any] = []
     for is_text, group in groupby(message.parts, lambda part: isinstance(part, TextPart)):

@@ -30,7 +30,7 @@ class ResponseStore:
         journal: Journal | None = None,
         tenant: str = "",
     ) -> None:
-        """`journal` keeps the responses of `tenant` for the next start."""
+        """`journal` keeps the responses for the next start, as those of `tenant`."""
         self._journal = journal
         self._tenant = tenant
         self._max_responses = max_responses
@@ -52,7 +52,7 @@ class ResponseStore:
             )
 
     def restore(self, responses: Sequence[StoredResponse]) -> None:
-        """Store the responses of the last start. A response that had not ended failed with its process."""
+        """Store the responses of the last start. A response that had not ended has failed with its process."""
         continued = {response.previous_id for response in responses}
         for response in responses:
             if response.reply.status in _RUNNING:
@@ -109,7 +109,7 @@ class ResponseStore:
         return [*(earlier or ()), *response.input]
 
     def _chain(self, response_id: str) -> list[StoredResponse] | None:
-        """Return the responses from the first to this one, all of which now count as used; None if one is missing."""
+        """Return the responses up to this one, which all count as used now, or None if one is missing."""
         chain: list[StoredResponse] = []
         current: str | None = response_id
         while current is not None:
