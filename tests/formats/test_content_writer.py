@@ -3,8 +3,7 @@
 import pytest
 
 from vllm_mlx.core.events import ContentEvent, TextDelta
-from vllm_mlx.formats.content_writer import ContentWriter
-from vllm_mlx.formats.quoting import Quoting
+from vllm_mlx.formats.content import ContentWriter, Quoting
 from vllm_mlx.formats.vocabulary import TokenCodec
 
 

@@ -1,5 +1,7 @@
-"""Values that describe a model family: one `Family` is one row of the table in `families`."""
+"""Describes a model family: one `Family` is one row of the table in `families`."""
 
+import html
+import json
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 
@@ -9,7 +11,7 @@ from .bodies.xml_body import XmlTags
 
 
 class Place(Enum):
-    """Where a tag counts."""
+    """The places of a reply in which a tag counts."""
 
     ANYWHERE = auto()
     OUTSIDE_REASONING = auto()
@@ -33,7 +35,7 @@ class Opening:
     place: Place = Place.ANYWHERE
     keeps_marker: bool = False  # the body reads the tag again
     needs_tools: bool = False  # the tag is also common in text, so it counts only if tools are declared
-    is_common: bool = False  # most texts with this tag are no calls, so no grammar holds what follows the tag
+    is_common: bool = False  # most texts with this tag are not calls, so names after it stay free
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,10 @@ NO_HEADER = Header()
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """How reasoning begins and ends, and what surrounds an answer. Constraints on a reply use these tags."""
+    """The tags around reasoning and around an answer, for constraints on a reply."""
 
     starts: tuple[str, ...]
-    ends: tuple[str, ...]  # the end at an index ends what the start at that index opened
+    ends: tuple[str, ...]  # the end at each index belongs to the start at that index
     atoms: tuple[str, ...] = ()
     is_implied: bool = False
     header: Header = NO_HEADER
@@ -68,7 +70,7 @@ class ReasoningFormat:
     opens: tuple[str, ...]
     closes: tuple[str, ...]  # dropped wherever they occur
     is_implied: bool = False  # the reply is reasoning until a closing tag, whether or not a tag opened it
-    fills_content: bool = False  # without other content, reasoning that the prompt did not open is content, too
+    fills_content: bool = False  # if there is no other content, reasoning that the prompt did not open is content, too
     is_shown: bool = False  # the reasoning is content, its tags included
     wrap: tuple[str, str] | None = None  # tags around the answer
     headers: tuple[Opening, ...] = ()  # begin messages; the header says whether a message is reasoning
@@ -93,7 +95,7 @@ class ToolFormat:
 
     openings: tuple[Opening, ...]
     closes: tuple[str, ...] = ()  # tags that close a call or a section of calls; dropped after a call
-    drops: tuple[str, ...] = ()  # end a message and are no text
+    drops: tuple[str, ...] = ()  # tags that end a message; dropped
     inner_tags: tuple[str, ...] = ()  # occur inside bodies
     id_length: int | None = None  # length of call ids, if the family's template prescribes one
     reasoning: ReasoningFormat | None = None  # reads the headers of messages if no reasoning format was chosen
@@ -138,7 +140,7 @@ class XmlCall:
 
 @dataclass(frozen=True, slots=True)
 class NestedXmlCall:
-    """An element for each argument; every tag follows a prefix. A value that is no text is JSON inside its element."""
+    """An element for each argument; every tag follows a prefix. A value other than text is JSON inside its element."""
 
     prefix: str
 
@@ -154,6 +156,89 @@ class ExpressionCall:
 
 
 CallKind = JsonCall | NamedCall | XmlCall | NestedXmlCall | ExpressionCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """`before`, the name as plain text, `behind`, the arguments, `end`. All parts but `name` may contain tags."""
+
+    before: str
+    name: str
+    behind: str
+    end: str
+    no_arguments: str = ""  # how a call without arguments writes them
+    is_numbered: bool = False  # a colon and a number follow the name
+
+
+def call_frame(kind: CallKind, name: str) -> CallFrame:
+    """Return what surrounds the arguments of a call to the tool `name`."""
+    match kind:
+        case JsonCall(name=""):
+            return CallFrame("{", _quoted(name), ": ", "}", "{}")
+        case JsonCall():
+            return CallFrame(f'{{"{kind.name}": ', _quoted(name), f', "{kind.arguments}": ', "}", "{}")
+        case NamedCall():
+            return CallFrame(kind.before, name, kind.behind, kind.trailer, "{}", kind.is_numbered)
+        case XmlCall(tags=tags):
+            line = _break(kind, "head")
+            if not tags.has_attributes:
+                head_end = tags.head_end if tags.function else ""
+                return CallFrame(tags.function, name, head_end + line, tags.end_function)
+            before = f'{tags.function} {kind.name_key}="'
+            return CallFrame(before, html.escape(name), f'"{tags.head_end}{line}', tags.end_function)
+        case NestedXmlCall(prefix=prefix):
+            return CallFrame(f'{prefix}<invoke name="', name, '">', f"{prefix}</invoke>")
+        case ExpressionCall():
+            return CallFrame("", name, kind.opener, kind.closer)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentFrame:
+    """`before`, the argument's name as plain text, `behind`, the value, `end`."""
+
+    before: str
+    key: str
+    behind: str
+    end: str
+
+
+def argument_frame(kind: CallKind, key: str, *, is_text: bool = False) -> ArgumentFrame:
+    """Return what surrounds the value of the argument `key`. `is_text`: the value is text rather than JSON."""
+    match kind:
+        case XmlCall(tags=tags):
+            type_ = _type(kind, is_text)
+            end = _break(kind, "value") + tags.end_parameter + _break(kind, "parameter")
+            if tags.has_attributes:
+                attribute = "key" if kind.name_key == "tool" else "name"
+                behind = f'" {kind.kind}="{type_}"' if type_ else '"'
+                return ArgumentFrame(f'{tags.parameter} {attribute}="', html.escape(key), behind + tags.head_end, end)
+            behind = f"{tags.head_end}{_break(kind, 'key')}"
+            behind += f"{tags.type}{type_}{tags.end_type}" if type_ else ""
+            return ArgumentFrame(tags.parameter, key, f"{behind}{tags.value}{_break(kind, 'value')}", end)
+        case NestedXmlCall(prefix=prefix):
+            return ArgumentFrame(f"{prefix}<", key, ">", f"{prefix}</{key}>")
+        case ExpressionCall(dialect=dialect):
+            return ArgumentFrame("", key, dialect.assign, "")
+        case JsonCall() | NamedCall():
+            return ArgumentFrame("{", _quoted(key), ": ", "}")
+
+
+def _break(kind: XmlCall, place: str) -> str:
+    return "\n" if place in kind.breaks else ""
+
+
+def _type(kind: XmlCall, is_text: bool) -> str:
+    """Return the type that a tag names, or "" if the family's tags name no types."""
+    match kind.kind:
+        case "":
+            return ""
+        case "string":
+            return "true" if is_text else "false"
+    return "string" if is_text else "object"
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +295,7 @@ class Family:
     reasoning_names: tuple[str, ...] = ()  # values of `reasoning_parser`, if they are not `name` and `aliases`
     call_names: tuple[str, ...] = ()  # values of `tool_call_parser`, if they are not `name` and `aliases`
     reasoning_signs: tuple[str | Signature, ...] = ()  # the model of a template that has one reasons in this format
-    call_signs: tuple[str | Signature, ...] = ()  # the same for calls; without any, the sign of the format counts
+    call_signs: tuple[str | Signature, ...] = ()  # the same for calls; without them, the sign of the format counts
     reasoning_tokens: tuple[str, ...] = ()  # a vocabulary that has all of them counts if the template says nothing
     call_tokens: tuple[str, ...] = ()
 

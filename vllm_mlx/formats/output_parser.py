@@ -1,16 +1,16 @@
-"""The parser of one reply: reasoning and tool calls between tags. Knows no family: formats and bodies are given."""
+"""The parser of one reply finds its tags. It knows no family: formats and bodies are given."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
-from ..core.events import ContentEvent, ReasoningDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from .bodies import BodyContext, BodyStatus, Schemas
-from .content_writer import ContentWriter
+from ..core.events import ContentEvent
+from .bodies import Schemas
+from .call import CallParser, OpenCall, new_call_id
+from .content import MAX_MARGIN, ContentWriter, Pending
 from .family import Opening, ReasoningFormat, ReasoningOpening, ToolFormat
-from .framing import ReasoningFraming
-from .open_call import CallIds, OpenCall, new_call_id
-from .vocabulary import tag_vocabulary
-
-_MAX_MARGIN = 256  # characters in which a marker may follow itself
+from .reasoning import ReasoningWriter
+from .vocabulary import TagVocabulary, tag_vocabulary
 
 
 class OutputParser:
@@ -31,37 +31,32 @@ class OutputParser:
         reasoning: ReasoningFormat | None,
         tools: tuple[ToolFormat, ...],
         *,
-        schemas: Schemas | None = None,  # schemas of the declared tools; None: every call is one
+        schemas: Schemas | None = None,  # of the declared tools; without them, every call counts
         tokens: frozenset[str] = frozenset(),  # the tokenizer's; tags among them count only as special pieces
         starts_in_reasoning: bool = False,
         opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
         call_ids: Callable[[], str] = new_call_id,
         takes_undeclared: bool = False,  # a call in the model's own format is a call to any tool
     ):
-        self._takes_undeclared = takes_undeclared
-        self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=bool(schemas))
-        self._codec = self._tags.codec
-        self.markers = self._tags.markers  # the tags that this parser may consume
-        self._schemas = schemas
-        self._ids = CallIds(call_ids)
-        self._pending = ""  # fed, but may still become a marker
+        tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=bool(schemas))
+        self.markers = tags.markers  # the tags that this parser may consume
+        self._codec = tags.codec
         is_plain, is_bounded = reasoning is None and not tools, opening is not ReasoningOpening.ANYWHERE
         self._writer = ContentWriter(self._codec, is_plain=is_plain, is_bounded=is_bounded)
         self._content = self._writer.framing
-        self._reasoning = ReasoningFraming()
-        self._has_messages = reasoning is not None and reasoning.headed is not None
-        self._call: OpenCall | None = None
-        self._num_calls = 0
-        self._shows_reasoning = reasoning is not None and reasoning.is_shown
-        self._is_reasoning = reasoning is not None and (starts_in_reasoning or reasoning.is_implied)
-        self._unshown_tag = reasoning.opens[0] if reasoning and self._shows_reasoning and self._is_reasoning else ""
-        self._depth = int(self._is_reasoning)
-        self._opening = opening
+        self._pending = Pending(self._codec, self._writer)
+        self._reasoning = ReasoningWriter(
+            reasoning, self._writer, self._codec, starts_open=starts_in_reasoning, opening=opening
+        )
+        self._calls = CallParser(
+            tags, self._pending, self._writer, self._reasoning,
+            schemas=schemas, call_ids=call_ids, takes_undeclared=takes_undeclared,
+        )  # fmt: skip
 
     @property
     def in_reasoning(self) -> bool:
         """Counts depth: an opening tag inside reasoning needs a closing tag of its own."""
-        return self._depth > 0
+        return self._reasoning.depth > 0
 
     @property
     def text_spans(self) -> list[tuple[int, int]]:
@@ -71,58 +66,42 @@ class OutputParser:
     def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
         out: list[ContentEvent] = []
         self._writer.spans = []
-        self._pending += self._codec.piece(text) if special else text
+        self._pending.text += self._codec.piece(text) if special else text
         self._advance(out)
         return out
 
     def finish(self, *, is_end: bool = False) -> list[ContentEvent]:
         out: list[ContentEvent] = []
         self._writer.spans = []
-        if self._content.follows_call and (self._call is None or self._call.is_blank):
-            self._call = None
-            rest = self._pending.lstrip()
+        calls, pending = self._calls, self._pending
+        if self._content.follows_call and (calls.open is None or calls.open.is_blank):
+            calls.open = None
+            rest = pending.text.lstrip()
             if rest and any(tag.startswith(rest) for tag in self._tags.enclosing):
-                self._take(len(self._pending))  # after a call, the beginning of a tag is a tag that was cut off
-        while self._call is not None or self._pending:
-            if self._call is None:
+                pending.take(len(pending.text))  # after a call, the beginning of a tag is a tag that was cut off
+        while calls.open is not None or pending.text:
+            if calls.open is None:
                 self._advance(out, final=True)
-            elif self._call.body.ends_with_reply and self._pending:
-                self._advance_call(self._call, out, final=True)
-            elif self._call.is_started or self._call.described is not None:
-                self._finish_call(self._call, out, is_end)
+            elif not calls.finish(calls.open, out, is_end=is_end):
                 break
-            else:
-                self._take_text(self._call, len(self._pending), out)
-                self._emit_as_text(self._call, out)
-        if self._is_reasoning and not self._shows_reasoning:
-            self._append_reasoning(self._reasoning.finish(), out)
-        elif self._call is None:
-            self._writer.emit(self._content.finish(), out)
+        self._reasoning.finish(out, has_call=calls.open is not None)
         return out
 
-    def _finish_call(self, call: OpenCall, out: list[ContentEvent], is_end: bool) -> None:
-        if is_end:
-            call.body.end()
-        else:
-            call.body.cut(self._pending)
-        self._sync(call, out)
-        if is_end:
-            self._end_call(call, out)
-        elif call.described is not None and not call.has_head:
-            self._writer.feed_made(call.description("{"), out)
-
-    # Text and markers
+    @property
+    def _tags(self) -> TagVocabulary:
+        return self._calls.tags
 
     def _advance(self, out: list[ContentEvent], *, final: bool = False) -> None:
-        while self._pending:
-            if self._call is not None:
-                if not self._advance_call(self._call, out, final):
+        pending = self._pending
+        while pending.text:
+            if self._calls.open is not None:
+                if not self._calls.advance(self._calls.open, out, final=final):
                     return
                 continue
             end, marker = self._cut(final)
-            self._append(self._take(end), out)
+            self._reasoning.append(pending.take(end), out)
             if marker is None:
-                if not self._pending or end == 0:
+                if not pending.text or end == 0:
                     return
             elif not final and self._may_be_doubled(marker):
                 return
@@ -130,8 +109,8 @@ class OutputParser:
                 self._on_marker(marker, out)
 
     def _cut(self, final: bool) -> tuple[int, str | None]:
-        tags, content, pending = self._tags, self._content, self._pending
-        if self._is_reasoning:
+        tags, content, pending = self._tags, self._content, self._pending.text
+        if self._reasoning.is_open:
             return tags.in_reasoning.cut(pending, final=final)
         in_text = tags.in_wrap if content.is_wrapped else tags.in_text
         if not content.is_at_start:
@@ -147,253 +126,110 @@ class OutputParser:
 
     def _may_be_doubled(self, marker: str) -> bool:
         """Whether more text is needed to decide how to read `marker`, with which the pending text begins."""
-        tags = self._tags
+        tags, num_pending = self._tags, len(self._pending.text)
         if marker in tags.strays or marker in tags.closes:
-            return not self._content.follows_call and len(self._pending) < len(marker) + 2
-        behind = self._behind(marker)
-        is_near = len(self._pending) < len(marker) + _MAX_MARGIN
+            return not self._content.follows_call and num_pending < len(marker) + 2
+        behind = self._pending.behind(marker)
+        is_near = num_pending < len(marker) + MAX_MARGIN
         return marker in tags.tagged and is_near and len(behind) < len(marker) and marker.startswith(behind)
-
-    def _behind(self, marker: str) -> str:
-        """Return the text behind `marker`, without white space, in which the same marker may follow."""
-        return self._pending[len(marker) : len(marker) + _MAX_MARGIN].lstrip()
-
-    def _take(self, num_chars: int) -> str:
-        text, self._pending = self._pending[:num_chars], self._pending[num_chars:]
-        self._writer.position += self._codec.num_chars(text)
-        return text
-
-    def _append(self, text: str, out: list[ContentEvent]) -> None:
-        if not self._is_reasoning:
-            self._writer.feed(text, out)
-        elif self._shows_reasoning:
-            self._append_shown(text, out)
-        else:
-            self._append_reasoning(self._reasoning.feed(text), out)
-
-    def _append_reasoning(self, text: str, out: list[ContentEvent]) -> None:
-        if text:
-            out.append(ReasoningDelta(self._codec.decode(text)))
-
-    def _append_shown(self, text: str, out: list[ContentEvent]) -> None:
-        if text:
-            if self._unshown_tag:
-                self._writer.emit_extra(self._unshown_tag, out)
-            self._unshown_tag = ""
-            self._writer.emit(text, out)
 
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
         """Handle `marker`, with which the pending text begins."""
-        tags = self._tags
-        if not self._is_reasoning and marker not in tags.wrap:
-            self._writer.emit(self._content.release(), out)
-        follows_call = self._content.follows_call
-        if not self._is_reasoning and self._writer.quotes(marker, self._pending[len(marker) :], tags):
-            self._append(self._take(len(marker)), out)
-        elif follows_call and marker in tags.closes and not self._is_reasoning:
-            self._take(len(marker))
-            self._content.after_call()
-        elif marker in tags.reasoning_opens and self._may_open:
-            text = self._take(len(marker))
-            self._show_tag(text, out)
-            is_once = self._opening is not ReasoningOpening.ANYWHERE
-            if not (self._is_reasoning and (self._reasoning.is_blank or is_once)):
-                self._depth += 1
-            self._is_reasoning = True
+        tags, content, reasoning = self._tags, self._content, self._reasoning
+        is_open, follows_call = reasoning.is_open, content.follows_call
+        if not is_open and marker not in tags.wrap:
+            self._writer.emit(content.release(), out)
+        if not is_open and self._writer.quotes(marker, self._pending.text[len(marker) :], tags):
+            self._take_as_text(marker, out)
+        elif follows_call and marker in tags.closes and not is_open:
+            self._pending.take(len(marker))
+            content.after_call()
+        elif marker in tags.reasoning_opens and reasoning.may_open:
+            reasoning.open(self._pending.take(len(marker)), out)
         elif marker in tags.reasoning_closes:
-            text = self._take(len(marker))
-            if self._is_reasoning:
-                self._show_tag(text, out)
-            self._depth = max(0, self._depth - 1)
-            self._end_reasoning()
-        elif marker in tags.wrap and marker == tags.wrap[self._content.is_wrapped]:
-            self._take(len(marker))
-            if marker == tags.wrap[0]:
-                self._content.open_wrap()
-            else:
-                self._content.close_wrap()
+            reasoning.close(self._pending.take(len(marker)), out)
+        elif marker in tags.wrap and marker == tags.wrap[content.is_wrapped]:
+            self._pending.take(len(marker))
+            content.set_wrapped(marker == tags.wrap[0])
         elif marker in tags.openings:
-            self._open_call(tags.openings[marker], marker)
-        elif self._is_reasoning and marker not in tags.drops:
-            self._append(self._take(len(marker)), out)
-        elif tags.is_dropped(marker, follows_call=follows_call):
-            self._take(len(marker))
-            if follows_call:
-                self._content.after_call()
-            elif not self._is_reasoning:
-                self._content.absorb_close()
+            self._calls.begin(tags.openings[marker], marker)
+        elif (is_open and marker not in tags.drops) or not tags.is_dropped(marker, follows_call=follows_call):
+            self._take_as_text(marker, out)
         else:
-            self._append(self._take(len(marker)), out)
+            self._pending.take(len(marker))
+            if follows_call:
+                content.after_call()
+            elif not is_open:
+                content.absorb_close()
+
+    def _take_as_text(self, marker: str, out: list[ContentEvent]) -> None:
+        self._reasoning.append(self._pending.take(len(marker)), out)
+
+
+# Where the names of calls are held
+
+
+@dataclass(frozen=True, slots=True)
+class UnnamedCall:
+    """A call that has begun and has no name yet. `call` is None while its marker may still be written twice."""
+
+    call: OpenCall | None
+    opening: Opening
+    read_text: Callable[[], str]  # the text after its marker, as long as nothing more is fed
+    is_quoted: bool
+
+    def continues(self, earlier: "UnnamedCall") -> bool:
+        """Whether this is the same call as the earlier one."""
+        is_begun_now = earlier.call is None and self.call is not None and not self.call.is_further
+        return self.call is earlier.call or (is_begun_now and self.opening is earlier.opening)
 
     @property
-    def _may_open(self) -> bool:
-        """Whether an opening tag counts here. Inside reasoning it does, but it does not open reasoning twice."""
-        if self._is_reasoning or self._opening is ReasoningOpening.ANYWHERE:
-            return True
-        return self._opening is ReasoningOpening.AT_START and self._content.is_at_start
+    def is_further(self) -> bool:
+        """Whether it follows another call in the same tags."""
+        return self.call is not None and self.call.is_further
 
-    def _show_tag(self, tag: str, out: list[ContentEvent]) -> None:
-        if self._shows_reasoning:
-            self._unshown_tag = ""
-            self._writer.emit(tag, out)
 
-    def _end_reasoning(self) -> None:
-        if self._opening is ReasoningOpening.AT_START:
-            self._opening = ReasoningOpening.NEVER
-        if self._is_reasoning:
-            self._is_reasoning = False
-            self._reasoning.close()
-            if not self._shows_reasoning:
-                self._content.after_reasoning()
-        else:
-            self._content.absorb_close()
+class CallReader(OutputParser):
+    """A parser that says when a reply has begun a call whose name is not complete. Its events are ignored."""
 
-    # Calls
+    @property
+    def is_idle(self) -> bool:
+        """Whether text without the first character of a tag would be content: it may be skipped."""
+        return self._calls.open is None and not self._pending.text and not self._content.is_at_start
 
-    def _open_call(self, opening: Opening, marker: str) -> None:
-        tags, is_native = self._tags, marker in self._tags.native
-        if marker in tags.tagged and self._behind(marker).startswith(marker):
-            self._take(self._pending.index(marker, len(marker)))  # the same tag follows, which opens the call
-            return
-        context = BodyContext(self._schemas or {}, tags.enclosing, tags.may_call, self._codec.encode)
-        is_quoted = is_native and not self._is_reasoning and self._writer.is_quoted(marker)
-        self._call = OpenCall(opening.new_body(context), opening, marker, is_native=is_native, is_quoted=is_quoted)
-        if not opening.keeps_marker:
-            self._call.raw.append(self._take(len(marker)))
+    def skip(self, text: str) -> None:
+        """Take text that contains no tag, without any event."""
+        self._writer.quoting.feed(text)
 
-    def _advance_call(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
-        """Return whether more of the pending text may be read now."""
-        end, marker = call.end_in(self._pending, self._tags, final=final)
-        text = self._pending if end == len(self._pending) else self._pending[:end]
-        is_end = final or marker is not None
-        self._take_text(call, call.consume(text, final=is_end), out)
-        self._sync(call, out)
-        match call.body.status:
-            case BodyStatus.OPEN | BodyStatus.WAITING:
-                if marker is None:
-                    return False
-                self._close_call(call, out)
-            case BodyStatus.DONE:
-                self._end_call(call, out)
-                if call.body.follow is not None:
-                    self._call = call.following(call.body.follow())
-            case BodyStatus.REASONING | BodyStatus.TEXT as kind if not call.is_quoted:
-                self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
-            case BodyStatus.FAILED | BodyStatus.REASONING | BodyStatus.TEXT:
-                self._emit_as_text(call, out)
-            case BodyStatus.STUCK:
-                return self._end_at_tag(call, out, final)
-            case BodyStatus.ENDED:
-                self._call = None
-                if call.is_plain_block and not (self._is_reasoning or self._content.follows_call):
-                    self._writer.hold("".join(call.raw))
-                elif not call.has_tags or self._is_reasoning:
-                    self._append("" if self._content.follows_call else "".join(call.raw), out)
-                elif not self._content.follows_call:
-                    self._content.absorb_close()
-        return True
+    def may_begin_tag(self, text: str) -> bool:
+        return self._tags.in_text.may_begin_in(text)
 
-    def _end_at_tag(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
-        """Go on where the body cannot continue: at a tag around it, or because this is no call."""
-        end, marker = self._tags.in_call.cut(self._pending, final=final)
-        if end == 0 and marker is None and self._pending:
-            return False
-        if end == 0 and marker is not None:
-            self._close_call(call, out)
-        else:
-            self._emit_as_text(call, out)
-        return True
+    @property
+    def pending(self) -> str:
+        """Text outside of calls that may still become a tag. It is empty if that tag would be quoted."""
+        if self._calls.open is not None or not self._pending.text or self._writer.quoting.is_quoted:
+            return ""
+        return self._codec.decode(self._pending.text)
 
-    def _take_text(self, call: OpenCall, num_chars: int, out: list[ContentEvent]) -> None:
-        text = self._take(num_chars)
-        if text:
-            call.is_at_own_marker = False
-        if call.is_refused:
-            self._append(text, out)
-        else:
-            call.raw.append(text)
+    @property
+    def unnamed(self) -> UnnamedCall | None:
+        """The call that has begun, as long as it has no name."""
+        call = self._calls.open
+        if call is None:
+            return self._undecided() if self._pending.text else None
+        if call.is_named:
+            return None
+        return UnnamedCall(call, call.opening, partial(self._text_of, call), call.is_quoted)
 
-    def _sync(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        """Emit the part of the call that the body has read."""
-        name = call.body.name
-        if name is not None and not call.is_named:
-            name = self._codec.decode(name)
-            is_taken = self._takes_undeclared and call.marker in self._tags.native
-            if is_taken or self._schemas is None or name in self._schemas:
-                self._start_call(call, name, out)
-            elif call.has_tags and not self._is_reasoning:
-                call.described = name
-            else:
-                call.is_refused = True
-                self._append("".join(call.raw), out)
-        if not (call.is_started or call.described is not None):
-            return
-        arguments = self._codec.decode_json(call.body.take_arguments())
-        if call.described is not None:
-            if arguments and not call.has_head:
-                self._writer.begin_line(out)
-            self._writer.feed_made(call.description(arguments), out)
-        elif arguments:
-            out.append(ToolCallDelta(self._num_calls - 1, arguments))
+    def _text_of(self, call: OpenCall) -> str:
+        text = "".join(call.raw) + self._pending.text
+        return self._codec.decode(text if call.is_further else text.removeprefix(call.marker))
 
-    def _start_call(self, call: OpenCall, name: str, out: list[ContentEvent]) -> None:
-        if call.marker in self._tags.native:
-            self._tags = self._tags.without_fallback
-        call.is_started = True
-        self._is_reasoning = False
-        self._depth = 0
-        self._reasoning.close()
-        self._content.after_call()
-        out.append(ToolCallStart(self._num_calls, self._codec.decode(self._ids.take(call.body.call_id)), name))
-        self._num_calls += 1
-
-    def _end_call(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        self._call = None
-        if call.is_started:
-            out.append(ToolCallEnd(self._num_calls - 1))
-        elif call.described is not None:
-            self._writer.feed_made("}", out)
-            self._content.after_call()
-
-    def _begin_message(self, *, is_reasoning: bool) -> None:
-        self._call = None
-        if is_reasoning:
-            self._is_reasoning = True
-            self._depth = 1
-            if self._reasoning.is_blank:
-                self._reasoning.close()
-        else:
-            self._depth = 0
-            self._end_reasoning()
-            self._writer.begins_message = self._has_messages
-
-    def _close_call(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        """End the call at the tag that begins here."""
-        is_complete = call.body.close()
-        self._sync(call, out)
-        if is_complete and (call.is_started or call.described is not None):
-            self._end_call(call, out)
-        else:
-            self._emit_as_text(call, out)
-
-    def _emit_as_text(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        """Emit the text of a call that proved to be none."""
-        self._call = None
-        if call.has_head:
-            call.body.cut("")
-            self._writer.feed_made(self._codec.decode_json(call.body.take_arguments()), out)
-        elif not call.is_refused:
-            if call.is_at_own_marker:
-                call.raw.append(self._take(len(call.marker) if call.has_tags else 1))
-            raw = "".join(call.raw)
-            behind = f"{raw}{self._pending[: len(call.marker) + 2]}"[len(call.marker) :]
-            is_mentioned = not call.is_named and self._writer.is_mentioned(behind, self._codec.num_chars(raw))
-            if call.is_further:
-                self._append(self._tags.without_own(raw), out)
-            elif not call.has_tags or self._is_reasoning or is_mentioned:
-                self._writer.has_quoted |= not self._is_reasoning
-                self._append(raw, out)
-            elif text := self._tags.shown(raw, call.marker):
-                self._writer.feed_made(text, out)
-            else:
-                self._content.absorb_close()
+    def _undecided(self) -> UnnamedCall | None:
+        """The call whose marker is pending, because the same may follow."""
+        end, marker = self._cut(final=False)
+        pending = self._pending.text
+        if marker is None or marker not in self._tags.openings or pending[:end].strip():
+            return None
+        text = partial(self._codec.decode, pending[end + len(marker) :])
+        return UnnamedCall(None, self._tags.openings[marker], text, self._writer.is_quoted(marker))

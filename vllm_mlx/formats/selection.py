@@ -1,4 +1,4 @@
-"""Finds formats: the ones of a checkpoint, and the ones that the user named. Makes the parser of a reply in them."""
+"""Finds the formats of a checkpoint and those that the user named, and makes the parser of a reply."""
 
 import re
 import secrets
@@ -10,13 +10,12 @@ from ..core.errors import ConfigError, setting
 from . import families
 from .bodies import Schemas
 from .bodies.tool_schema import ANY_ARGUMENTS
+from .call import new_call_id
 from .call_formats import GENERIC
-from .call_reader import CallReader
 from .family import ReasoningOpening
-from .open_call import new_call_id
-from .output_parser import OutputParser
+from .output_parser import CallReader, OutputParser
 
-# These names mean the rules that a checkpoint carries. Where it carries none, they mean the detected format.
+# These names mean the rules that a checkpoint carries. Without such rules, they mean the detected format.
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
@@ -24,7 +23,7 @@ _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormats:
-    """The formats in which a model's replies are read, or their names. None: replies have no such part."""
+    """The formats in which a model's replies are read, or their names. A part without a format does not occur."""
 
     reasoning: families.ReasoningChoice | None = None
     calls: families.CallChoice | None = None
@@ -32,9 +31,9 @@ class ReplyFormats:
 
 
 def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tuple[str | None, str | None]:
-    """Return the names of the reasoning format and of the tool format, None if there is none.
+    """Return the names of the reasoning format and of the tool format, each None if the checkpoint has no such format.
 
-    A template that lists tools in no known way gets the generic tool format.
+    A template that lists tools in an unknown way gets the generic tool format.
     """
     template = _COMMENT.sub("", chat_template or "")
     rows = families.FAMILIES
@@ -72,11 +71,11 @@ def make_parser(
 ) -> OutputParser:
     """Make the parser of one reply. Raises ConfigError for an unknown name.
 
-    `reasoning`, `tools`: formats, or names of formats as the flags take them; None: the reply has none.
-    `schemas`: the schemas of the declared tools. Empty: none is declared, so every call is text. None: calls to all
-    names are calls.
+    `reasoning`, `tools`: formats, or names of formats as the flags take them, for the parts that the reply has.
+    `schemas`: the schemas of the declared tools. Without them, calls to all names are calls; if they are empty, every
+    call is text.
     `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
-    `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
+    `call_ids` makes ids for calls without one; by default, they have the form that the format's templates accept.
     `takes_undeclared`: a call in the format of `tools` is a call to any tool.
     """
     reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here

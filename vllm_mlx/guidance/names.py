@@ -16,9 +16,9 @@ import numpy as np
 from ..core.errors import InvalidParameter
 from ..core.sequence import NameHold
 from ..formats import CallChoice, call_format, make_call_reader
-from ..formats.call_reader import CallReader, UnnamedCall
 from ..formats.family import Calls, Opening, Place
 from ..formats.tokenizer import Tokenizer
+from ..formats.output_parser import CallReader, UnnamedCall
 from .grammar_compiler import GrammarCompiler
 from .grammars import CarriedNames, LarkWriter
 from .grammars.names import CHOICES, SPELLED, Lead, NameWriter, Site, before_name, name_grammar
@@ -38,7 +38,7 @@ class Piece:
 
 
 def held_openings(format: Calls) -> tuple[Opening, ...]:
-    """Return the openings behind which names are held: a spelling has the marker, or the header of a message has."""
+    """Return the openings behind which names are held: those whose marker is in a spelling, and headers of messages."""
     if format.reads.reasoning is not None:
         return format.reads.openings
     written = [before_name(spelling) for spelling in format.writes]
@@ -113,7 +113,7 @@ class CheckpointNames:
         return Piece(written, text, False, self._parser.may_begin_tag(text))
 
     def ids(self, text: str) -> list[int] | None:
-        """Return tokens that spell plain text; None if the vocabulary cannot spell it."""
+        """Return tokens that spell plain text, or None if the vocabulary cannot spell it."""
         return self._compiler.tokens.encode(text)
 
     def is_crossed(self, rest: str) -> bool:
@@ -191,7 +191,7 @@ class _Hold:
         return bool(self._matcher.try_consume_tokens([token_id]) == 1)
 
     def fill(self, mask: Mask, always: Mask) -> bool:
-        """Set the bits of the tokens that may come next. False: the grammar has failed, and `mask` is to be ignored."""
+        """Set the bits of the tokens that may come next. Returns False if it has failed."""
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
             return False
@@ -219,7 +219,7 @@ class ReplyNames:
         self._is_idle = False
         self._has_tags = False
         self._hold: _Hold | None = None
-        self._unnamed: UnnamedCall | None = None  # the call after the last token, if it had no name then
+        self._unnamed: UnnamedCall | None = None  # the call after the last token, if it had no name yet
 
     def feed(self, token_id: int) -> None:
         piece = self._checkpoint.piece(token_id)

@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from ...formats.call_frame import argument_frame, call_frame
 from ...formats.families import CallChoice, call_format, spelling
 from ...formats.family import (
     ExpressionCall,
@@ -14,6 +13,8 @@ from ...formats.family import (
     Place,
     Spelling,
     XmlCall,
+    argument_frame,
+    call_frame,
 )
 from .carried import CarriedKeys
 from .guide_grammar import grammars
@@ -27,7 +28,7 @@ _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
 def calls(tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, most: int | None) -> str:
-    """Return an expression for one or several calls. `choice`: the format; `most`: calls, None: MAX_CALLS."""
+    """Return an expression for one or several calls in the format `choice`, at most `most` (by default MAX_CALLS)."""
     written = spelling(choice, writer.tokens.texts)
     return f"{writer.text(written.begin)} {_section(tools, choice, written, writer, _most(written, most))}".strip()
 
@@ -46,7 +47,7 @@ def calls_in_text(
     """Write the grammar of free text in which text that begins like a call is a call."""
     written = spelling(choice, writer.tokens.texts)
     most = _most(written, most)
-    if header.answer:  # a call is a message of its own here
+    if header.answer:  # here, a call is a separate message
         answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
         start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, choice, writer, most)))}"
         return grammars(writer.build(start.strip()))
@@ -131,7 +132,7 @@ class CallWriter:
 
 
 class _Elements:
-    """Writes the arguments of one call, each in tags of its own."""
+    """Writes the arguments of one call, each in its own pair of tags."""
 
     def __init__(self, kind: XmlCall | NestedXmlCall, tool: GuidedTool, writer: LarkWriter, close: str):
         self._kind = kind
@@ -158,7 +159,7 @@ class _Elements:
             yield f"({self._writer.rule(expression)})*"
 
     def _element(self, key: str | None, schema: Any, path: str) -> str:
-        """Write the argument `key`; None: any argument."""
+        """Write the argument `key`, or any argument if `key` is None."""
         end = argument_frame(self._kind, key or "").end
         tells_type = isinstance(self._kind, XmlCall) and bool(self._kind.kind)
         written = self._values.value(schema, path, end, without=self._without, tells_type=tells_type)

@@ -1,4 +1,4 @@
-"""Which names of tools and arguments a format of calls can carry: its parser must read back what its grammar writes."""
+"""Decides which names a format of calls can carry: its parser must read back what its grammar writes."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from ...core.events import ContentEvent, ToolCallDelta, ToolCallStart
 from ...core.messages import ToolSpec
 from ...formats import CallChoice, Schemas, make_parser
 from ...formats.bodies.tool_schema import ANY_ARGUMENTS
-from ...formats.call_frame import argument_frame, call_frame
 from ...formats.families import spelling
+from ...formats.family import argument_frame, call_frame
 from .lark import AddedTokens
 
 _USUAL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # every format carries such a name
@@ -63,14 +63,14 @@ class CarriedKeys:
 
 
 class _Trial:
-    """Writes a call, and reads it as the parser of a reply does."""
+    """Writes a call and reads it with the parser of a reply."""
 
     def __init__(self, choice: CallChoice, tokens: AddedTokens):
         self._choice = choice
         self._tokens = tokens
 
     def read(self, name: str, schemas: Schemas, key: str | None = None) -> list[ContentEvent]:
-        """Read a call to the tool `name` with the one argument `key`; None: with no argument."""
+        """Read a call to the tool `name` with the one argument `key`, or without arguments if `key` is None."""
         parser = make_parser(None, self._choice, schemas=schemas, marker_tokens=self._tokens.texts)
         events: list[ContentEvent] = []
         for text, is_token in self._pieces(name, key):
@@ -78,7 +78,7 @@ class _Trial:
         return [*events, *parser.finish(is_end=True)]
 
     def _pieces(self, name: str, key: str | None) -> Iterator[tuple[str, bool]]:
-        """List the texts of the call, and whether each is a token. What the client named is none."""
+        """List the texts of the call, and whether each is a token. Names that the client chose are plain text."""
         written = spelling(self._choice, self._tokens.texts)
         call = call_frame(written.kind, name)
         yield from self._split(written.begin + written.open + call.before)

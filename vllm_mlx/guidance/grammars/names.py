@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ...formats.bodies.body import FUNCTION_PREFIX
 from ...formats.bodies.message_header import READERS
-from ...formats.call_frame import call_frame
-from ...formats.family import CallKind, JsonCall, NamedCall, Opening, Spelling
+from ...formats.family import CallKind, JsonCall, NamedCall, Opening, Spelling, call_frame
 from .guide_grammar import grammars
 from .lark import TEXT, LarkWriter, either, literal, quoted_regex
 
@@ -73,7 +72,7 @@ class NameWriter:
         return Lead(either(options))
 
     def _further(self, marker: str) -> Lead:
-        """Return the lead after a call in the same tags. Text that begins otherwise than a call is free."""
+        """Return the lead after a call in the same tags. Text that does not begin like a call is free."""
         options, beginnings = [], []
         for one in self._having(marker):
             own = one.open.rpartition(marker)[2] + _own_start(one.kind)

@@ -1,0 +1,136 @@
+"""Decides which text of a reply is reasoning, and emits that text."""
+
+from ..core.events import ContentEvent, ReasoningDelta
+from .content import ContentWriter
+from .family import ReasoningFormat, ReasoningOpening
+from .vocabulary import TokenCodec
+
+
+class ReasoningWriter:
+    """Follows the reasoning of one reply. While `is_open`, the text that follows is reasoning."""
+
+    def __init__(
+        self,
+        format: ReasoningFormat | None,
+        writer: ContentWriter,
+        codec: TokenCodec,
+        *,
+        starts_open: bool,
+        opening: ReasoningOpening,
+    ):
+        self._writer = writer
+        self._codec = codec
+        self._opening = opening
+        self._framing = ReasoningFraming()
+        self._has_messages = format is not None and format.headed is not None
+        self._is_shown = format is not None and format.is_shown
+        self.is_open = format is not None and (starts_open or format.is_implied)
+        self._unshown_tag = format.opens[0] if format is not None and self._is_shown and self.is_open else ""
+        self.depth = int(self.is_open)  # an opening tag inside reasoning needs a closing tag of its own
+
+    @property
+    def may_open(self) -> bool:
+        """Whether an opening tag counts here. Inside reasoning it does, but it does not open reasoning twice."""
+        if self.is_open or self._opening is ReasoningOpening.ANYWHERE:
+            return True
+        return self._opening is ReasoningOpening.AT_START and self._writer.framing.is_at_start
+
+    def append(self, text: str, out: list[ContentEvent]) -> None:
+        """Emit text that ends where the text read so far ends, as reasoning or as content."""
+        if not self.is_open:
+            self._writer.feed(text, out)
+        elif not self._is_shown:
+            self._emit(self._framing.feed(text), out)
+        elif text:
+            if self._unshown_tag:
+                self._writer.emit_extra(self._unshown_tag, out)
+            self._show(text, out)
+
+    def open(self, tag: str, out: list[ContentEvent]) -> None:
+        """Open reasoning at its opening tag."""
+        if self._is_shown:
+            self._show(tag, out)
+        is_once = self._opening is not ReasoningOpening.ANYWHERE
+        if not (self.is_open and (self._framing.is_blank or is_once)):
+            self.depth += 1
+        self.is_open = True
+
+    def close(self, tag: str, out: list[ContentEvent]) -> None:
+        """Close reasoning at its closing tag, which counts even if no reasoning is open."""
+        if self.is_open and self._is_shown:
+            self._show(tag, out)
+        self.depth = max(0, self.depth - 1)
+        self._end()
+
+    def begin_message(self, *, is_reasoning: bool) -> None:
+        """Begin what the header of a message announced."""
+        if is_reasoning:
+            self.is_open = True
+            self.depth = 1
+            if self._framing.is_blank:
+                self._framing.close()
+        else:
+            self.depth = 0
+            self._end()
+            self._writer.begins_message = self._has_messages
+
+    def stop(self) -> None:
+        """End the reasoning because a call began."""
+        self.is_open = False
+        self.depth = 0
+        self._framing.close()
+
+    def finish(self, out: list[ContentEvent], *, has_call: bool) -> None:
+        """Emit what was held back. `has_call`: the reply ends inside a call."""
+        if self.is_open and not self._is_shown:
+            self._emit(self._framing.finish(), out)
+        elif not has_call:
+            self._writer.emit(self._writer.framing.finish(), out)
+
+    def _end(self) -> None:
+        if self._opening is ReasoningOpening.AT_START:
+            self._opening = ReasoningOpening.NEVER
+        if not self.is_open:
+            self._writer.framing.absorb_close()
+            return
+        self.is_open = False
+        self._framing.close()
+        if not self._is_shown:
+            self._writer.framing.after_reasoning()
+
+    def _emit(self, text: str, out: list[ContentEvent]) -> None:
+        if text:
+            out.append(ReasoningDelta(self._codec.decode(text)))
+
+    def _show(self, text: str, out: list[ContentEvent]) -> None:
+        self._unshown_tag = ""
+        self._writer.emit(text, out)
+
+
+class ReasoningFraming:
+    """Drops a line break after the opening tag, one before the closing tag, and reasoning of only white space."""
+
+    def __init__(self) -> None:
+        self.is_blank = True
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        if self.is_blank and (not text or text.isspace()):
+            self._held += text
+            return ""
+        text = self._held + text
+        self._held = ""
+        if self.is_blank:
+            self.is_blank = False
+            text = text.removeprefix("\n")
+        if text.endswith("\n"):
+            self._held = "\n"
+            return text[:-1]
+        return text
+
+    def close(self) -> None:
+        self._held = ""
+        self.is_blank = True
+
+    def finish(self) -> str:
+        return "" if self.is_blank else self._held
