@@ -10,7 +10,7 @@ from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.formats.family import NO_HEADER
 from vllm_mlx.guidance.grammars import GuidedTool, required_calls
-from vllm_mlx.guidance.grammars.closed import closed
+from vllm_mlx.guidance.grammars.json_schema import closed
 
 from .random_sampler import sampler
 

@@ -73,7 +73,7 @@ class ChatFormat(TagFields):
 
 
 def _parsed_if_object(value: Any) -> Any:
-    """Return the object that a text holds as JSON, or else the value itself, which `decode` judges."""
+    """Return the object that a text holds as JSON, or the value itself, which is refused where it is decoded."""
     try:
         parsed = json_in(value) if isinstance(value, str) else None
     except ValueError:
@@ -144,7 +144,7 @@ def decode_guide(kind: str, value: Any, param: str, *, in_reasoning: bool = Fals
 
 
 def one_guide(*guides: Guide | None) -> Guide | None:
-    """Return the one guide that is given, or None. Raises InvalidParameter if two fields give one."""
+    """Return the guide that is given, if any. Raises InvalidParameter if two fields give one."""
     given = [guide for guide in guides if guide is not None]
     if len(given) > 1:
         raise InvalidParameter(f"Set either `{given[0].param}` or `{given[1].param}`, not both.", param=given[1].param)
@@ -196,7 +196,7 @@ def _structure(structure: Structure, path: str) -> TagStructure:
 
 
 def _parsed(value: Any, path: str) -> Any:
-    """Return the value itself, or the JSON value that it holds as a string."""
+    """Return the value itself, or the JSON value in a string."""
     if not isinstance(value, str):
         return value
     try:

@@ -332,12 +332,12 @@ FAMILIES = (
 
 
 def reasoning_by_name() -> Mapping[str, ReasoningFormat]:
-    """The reasoning formats by the names that `reasoning_parser` takes."""
+    """Return the reasoning formats by the names that `reasoning_parser` takes."""
     return _by_name(FAMILIES)[0]
 
 
 def calls_by_name() -> Mapping[str, Calls]:
-    """How calls are read and written, by the names that `tool_call_parser` takes."""
+    """Return how calls are read and written, by the names that `tool_call_parser` takes."""
     return _by_name(FAMILIES)[1]
 
 
@@ -350,7 +350,7 @@ def _by_name(rows: tuple[Family, ...]) -> tuple[Mapping[str, ReasoningFormat], M
 
 @lru_cache(maxsize=256)
 def with_tags_only(format: ToolFormat) -> ToolFormat:
-    """The format without calls that are plain text, for a reply in which every call is text."""
+    """Return the format without calls in plain text, for a reply in which every call is text."""
     return replace(format, openings=tuple(one for one in format.openings if one.place is Place.ANYWHERE))
 
 
@@ -363,11 +363,11 @@ def call_format(choice: CallChoice) -> Calls:
 
 
 def call_tags(choice: CallChoice) -> tuple[str, ...]:
-    """The tags that open a call even inside reasoning."""
+    """Return the tags that open a call even inside reasoning."""
     openings = call_format(choice).reads.openings
     return tuple(opening.marker for opening in openings if opening.place is Place.ANYWHERE)
 
 
 def spelling(choice: CallChoice, tokens: Container[str]) -> Spelling:
-    """How this format writes calls, for a tokenizer with these added tokens."""
+    """Return how this format writes calls, for a tokenizer with these added tokens."""
     return next(one for one in call_format(choice).writes if not one.needs or one.needs in tokens)

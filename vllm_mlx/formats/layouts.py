@@ -41,7 +41,7 @@ def between(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ())
 
 
 def one_a_line(reads: ToolFormat, *kinds: CallKind, line: str = "\n") -> Calls:
-    """Lay out each call in tags of its own, one call a line; `line` also separates a call from its tags."""
+    """Lay out each call in a pair of tags, one call a line; `line` also separates a call from its tags."""
     open, close = reads.openings[0].marker, reads.closes[0]
     return Calls(reads, tuple(Spelling(kind, open + line, line + close, between="\n") for kind in kinds))
 
@@ -87,7 +87,7 @@ def xml_format(tags: XmlTags, open: str, *closes: str) -> ToolFormat:
 
 
 def xml_section(tags: XmlTags, open: str, close: str, kind: str = "") -> Calls:
-    """Lay out each call on lines of its own inside one pair of tags."""
+    """Lay out calls on separate lines inside one pair of tags."""
     call = XmlCall(tags, frozenset({"head", "parameter"}), kind=kind)
     return Calls(xml_format(tags, open, close), (Spelling(call, begin=f"{open}\n", close="\n", end=close),), sign=open)
 
@@ -117,7 +117,7 @@ PYTHON_EXPRESSION = ExpressionCall(PYTHON, "(", ")")
 
 
 def braces(quotes: tuple[str, ...], open: str, close: str) -> Calls:
-    """Lay out calls as `call:f{a:1}`, one in each pair of tags; the family has quotes of its own for strings."""
+    """Lay out calls as `call:f{a:1}`, one in each pair of tags; `quotes` are the family's marks around strings."""
     dialect = Dialect(quotes, ":", has_escapes=False, has_words=True)
     body = after("call:", then=partial(ExpressionBody, dialect=dialect, opener="{"))
     reads = between(several(body, Listing(separators=",")), open, close, inner=quotes[:1])

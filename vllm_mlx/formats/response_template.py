@@ -1,4 +1,4 @@
-"""The rules that a checkpoint carries for its own replies, `response_template` in its tokenizer's configuration.
+"""Reads the rules that a checkpoint carries for its replies, `response_template` in its tokenizer's configuration.
 
 They name tags, and say what is between them. Most describe a family of the table, whose row then reads the replies;
 rules with other tags become formats of their own. No pattern of a checkpoint is ever run on a reply.
@@ -39,7 +39,7 @@ class UnreadableTemplate(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The formats that the rules describe. None: they describe no such part."""
+    """The formats that the rules describe, as far as they do."""
 
     reasoning: ReasoningFormat | None = None
     calls: Calls | None = None
@@ -60,7 +60,7 @@ def read_response_template(template: Any) -> Rules:
 
 def _checked(field: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(field, Mapping):
-        raise UnreadableTemplate(f"the field of {name} is no object")
+        raise UnreadableTemplate(f"the field of {name} is not an object")
     return field
 
 
@@ -106,7 +106,7 @@ def _literals(pattern: Any) -> list[str]:
     Optional parts are left out. Raises UnreadableTemplate if the pattern looks ahead or back, or is invalid.
     """
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
-        raise UnreadableTemplate(f"a pattern is no text, or longer than {_MAX_PATTERN} characters")
+        raise UnreadableTemplate(f"a pattern is not text, or is longer than {_MAX_PATTERN} characters")
     parts = [""]
     position = 0
     while found := _PIECE.match(pattern, position):

@@ -1,4 +1,4 @@
-"""The tags that a reply's parser looks for, and in which state of the reply each counts. Knows no call body."""
+"""Knows the tags that a reply's parser looks for, and in which state of the reply each counts."""
 
 import json
 import re
@@ -91,7 +91,7 @@ class TagVocabulary:
         self._headers = frozenset(codec.encode(header.marker) for header in (reasoning.headers if reasoning else ()))
         self._has_messages = reasoning is not None and bool(reasoning.header_tags)
         self.strays = frozenset(map(codec.encode, (tag for tag in own if tag not in _COMMON))) - self.openings.keys()
-        """Tags of the model's own format that are no text wherever they occur, unless the model quotes them."""
+        """Tags of the model's own format that are dropped wherever they occur, unless the model quotes them."""
         self._inside = frozenset(map(codec.encode, own)) - self.openings.keys()
         longest_first = sorted(map(codec.encode, own), key=len, reverse=True)
         tails = (re.escape(tag) + ("" if tag.endswith((">", "]")) else r"\s*>?") for tag in longest_first)
@@ -104,7 +104,7 @@ class TagVocabulary:
         return TagVocabulary(self._reasoning, native, self.codec, has_schemas=self._has_schemas)
 
     def is_dropped(self, marker: str, *, follows_call: bool) -> bool:
-        """Whether the tag is one of the model's own format that is no text here, unless the model quotes it."""
+        """Whether this tag of the model's own format is dropped here, unless the model quotes it."""
         return marker in self.strays or (follows_call and marker in self._inside)
 
     def without_own(self, text: str) -> str:
@@ -112,7 +112,7 @@ class TagVocabulary:
         return self._own.sub("", text)
 
     def shown(self, text: str, marker: str) -> str:
-        """Return the part of `text`, which `marker` began and which is no call, that is shown.
+        """Return the part that is shown of `text`, which `marker` began and which is not a call.
 
         It has no tags of the model's own format. It is empty if only punctuation is left, or the header of a message
         that never came.
@@ -162,7 +162,7 @@ def _openings(reasoning: ReasoningFormat | None, tools: tuple[ToolFormat, ...]) 
 
 
 def _inner(reasoning: ReasoningFormat | None) -> tuple[str, ...]:
-    """The tags inside headers, and those around an answer."""
+    """Return the tags inside headers and those around an answer."""
     return (*reasoning.header_tags, *(reasoning.wrap or ())) if reasoning else ()
 
 
@@ -172,7 +172,7 @@ def _is_tag(text: str) -> bool:
 
 
 def _is_words(token: str) -> bool:
-    """Whether the token is plain words or white space, which identify no tag."""
+    """Whether the token is plain words or white space, which do not identify a tag."""
     return not token.strip() or token.strip().isalnum()
 
 

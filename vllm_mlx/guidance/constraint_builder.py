@@ -31,9 +31,9 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class ConstraintBuilder:
-    """`reasoning` and `tools` are the checkpoint's formats, or None; `vocab_size` is the width of the logits.
+    """`reasoning` and `tools` are the checkpoint's formats, if it has them. `vocab_size` is the width of the logits.
 
-    `max_grammars_bytes`: what compiled grammars that are kept may take.
+    `max_grammars_bytes` limits the compiled grammars that are kept.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class ConstraintBuilder:
     def constraint(
         self, request: Request, prompt: PromptInputs, schemas: SchemaBudget | None = None
     ) -> Constraint | None:
-        """Return the constraint on the reply; None: nothing constrains it. Raises RequestError if none can be built.
+        """Return the constraint on the reply, or None if it is free. Raises RequestError if it cannot be built.
 
-        `schemas`: the budget that is left for the request's schemas; None: a complete budget.
+        `schemas`: the budget that is left for the request's schemas. Without it, the budget is complete.
         """
         guide, budget = request.sampling.guide, self._budget(request)
         grammar, param = self._checked_grammar(request, SchemaBudget() if schemas is None else schemas)
@@ -113,7 +113,7 @@ class ConstraintBuilder:
         return None, ""
 
     def _guided_tools(self, request: Request, budget: SchemaBudget) -> list[GuidedTool]:
-        """Return the tools that the reply may call; [] if calls are not guided."""
+        """Return the tools that the reply may call, or [] if calls are not guided."""
         choice = request.tool_choice
         is_forced = choice.mode == "required"
         if is_forced and (self._tools is None or self._tool_grammar == "off"):
@@ -134,7 +134,7 @@ class ConstraintBuilder:
         return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
 
     def _name_rule(self, request: Request) -> NameRule | None:
-        """Return the rule for the names of calls in a reply that has no grammar of its own."""
+        """Return the rule for the names of calls in a reply without a grammar."""
         if self._names is None or request.tool_choice.mode != "auto" or request.messages is None:
             return None
         names = [tool.name for tool in _declared(request)]

@@ -8,11 +8,11 @@ import tokenizers
 
 from ..formats.tokenizer import Tokenizer
 
-_SPECIAL = b"\xff"  # llguidance's mark of a token that is no text; no text has this byte
+_SPECIAL = b"\xff"  # llguidance's mark of a token that is not text; this byte does not occur in text
 
 
 class ExactTokenizer:
-    """What llguidance asks a tokenizer for.
+    """The interface that llguidance expects of a tokenizer.
 
     A checkpoint's own tokenizer changes text before it tokenises: it composes accents, adds a space, reads `<s>` as a
     tag. A token of changed text would break the grammar that forces the text.
@@ -32,7 +32,7 @@ class ExactTokenizer:
         return self.encode(text.decode()) or []
 
     def encode(self, text: str) -> list[int] | None:
-        """Return tokens of exactly this text, none of them special; None: the vocabulary lacks one of its bytes.
+        """Return plain tokens of exactly this text, or None if the vocabulary lacks one of its bytes.
 
         They are the checkpoint's own tokens of the text, except around characters that its tokenizer reads otherwise.
         """

@@ -1,4 +1,4 @@
-"""Compiles grammars for one tokenizer's vocabulary, by llguidance, and keeps recent ones. Thread-safe."""
+"""Compiles grammars for one tokenizer's vocabulary with llguidance, and keeps recent grammars. Thread-safe."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ class GrammarCompiler:
     """Reads the vocabulary with the first grammar; keeps the grammars that were used last."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_bytes: int = MAX_BYTES):
-        """`vocab_size`: the width of the logits. `max_bytes`: what all grammars that are kept may take."""
+        """`vocab_size`: the width of the logits. `max_bytes` limits all grammars that are kept."""
         self._tokenizer = tokenizer
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._vocabulary: LLTokenizer | None = None
@@ -179,7 +179,7 @@ class CompiledGrammars:
 
 
 class GrammarTrials:
-    """Processes that try grammars, one each at a time. A process starts when it is needed, and ends with this object.
+    """Processes that each try one grammar at a time. A process starts when it is needed, and ends with this object.
 
     Thread-safe.
     """
@@ -190,7 +190,7 @@ class GrammarTrials:
         self._idle: list[subprocess.Popen[bytes]] = []
 
     def num_bytes(self, grammar: str, param: str) -> int:
-        """Return what the grammar takes. Raises InvalidParameter, naming `param`, if it costs too much or is none."""
+        """Return the bytes that the grammar takes. Raises InvalidParameter, naming `param`, if it is refused."""
         is_new = not self._idle
         process = self._start() if is_new else self._idle.pop()
         assert process.stdin is not None and process.stdout is not None
@@ -216,7 +216,7 @@ class GrammarTrials:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            close_fds=False,  # otherwise this process would be forked, which takes long if it is large
+            close_fds=False,  # to fork this process instead takes long if it is large
         )
 
 
@@ -226,7 +226,7 @@ def _write(pipe: IO[bytes], text: bytes) -> None:
 
 
 def on_large_stack(work: Callable[[], T]) -> T:
-    """Run work that recurses deeply in a thread of its own. Threads that start meanwhile get its stack size, too."""
+    """Run work that recurses deeply in a separate thread. Threads that start meanwhile get its stack size, too."""
     result: Future[T] = Future()
 
     def run() -> None:
@@ -238,7 +238,7 @@ def on_large_stack(work: Callable[[], T]) -> T:
     with _STARTING:
         usual = threading.stack_size(trial.STACK_BYTES)
         try:
-            threading.Thread(target=run, name="grammar", daemon=False).start()  # none may end inside llguidance
+            threading.Thread(target=run, name="grammar", daemon=False).start()  # Python must not end inside llguidance
         finally:
             threading.stack_size(usual)
     return result.result()

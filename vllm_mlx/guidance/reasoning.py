@@ -1,4 +1,4 @@
-"""How one checkpoint's reasoning begins and ends, as token ids, and the watch for its tags in a reply."""
+"""Finds where one checkpoint's reasoning begins and ends, by token ids, in prompts and in replies."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -119,7 +119,7 @@ class CheckpointReasoning:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _without_layout(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Drop white space after an opening tag: the template wrote it, and it is no reasoning."""
+        """Drop white space after an opening tag, because the template wrote it."""
         skipped = 0
         while skipped < len(ids) and not self._tokenizer.token_text(ids[skipped]).strip():
             skipped += 1
@@ -144,7 +144,7 @@ def _format(
 
 
 class TokenWatch:
-    """Watches for tags that contain a token of their own, and are found by their ids."""
+    """Watches for tags that contain an added token, so that token ids identify them."""
 
     def __init__(self, starts: Sequence[Marker], ends: Sequence[Marker], calls: Sequence[Marker] = ()):
         self.leftover: tuple[int, ...] = ()
@@ -193,7 +193,7 @@ class TextWatch:
         self.leftover: tuple[int, ...] = ()
 
     def feed(self, token_id: int) -> Tag | None:
-        """Return the tag that this token completes. A found tag restarts the search, so none is found twice."""
+        """Return the tag that this token completes. A found tag restarts the search, so it is not found twice."""
         self._suffix.append(token_id)
         text = self._decode(list(self._suffix))
         found = max(((text.rfind(tag), tag, kind) for tag, kind in self._tags), default=(-1, "", None))

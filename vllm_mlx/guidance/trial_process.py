@@ -1,4 +1,4 @@
-"""Tries grammars in a process of its own, so that their cost is known before the server pays it. Knows no server.
+"""Tries grammars in a separate process, so that their cost is known before the server pays it.
 
 llguidance's compiler takes any time and memory for an odd grammar, and cannot be interrupted. So each grammar on
 standard input is compiled and followed in a fork of this process, which ends at a limit. Its outcome, a line of JSON,
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _text(source: BinaryIO) -> str:
-    """Read the next text; "" at the end of the input."""
+    """Read the next text, or "" at the end of the input."""
     header = source.read(LENGTH.size)
     return source.read(LENGTH.unpack(header)[0]).decode() if header else ""
 
@@ -89,7 +89,7 @@ def _answer(**outcome: object) -> None:
 
 def _try(grammar: str, vocabulary: ByteVocabulary, tokenizer: LLTokenizer) -> None:
     """Try one grammar in this fork, and end it."""
-    # What every grammar uses is not its own, and a fork counts it only now: on macOS even the vocabulary.
+    # A fork counts memory when it first uses it, on macOS even the vocabulary. Use what every grammar uses first.
     _fault(_ANY_TEXT, vocabulary, tokenizer)
     before = _peak_bytes()
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_COMPILE_S, MAX_COMPILE_S + 1))
@@ -115,7 +115,7 @@ def _peak_bytes() -> int:
 
 
 def _fault(grammar: str, vocabulary: ByteVocabulary, tokenizer: LLTokenizer) -> str:
-    """Return why the grammar is refused; "" if it can be followed. The tokens are drawn by chance, always the same."""
+    """Return why the grammar is refused, or "" if it can be followed. The random tokens are always the same."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits(grammar))
     if matcher.is_error():
         return f"it cannot be compiled to a grammar: {reason(matcher)}"
@@ -153,7 +153,7 @@ def parser_limits(grammar: str, max_items: int = _MAX_ITEMS) -> LLParserLimits:
 
 
 def is_plain(grammar: str) -> bool:
-    """Whether it is JSON without patterns, or calls of such: 450 integers and 20,000 values need much lexer fuel."""
+    """Whether it is JSON without patterns, or calls with such JSON: 450 integers or 20,000 values need much fuel."""
     is_json = _PLAIN.match(grammar) is not None or (is_calls(grammar) and _TERMINAL.search(grammar) is None)
     return is_json and r"\"pattern" not in grammar
 

@@ -64,12 +64,12 @@ class Masks:
                 row.feed(token.token_id)
 
     def take_failed(self) -> list[tuple[int, GenerationError]]:
-        """The rows that have failed since the last call, with their errors."""
+        """Return the rows that have failed since the last call, with their errors."""
         failed, self._failed = self._failed, []
         return failed
 
     def words(self, seqs: list[Sequence]) -> Words | None:
-        """The mask of each row of a batch. None: every row may sample any token."""
+        """Return the mask of each row of a batch, or None if every row may sample any token."""
         constraints = {index: self._rows.get(seq.seq_id) for index, seq in enumerate(seqs)}
         bound = {index: row for index, row in constraints.items() if row is not None and row.is_bounding}
         if not bound:

@@ -1,4 +1,4 @@
-"""The state of one constrained reply, and the limit on the time that its grammar takes. Ids in, masks out; no mlx.
+"""Constrains one reply, and limits the time that its grammar takes. It takes token ids, makes masks, and knows no mlx.
 
 A reply reasons, is made to stop its reasoning, or is in its grammar.
 """
@@ -21,7 +21,7 @@ _WRONG_TOKEN = "doesn't satisfy the grammar"  # llguidance's words for a mistake
 _TAIL = 64  # tokens; more than any end
 
 Clock = Callable[[], float]
-thread_time: Clock = time.thread_time  # processor time of the thread, so that a busy machine counts against nobody
+thread_time: Clock = time.thread_time  # processor time of the thread, which does not depend on how busy the machine is
 
 TOKEN_S = 0.005  # per token; a large schema over a large vocabulary takes 0.0001 s on average
 START_S = 0.5  # allowance for the first masks of a reply, and for a slow one
@@ -81,9 +81,7 @@ class RowConstraint:
         self._stop_ids = seq.stop_token_ids
         self._watch: TagWatch | None = None if self._rule is None else self._rule.new_watch()
         self._starts: list[tuple[int, ...]] = []  # what is left of the opening tags that the reply may still spell
-        self._is_text = (
-            True  # all tokens so far are text that the grammar accepts, not only an opening tag of reasoning
-        )
+        self._is_text = True  # the grammar accepts all tokens so far, which may also be an opening tag of reasoning
         self._num_reasoning = 0
         self._forced: deque[int] = deque()
         self._tail: deque[int] = deque(maxlen=_TAIL)  # the last tokens of the reasoning

@@ -22,7 +22,7 @@ class ArgumentsWriter:
     """Emits a string while it arrives, and a value that may have another type when it is complete."""
 
     def __init__(self, schema: ToolSchema | None):
-        """`schema`: the tool's; None: the tool is not declared."""
+        """`schema`: the tool's, if it is declared."""
         self._schema = ANY_ARGUMENTS if schema is None else schema
         self._may_wrap = False  # the value may be the object of all arguments; no part of it was emitted
         self._wrapped = ""  # such an object, until another argument follows it
@@ -33,7 +33,7 @@ class ArgumentsWriter:
         self._out: list[str] = []
         self._name = ""
         self._types: Types = STRING
-        self._held: list[str] | None = None  # the parts of a value of a type not known yet; None: it is a string
+        self._held: list[str] | None = None  # parts of a value whose type is not known yet; None for a string
         self._is_compound = False  # the held text begins an object or a list
 
     @property
@@ -47,7 +47,7 @@ class ArgumentsWriter:
         return text
 
     def expects(self, name: str) -> bool | None:
-        """Whether the schema declares this argument and it has not come yet; None: it declares no arguments at all."""
+        """Whether the schema declares this argument and it has not come yet, or None if it declares no arguments."""
         is_declared = self._schema.declares(name)
         return is_declared if is_declared is None else is_declared and name not in self._seen
 
@@ -78,7 +78,7 @@ class ArgumentsWriter:
         return position
 
     def _add_members(self, text: str) -> None:
-        """The next part of that object, without the brace that ends it."""
+        """Add the next part of that object, without its closing brace."""
         self._out.append(text)
         if text.strip():
             self._lead = "" if self._lead == "{" and text.strip() == "{" else ", "
@@ -156,7 +156,7 @@ class ArgumentsWriter:
 
 
 def may_be_value(text: str, types: Types, *, is_json: bool = False) -> bool:
-    """Whether a text that begins like this may stand for a value that is no string, or for a string in quotes."""
+    """Whether a text that begins so may stand for a value other than a string, or for a string in quotes."""
     start = text[: _MAX_SCALAR + 1].lstrip()
     if is_json and (start[:1] == '"' or not start):
         return bool(start) or len(text) <= _MAX_SCALAR

@@ -1,4 +1,4 @@
-"""The body of a tool call: name and arguments, read while they arrive."""
+"""Reads the body of a tool call, name and arguments, while it arrives."""
 
 import re
 from collections.abc import Callable
@@ -16,10 +16,10 @@ class BodyStatus(Enum):
     WAITING = auto()  # more text is needed to decide what the next character is
     DONE = auto()  # the call is complete; text that follows is not part of it
     STUCK = auto()  # the next character is wrong here, unless it begins a tag around the body
-    FAILED = auto()  # this is no call
-    ENDED = auto()  # no call, only the end of a list of calls
-    REASONING = auto()  # no call, only the header of reasoning that follows
-    TEXT = auto()  # no call, only the header of content that follows
+    FAILED = auto()  # this is not a call
+    ENDED = auto()  # not a call but the end of a list of calls
+    REASONING = auto()  # not a call but the header of reasoning that follows
+    TEXT = auto()  # not a call but the header of content that follows
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class StepsBody(Chooser):
         return position
 
     def _read_step(self, step: Step, text: str, start: int, final: bool) -> int | None:
-        """Return where the step ends; None: more text is needed, or the status says that the step is wrong here."""
+        """Return where the step ends, or None if more text is needed or the status says that the step is wrong here."""
         tags = step.texts if isinstance(step, Tag) else (step.after,) if step.after else ()
         encoded = [self._context.encode(tag) for tag in tags]
         end = next((start + len(tag) for tag in encoded if text.startswith(tag, start)), None)
@@ -78,7 +78,7 @@ class StepsBody(Chooser):
 
 
 class ChoiceBody(Chooser):
-    """Chooses a body by the first character that is no white space."""
+    """Chooses a body by the first visible character."""
 
     def __init__(self, context: BodyContext, bodies: Mapping[str, NewBody], default: NewBody | None = None):
         super().__init__(context)
@@ -128,7 +128,7 @@ class ListBody(Chooser):
             self._is_at_element = True
             position = skip_white(text, position)
         if self._is_first and self._listing.closer and text[position : position + 1] == self._listing.closer:
-            self.status = BodyStatus.ENDED  # a list of no calls
+            self.status = BodyStatus.ENDED  # an empty list of calls
             return position + 1
         if position < len(text):
             self.chosen = self._new_inner(self._context)

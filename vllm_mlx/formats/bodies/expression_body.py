@@ -31,7 +31,7 @@ class Dialect:
     quotes: tuple[str, ...]  # longest first
     assign: str  # between a name and its value in the argument list
     has_escapes: bool = True
-    has_words: bool = False  # a word that is no literal is a string
+    has_words: bool = False  # a word that is not a literal is a string
 
 
 PYTHON = Dialect(('"""', "'''", '"', "'"), "=")
@@ -199,7 +199,7 @@ class LiteralScanner:
         return position
 
     def _quote_at(self, text: str, position: int, final: bool) -> str | None:
-        """Return the quote that begins here, "" if none does; None: more text is needed to decide."""
+        """Return the quote that begins here, or "" without one, or None if more text is needed to decide."""
         for quote in self._dialect.quotes:
             if text.startswith(quote, position):
                 return quote

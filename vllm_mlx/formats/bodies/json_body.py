@@ -101,7 +101,7 @@ class JsonBody(Body):
             case ((_State.KEY_OR_END | _State.COMMA_OR_END), "}") if self.close():
                 self.status = BodyStatus.DONE
             case _State.KEY_OR_END, "}" if not self._is_bare:
-                self.status = BodyStatus.ENDED  # an empty object is no call
+                self.status = BodyStatus.ENDED  # an empty object is not a call
             case _:
                 self.status = BodyStatus.STUCK
                 return 0

@@ -1,4 +1,4 @@
-"""Headers of messages and of reasoning: what they say about the text that follows them."""
+"""Reads headers of messages and of reasoning, which say what the text after them is."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _UNREAD = re.compile(r"(?:\s*[A-Za-z0-9_./:=-]*+){3}\s*")  # words that may belo
 _NAME = r"[^\s<{\ud800-\udfff]+"
 _RECIPIENT = re.compile(rf"\bto=({_NAME})")
 READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
-_NOT_TOOLS = READERS | {"browser", "python", "container"}  # the last three: tools that only their vendor has
+_NOT_TOOLS = READERS | {"browser", "python", "container"}  # the last three are tools that only their vendor has
 _SUFFIX = re.compile(r"[\w-]{0,64}")
 _CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
 _MAX_CHANNEL = 40
@@ -45,7 +45,7 @@ class _Grammar:
         self.any_tag = re.compile("|".join(map(re.escape, self.tags)))
 
     def header(self, text: str) -> str:
-        """Return the header with which the text begins; nothing, if that has no tag."""
+        """Return the header that the text begins with, or "" if it contains no tag."""
         found = self._header.match(text)
         return found.group() if found is not None and self.any_tag.search(found.group()) else ""
 
@@ -70,7 +70,7 @@ def without_header(text: str, encode: Callable[[str], str]) -> str:
 class HeaderBody(Chooser):
     """Reads a header. `route` says what follows: the body of a call, or another part of a reply.
 
-    `marker`: the tag before the header. A header without `<|message|>` ends at the first word that is no part of it.
+    `marker`: the tag before the header. A header without `<|message|>` ends at the first other word.
     """
 
     ends_with_reply = True
@@ -117,7 +117,7 @@ def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
 
 
 def recipient_route(words: str, context: BodyContext) -> Body | BodyStatus:
-    """A header with `to=self` begins reasoning, any other content."""
+    """A header with `to=self` begins reasoning; any other header begins content."""
     return BodyStatus.REASONING if _RECIPIENT.findall(words)[-1:] == ["self"] else BodyStatus.TEXT
 
 

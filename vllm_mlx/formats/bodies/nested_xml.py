@@ -24,7 +24,7 @@ class _Element:
         self.schema = schema
         self._types = types
         self.chunks: list[str] = []
-        self.is_blank = True  # no text but white space
+        self.is_blank = True  # only white space so far
         self.parts: list[tuple[str, str]] = []  # (name, JSON) of the elements inside
 
     def to_json(self) -> str:
@@ -148,7 +148,7 @@ class NestedXmlBody(Body):
 
 
 def _safe_end(text: str, start: int, prefix: str) -> int:
-    """Return the end of the text that is certainly no beginning of a prefix."""
+    """Return the end of the text that cannot be the beginning of a prefix."""
     for length in range(min(len(prefix) - 1, len(text) - start), 0, -1):
         if prefix.startswith(text[len(text) - length :]):
             return len(text) - length

@@ -1,11 +1,11 @@
-"""The JSON types that a tool's schema allows for each argument. Every schema is visited once."""
+"""Finds the JSON types that a tool's schema allows for each argument. Every schema is visited once."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter
 
-Types = frozenset[str] | None  # None: the schema does not say
+Types = frozenset[str] | None  # None if the schema does not say
 STRING: Types = frozenset({"string"})
 
 MAX_SCHEMA_VISITS = 100_000  # by all schemas of one request
@@ -64,7 +64,7 @@ class SchemaTypes:
         return self._known[id(schema)][1]
 
     def target(self, reference: str) -> Any:
-        """Return the schema that the reference points to; None: there is none."""
+        """Return the schema that the reference points to, or None if it points to nothing."""
         if reference not in self._targets:
             self._budget.spend(self._param, reference.count("/"))
             self._targets[reference] = resolve(reference, self._root)
@@ -121,14 +121,14 @@ class ToolSchema(SchemaTypes):
     """The arguments of one tool, by the schema of its parameters. The constructor visits the complete schema."""
 
     def __init__(self, parameters: Any = None, budget: SchemaBudget | None = None, param: str = "parameters"):
-        """Raises InvalidParameter, naming `param`, when the budget is spent. None: a budget of its own."""
+        """Raises InvalidParameter, naming `param`, when the budget is spent. Without `budget`, it is complete."""
         root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
         super().__init__(root, SchemaBudget() if budget is None else budget, param)
         self._properties = _properties(self._root)
         self._visit_all()
 
     def declares(self, name: str) -> bool | None:
-        """Whether the tool has this argument; None: its schema declares no arguments."""
+        """Whether the tool has this argument, or None if its schema declares no arguments."""
         return name in self._properties if self._properties is not None else None
 
     def types(self, name: str) -> Types:
@@ -137,9 +137,9 @@ class ToolSchema(SchemaTypes):
         return self.of(self._root.get("additionalProperties") if schema is None else schema)
 
     def child(self, name: str, schema: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return the schema of a property of `schema`, or of its items if `name` is "item"; {} if there is none.
+        """Return the schema of a property of `schema`, or of its items if `name` is "item", or {} without one.
 
-        `schema` None: the schema of the arguments.
+        Without `schema`, it is the schema of the arguments.
         """
         schema = self.resolved(self._root if schema is None else schema)
         if not isinstance(schema, Mapping):
@@ -171,7 +171,7 @@ def read_schemas(tools: Iterable[tuple[str, Any, str]], budget: SchemaBudget) ->
 
 
 def resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the schema in `root` that the reference points to; None: there is none."""
+    """Return the schema in `root` that the reference points to, or None if it points to nothing."""
     if not reference.startswith("#"):
         return None
     node: Any = root
@@ -207,6 +207,6 @@ ANY_ARGUMENTS = ToolSchema()
 
 
 def schemas_in(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    """Return the schemas that a keyword lists; [] if its value is no list."""
+    """Return the schemas that a keyword lists, or [] if its value is not a list."""
     value = schema.get(keyword)
     return value if isinstance(value, list) else []

@@ -15,14 +15,14 @@ _MAX_HEAD = 256
 _HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
 _ATTRIBUTE = re.compile(r"(?<![\w-])([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
 _NAMES = ("name", "tool", "key")
-_MAX_MARGIN = 64  # characters of white space; a closing tag that more of it follows counts in any case
+_MAX_MARGIN = 64  # characters of white space; a closing tag before more of it always counts
 _OBJECT = "arguments"  # the name of one object of all arguments
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the tag of a call or an argument says. `is_string`: whether the value is text; None: it does not say."""
+    """What the tag of a call or an argument says. `is_string` is None if it does not say whether the value is text."""
 
     name: str
     is_string: bool | None = None
@@ -363,7 +363,7 @@ class XmlBody(Body):
         return None
 
     def _without_partial_tag(self, text: str) -> str:
-        """The text without the start of a tag at its end, with which the reply was cut."""
+        """Return the text without the start of a tag at its end, where the reply was cut."""
         tags = self._tags
         ends = tuple(tag for tag in (tags.end_parameter, tags.end_function, tags.parameter, *self._enclosing) if tag)
         starts = (found.start() for found in self._first_chars.finditer(text[:-1]))

@@ -9,8 +9,7 @@ from typing import Any
 from ...core.errors import shown
 from ...core.messages import ToolSpec
 from ...formats.bodies.tool_schema import SchemaBudget, schemas_in
-from .closed import closed
-from .json_schema import checked_schema, refused
+from .json_schema import checked_schema, closed, refused
 from .lark import LarkWriter, either
 
 MAX_SHAPES = 64
@@ -45,7 +44,7 @@ class ObjectShape:
     """The arguments that a call may have: required ones first, otherwise in the schema's order."""
 
     arguments: tuple[tuple[str, Any, bool], ...]  # key, schema, whether it is required
-    others: Any = None  # the schema of undeclared arguments; None: they are not allowed
+    others: Any = None  # the schema of undeclared arguments; without it they are not allowed
 
 
 def object_shapes(

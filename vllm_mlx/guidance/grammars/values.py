@@ -30,7 +30,7 @@ class Values:
     def value(
         self, schema: Any, path: str, end: str, *, without: Iterable[str], tells_type: bool = False
     ) -> list[tuple[bool, str]]:
-        """Return the ways to write a value with its `end`: (whether it is text, expression) of each.
+        """Return (whether it is text, expression) for each way to write a value with its `end`.
 
         `without`: tags that text must not contain; `tells_type`: a tag says whether the value is text.
         """
@@ -138,7 +138,7 @@ def _anywhere(branch: str) -> str:
 
 
 def _branches_of(pattern: str) -> list[str]:
-    """Split a pattern at the bars that are in no group and in no character class."""
+    """Split a pattern at the bars outside of groups and character classes."""
     branches, depth, start, at, in_class = [], 0, 0, 0, False
     first = 0  # where the characters of the last class begin: a `]` there is one of them
     while at < len(pattern):
