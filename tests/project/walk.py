@@ -290,6 +290,7 @@ def _walks(folder: str) -> tuple[dict[str, list[Leg]], list[dict[str, str]]]:
             reply, num_tokens = _ask(client, question)
         found["chat"] = walk(CHAT, order)
         eventually(lambda: _is_stored(client, num_tokens))
+        eventually(lambda: not client.get("/v1/status").json()["cache"]["disk"]["num_waiting_bytes"])
         with traced(CACHED_TURN) as order:
             messages = [*question, {"role": "assistant", "content": reply}, _user("Again.")]
             _ask(client, messages)

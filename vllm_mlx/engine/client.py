@@ -21,12 +21,11 @@ from ..prompt.processor import PreparedRequest, RequestProcessor
 from .admission import AdmissionQueue
 from .generation import Generation, Preparations, Reply, ReplyKeeper
 from .macos import KeepAwake
-from .monitor import Monitor
-from .monitoring.counters import ReplyStats
+from .monitoring.counters import ReplyStats, Totals
 from .monitoring.prometheus import metric_families
-from .monitoring.schema import EngineStatus
-from .monitoring.status import engine_status
-from .preparing import PromptPool
+from .monitoring.schema import EngineReport, EngineStatus
+from .monitoring.status import Moment, build_facts, engine_status, model_facts
+from .preparing import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
     from .engine import Engine, EngineThread
@@ -34,6 +33,7 @@ if TYPE_CHECKING:  # a server without an engine does not load MLX
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_PATIENCE_S = 0.25  # a step may take seconds while a long prompt is prefilled
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _TRIM_S = 2.0  # time for the replies that ended last to be compared with what the next turn can contain
 _STOP_S = 10.0  # time for the running step to finish
@@ -53,7 +53,7 @@ class EngineClient:
         preparations: Preparations,
         memories: Memories = NO_MEMORIES,
     ):
-        """`thread` has started. `memories` are those that the processor uses."""
+        """`thread` has started. `memories` belong to the processor too."""
         self.memories = memories
         self.facts = thread.facts
         self.info = thread.facts.info
@@ -259,3 +259,72 @@ class EngineClient:
         self._keeper.close()
         for generation in self._open_generations():
             generation.put(error)
+
+
+class Monitor:
+    """Watches the engine thread and the prompt threads, and asks the engine for its report.
+
+    All callers of one moment share one report, which costs the engine thread little. Belongs to one event loop.
+    """
+
+    def __init__(self, config: EngineConfig, processor: RequestProcessor, thread: "EngineThread", pool: PromptPool):
+        self.totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.stall_ms / 1000)
+        self.model_facts = model_facts(config, thread.facts, processor)
+        self._build = build_facts()
+        self._thread = thread
+        self._pool = pool
+        self._watchdog_s = config.watchdog_s
+        self._logged_s: float | None = None  # start of the hanging step that was logged
+        self._pending: asyncio.Future[EngineReport] | None = None
+        self._last: EngineReport | None = None
+        self._last_s = 0.0
+
+    def error(self) -> str | None:
+        """Why no request can be served; None if the engine is well."""
+        return self.hanging() if self._thread.error is None else self._thread.error.message
+
+    def hanging(self) -> str | None:
+        """What hangs: the engine in a step, or many threads that prepare prompts. Returns None if nothing hangs."""
+        return self._hanging_step() or self._pool.error()
+
+    def _hanging_step(self) -> str | None:
+        """Why the engine hangs, or None. The first call during a hanging step logs the stack."""
+        started_s = self._thread.step_started_s
+        if started_s is None or time.monotonic() - started_s < self._watchdog_s:
+            return None
+        stack = stack_of(self._thread.ident)
+        if self._logged_s != started_s:
+            self._logged_s = started_s
+            logger.error("The engine hangs in a step:\n%s", "".join(stack.format()))
+        return f"The engine has been in one step for {time.monotonic() - started_s:.0f} s{place_in(stack)}."
+
+    async def moment(self) -> Moment:
+        """All figures of this moment, with the previous report while a long step runs. Raises EngineDead."""
+        self._thread.check_alive()
+        pending = self._ask()
+        await asyncio.wait({pending}, timeout=None if self._last is None else _PATIENCE_S)
+        if pending.done():
+            report, age_s = pending.result(), 0.0
+        else:
+            assert self._last is not None, "the first report is always awaited"
+            report, age_s = self._last, time.monotonic() - self._last_s
+        return Moment(
+            build=self._build,
+            facts=self.model_facts,
+            memory=self._thread.facts.memory,
+            report=report,
+            report_age_s=age_s,
+            totals=self.totals,
+            now=time.monotonic(),
+        )
+
+    def _ask(self) -> asyncio.Future[EngineReport]:
+        loop = asyncio.get_running_loop()
+        if self._pending is None or self._pending.done() or self._pending.get_loop() is not loop:
+            self._pending = asyncio.wrap_future(self._thread.inspect(lambda engine: engine.report()), loop=loop)
+            self._pending.add_done_callback(self._answered)
+        return self._pending
+
+    def _answered(self, pending: asyncio.Future[EngineReport]) -> None:
+        if not pending.cancelled() and pending.exception() is None:
+            self._last, self._last_s = pending.result(), time.monotonic()

@@ -35,7 +35,7 @@ TENANT_THREADS = 2
 MAX_LONG = 2  # further threads for long prompts, one per tenant: tokenising takes some hundred bytes a character
 MAX_HUNG = 8  # threads; until then, each is replaced
 HANG_SLACK_S = 10.0  # how much longer than the deadline a single call into a library may take
-_WITHOUT_DEADLINE_S = 60.0  # for work without a caller that waits: after so long it counts as hung
+_WITHOUT_DEADLINE_S = 60.0  # the time after which work without a deadline counts as hung
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
 
 
