@@ -94,4 +94,4 @@ def resumed(tree: PrefixTree, ids: Sequence[int], *, now: float = 0.0, space: Sp
     """Kind and length of a look-up that pins nothing afterwards."""
     match = tree.match(space, pack(ids), now=now)
     tree.release(match)
-    return match.kind, match.length
+    return match.hit, match.length

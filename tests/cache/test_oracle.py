@@ -84,7 +84,7 @@ class Session:
         assert self.tree.common_length(space, pack(ids)) == self.flat.table(space).common(ids)
         match = self.tree.match(space, pack(ids), now=self.now)
         found = self.flat.match(space, ids, self.now)
-        assert (match.kind, match.length, match.common) == (found.kind, found.length, found.common)
+        assert (match.hit, match.length, match.common) == (found.kind, found.length, found.common)
         check_contents(match, ids, RULES[space[0]])
         self.held.append((match, found))
         if self.random.random() < 0.7:

@@ -1,5 +1,6 @@
 """What is counted of replies, from the updates alone."""
 
+from vllm_mlx.core.receipt import CacheReceipt
 from vllm_mlx.core.step import SequenceUpdate, TokenOutput
 from vllm_mlx.engine.monitoring.counters import ReplyStats, Totals
 
@@ -23,9 +24,8 @@ def test_replies_are_counted_by_the_slowest_tier_of_their_cached_tokens() -> Non
     described = []
     for cached, disk in ((0, 0), (4, 0), (4, 0), (4, 3)):
         stats = ReplyStats(request_id="r", prompt_tokens=5, max_tokens=9, arrived_s=0.0, queued_s=0.0)
-        looked_up = SequenceUpdate(
-            seq_id=0, num_cached_tokens=cached, num_disk_tokens=disk, num_stored_tokens=cached, cache_hit_kind="prefix"
-        )
+        receipt = CacheReceipt(cached_tokens=cached, disk_tokens=disk, stored_tokens=cached, hit="prefix")
+        looked_up = SequenceUpdate(seq_id=0, receipt=receipt)
         totals.take(stats, looked_up, 1.0)
         totals.take(stats, update(7), 2.0)
         described.append(stats.describe(2.0))

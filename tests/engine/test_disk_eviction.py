@@ -107,7 +107,7 @@ def test_a_conversation_that_outgrows_memory_keeps_the_beginning_that_fits(archi
     with started(path, tmp_path) as server:
         seq_id = server.driver.add(conversation, NUM_TOKENS)
         server.run()
-        assert server.driver.seqs[seq_id].num_disk_tokens >= 200
+        assert server.driver.seqs[seq_id].receipt.disk_tokens >= 200
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])

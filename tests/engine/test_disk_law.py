@@ -104,7 +104,7 @@ def play(architecture: str, root: Path, seed: int) -> int:
             f"{architecture}, seed {seed}, request {number}: {found.num_cached_tokens} of {len(prompt)} tokens were "
             f"cached, in the server that never stopped {wanted.num_cached_tokens}"
         )
-        num_read += found.num_disk_tokens
+        num_read += found.receipt.disk_tokens
         tree.known.append((*prompt, *pair.twin.driver.replies[other].token_ids))
         if is_cut:
             pair.twin.engine.abort([other])

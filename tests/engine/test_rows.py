@@ -201,7 +201,7 @@ def test_live_rows_never_take_more_than_was_reckoned(checkpoint, name):
             driver.add([*start, *prompt(length)], 20)
         while driver.engine.has_work:
             driver.step()
-            assert driver.engine.live_bytes() <= driver.engine.scheduler._row_bytes(extra=0) + bookkeeping
+            assert driver.engine.live_bytes() <= driver.engine.scheduler.room.rows_bytes() + bookkeeping
 
     run(range(0, 320, 40))  # joins at uneven lengths
     run([4] * 8)  # warm rows

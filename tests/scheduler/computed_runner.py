@@ -1,6 +1,5 @@
-"""A fake runner whose clock is the device model, perhaps with noise: what a schedule takes on a chip."""
+"""A fake runner whose clock is the device model: what a schedule takes on a chip."""
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -20,12 +19,6 @@ def device(chip: str, shape: str) -> Device:
 
 def exact(seconds: float) -> float:
     return seconds
-
-
-def noisy(seed: int, *, spread: float, odd: float) -> Clock:
-    """A clock with noise, and with a share of pauses of other origin."""
-    draw = random.Random(seed)
-    return lambda seconds: seconds * draw.lognormvariate(0, spread) * (5 if draw.random() < odd else 1)
 
 
 class ComputedRunner(FakeRunner):

@@ -237,7 +237,7 @@ def test_a_row_whose_leaving_broke_half_way_begins_from_nothing_where_it_is_not_
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.scheduler, "_shrink_cache", broken)
+        patch.setattr(bench.cache, "shrink_to", broken)
         bench.scheduler.pool.num_bytes = 0
         with pytest.raises(MemoryError):
             bench.scheduler.schedule(0.0)

@@ -120,7 +120,7 @@ def test_rows_never_take_more_than_their_budget_while_more_than_one_runs():
     while bench.scheduler.has_work:
         bench.step()
         if bench.scheduler.num_running > 1:
-            assert bench.scheduler._row_bytes(extra=0) <= 6000
+            assert bench.scheduler.room.rows_bytes() <= 6000
     assert bench.scheduler.num_preemptions > 0
     for seq in bench.seqs.values():
         assert bench.tokens(seq) == reply(seq.prompt.token_ids, seq.max_tokens, frozenset())

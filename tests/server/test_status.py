@@ -26,7 +26,7 @@ REQUEST_FIELDS = {
     "max_tokens": int,
     "progress": float,
     "tokens_per_second": float,
-    "cache_hit_type": str,
+    "hit": str,
     "cached_tokens": int,
 }
 SERVER_FIELDS = {
@@ -133,7 +133,7 @@ def test_a_request_under_way_is_shown(server):
         assert request["phase"] == "generation"
         assert 0 < request["progress"] < 1
         assert request["ttft_s"] > 0
-        assert request["cache_hit_type"] == "miss"
+        assert request["hit"] == "miss"
         assert status["num_running"] == 1
 
 
@@ -159,12 +159,12 @@ def test_a_prompt_that_is_read_and_one_that_waits(narrow, monkeypatch, caplog):
             seen += narrow.get("/v1/status").json()["requests"]
         usages = [each.result()["usage"] for each in asked]
     reading = [request for request in seen if request["phase"] == "prefill"]
-    assert reading and {request["cache_hit_type"] for request in reading} <= {"miss", "lcp"}
+    assert reading and {request["hit"] for request in reading} <= {"miss", "lcp"}
     progress = {request["progress"] for request in reading}
     assert len(progress) > 1 and all(0 <= share < 1 for share in progress)
     waiting = [request for request in seen if request["phase"] == "queued" and request["prompt_tokens"]]
     assert waiting and all(request["status"] == "waiting" and request["progress"] == 0 for request in waiting)
-    assert {request["cache_hit_type"] for request in waiting} == {None}
+    assert {request["hit"] for request in waiting} == {None}
     eventually(lambda: len(re.findall(r"hit=\w+ cache_mb=\d+\.\d/\d+\.\d ", caplog.text)) == 2)
     for usage in usages:
         done = [int(share) for share in re.findall(rf"prefill=(\d+)/{usage['prompt_tokens']} ", caplog.text)]
@@ -192,7 +192,7 @@ def hit_kind(client: httpx.Client, prompt: str) -> str:
         next(lines)
         [request] = client.get("/v1/status").json()["requests"]
     eventually(lambda: not client.get("/v1/status").json()["requests"])
-    return request["cache_hit_type"]
+    return request["hit"]
 
 
 @row("S0-13")

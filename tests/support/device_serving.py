@@ -78,19 +78,21 @@ class Serving:
         )
         row, shape = footprint(device.shape), device.shape
         self.pacer = pacer_of(device)
+        cache = None
+        if with_cache:
+            rule = ResumeRule(needs_state=shape.num_recurrent > 0, window=shape.window or None)
+            tree = PrefixTree(max_bytes=memory.rows_bytes)
+            cache = PrefixPlanner(
+                tree, "simulated", rule, row, max_bytes=memory.rows_bytes, snapshot_every=config.snapshot_every
+            )
         self.scheduler = Scheduler(
             config,
             memory=memory,
             footprint=row,
             pacer=self.pacer,
             shares_forward=manner is Manner.TOGETHER,
+            prefix_cache=cache,
         )
-        if with_cache:
-            rule = ResumeRule(needs_state=shape.num_recurrent > 0, window=shape.window or None)
-            tree = PrefixTree(max_bytes=memory.rows_bytes)
-            self.scheduler.prefix_cache = PrefixPlanner(
-                tree, "simulated", rule, row, max_bytes=memory.rows_bytes, snapshot_every=config.snapshot_every
-            )
         self.runner = SimulatedRunner(device, manner, lambda seq, position: _token(seq.seq_id >> 16, position))
         self.heard: dict[int, Heard] = {}
         self.num_tokens = 0

@@ -1,4 +1,4 @@
-"""What a row's state takes at any length, measured on short rows. It knows the kinds of layers, and no model."""
+"""The memory of a row's state at any length, measured on short rows. It knows kinds of layers, but no model."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from .layers import Kind, is_recurrent, is_window, kind, leaves, state_arrays, s
 def footprint(caches: Iterable[Any], whole_sizes: Mapping[int, int] | None = None) -> RowFootprint:
     """The memory that a row takes at any length, computed from the state of a row that has run at least one token.
 
-    `whole_sizes`: tokens -> bytes of the layers that are copied whole, of two rows of different lengths. What such
-    layers take at other lengths is on the line through these.
+    `whole_sizes` has, by tokens, the bytes of the layers that are copied whole, of two rows of different lengths. At
+    other lengths such layers are expected to take the bytes on the line through these.
     """
     caches = list(caches)
     bytes_per_token = fixed_bytes = spare_bytes = 0
@@ -39,14 +39,14 @@ def footprint(caches: Iterable[Any], whole_sizes: Mapping[int, int] | None = Non
 
 
 def _line(sizes: Mapping[int, int]) -> tuple[int, int]:
-    """Bytes per token, and the bytes beside them, of the line through two sizes. Neither is negative."""
+    """Bytes per token, and fixed bytes, of the line through two sizes. Neither is negative."""
     (few, less), (many, more) = sorted(sizes.items())
     per_token = max(0, -(-(more - less) // (many - few)))
     return per_token, max(0, more - many * per_token)
 
 
 def _num_growing(caches: Iterable[Any]) -> int:
-    """The layers that hold most of a long row: the ones that grow with every token, or the windows if none does."""
+    """Count the layers that hold most of a long row: those that grow with every token, or the windows if none grows."""
     kinds = [{kind(leaf) for leaf in leaves([cache])} for cache in caches]
     num_growing = sum(bool(found - {Kind.WINDOW, Kind.CHUNKED, Kind.RECURRENT}) for found in kinds)
     return num_growing or sum(bool(found & {Kind.WINDOW, Kind.CHUNKED}) for found in kinds)

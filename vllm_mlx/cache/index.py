@@ -1,4 +1,4 @@
-"""Token paths in sorted order, found by bisect. It knows keys and the values stored with them, but no tree.
+"""Token paths in sorted order, found by bisect. This module knows keys and their values, but no tree.
 
 A path is packed into one big-endian 8-byte word per token. Packed paths sort exactly like the tuples of ids, and
 comparing them is as fast as comparing memory.

@@ -1,4 +1,4 @@
-"""The one file that knows the libraries' cache classes: what a layer keeps, how rows join a batch cache and leave it.
+"""The only file that knows the libraries' cache classes: what they keep, how rows join a batch cache and leave it.
 
 mlx-lm and mlx-vlm have classes of the same names, with the same fields. A row's state is a list with one cache object
 per layer, all from one library. Some hold KV: rows that share a batch cache are padded on the left. Others hold
@@ -24,7 +24,7 @@ _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")  # by name, so that
 
 
 class Kind(Enum):
-    """What a cache object keeps. OTHER: state that cannot be divided by tokens or by rows, and is copied whole."""
+    """What a cache object keeps. OTHER is state that cannot be divided by tokens or by rows; it is copied whole."""
 
     ATTENTION = auto()
     WINDOW = auto()
@@ -43,13 +43,15 @@ _KINDS = {
     "BatchKVCache": Kind.BATCHED_ATTENTION,
     "BatchRotatingKVCache": Kind.BATCHED_WINDOW,
 }
+# mlx-vlm's Unlimited-OCR: from the first token that comes alone on, its ring takes prompts for replies.
+HISTORIES = frozenset({"RingSlidingKVCache"})
 _BATCHABLE = (Kind.ATTENTION, Kind.WINDOW, Kind.RECURRENT)
 
 
 def kind(cache: Any) -> Kind:
     """The kind of a cache object. A subclass of a known class is OTHER, because it may keep more.
 
-    So is a window that keeps its first tokens.
+    A window that keeps its first tokens is OTHER too.
     """
     cls = type(cache)
     found = _KINDS.get(cls.__name__, Kind.OTHER) if cls.__module__ in _LIBRARIES else Kind.OTHER
@@ -84,13 +86,13 @@ def copied_whole(caches: Iterable[Any]) -> list[Any]:
 
 
 def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """The cache objects that hold KV, and the ones that hold recurrent states, each in the order of the layers."""
+    """The cache objects that hold KV, and those that hold recurrent states, each in the order of the layers."""
     found = leaves(caches)
     return [leaf for leaf in found if not is_recurrent(leaf)], [leaf for leaf in found if is_recurrent(leaf)]
 
 
 def assemble(structure: Iterable[Any], kv: Iterable[Any], states: Iterable[Any]) -> LayerCaches:
-    """One cache per layer, as a model takes them: `structure` with these objects in place of its own."""
+    """Make one cache per layer, as a model takes them: `structure` with these objects in place of its own."""
     return _assemble(structure, iter(kv), iter(states))
 
 
@@ -107,7 +109,7 @@ def _assemble(structure: Iterable[Any], kv: Iterator[Any], states: Iterator[Any]
 
 
 def gather(sources: Sequence[tuple[Sequence[Any], int, int]]) -> list[Any]:
-    """Recurrent states of the rows `[start, end)` of each source, one source after the other. The copies are lazy.
+    """Gather the recurrent states of the rows `[start, end)` of each source, in order. The copies are lazy.
 
     The states of a row that has computed nothing are zeros, with which the libraries' layers begin.
     """
@@ -171,14 +173,16 @@ def complete(*work: Any) -> None:
 
 
 def state_bytes(caches: Iterable[Any]) -> int:
-    """Bytes by shape and type, which is exact for lazy arrays too and evaluates nothing."""
+    """Bytes by shape and type: exact for lazy arrays too, and without evaluating them."""
     return sum(array.nbytes for array in state_arrays(caches))
 
 
 @contextmanager
 def reserving(caches: Iterable[Any], num_tokens: int) -> Iterator[None]:
-    """Layers that allocate their first buffer within this context, and grow with every token, allocate it for
-    `num_tokens`, so that later chunks are written in place. Sliding windows never hold that many."""
+    """Let layers that grow with every token allocate their first buffer for `num_tokens` within this context.
+
+    So later chunks are written in place. Sliding windows never hold that many tokens.
+    """
     growing = [leaf for leaf in leaves(caches) if kind(leaf) is Kind.ATTENTION]
     for leaf in growing:
         leaf.step = allocated_slots(num_tokens)
@@ -190,7 +194,7 @@ def reserving(caches: Iterable[Any], num_tokens: int) -> Iterator[None]:
 
 
 def leave_window(caches: Iterable[Any]) -> None:
-    """Cut sliding-window layers back to the window: a prefill chunk leaves more tokens than that in them."""
+    """Cut sliding-window layers back to the window, because a prefill chunk leaves more tokens in them."""
     for leaf in leaves(caches):
         if kind(leaf) not in (Kind.WINDOW, Kind.CHUNKED) or leaf.keys is None:
             continue
@@ -213,8 +217,8 @@ def length_counters(kv: Iterable[Any]) -> list[Any]:
 def set_lengths(counters: Iterable[Any], lengths: Sequence[int]) -> None:
     """Give batch caches the lengths of their rows as evaluated numbers.
 
-    The libraries count them by an operation a step. A layer without rotary embedding never evaluates these, and each
-    keeps a buffer. mlx-vlm counts in place, so every layer gets an array of its own.
+    The libraries count them by one operation a step. A layer without rotary embedding never evaluates these
+    operations, each of which keeps a buffer. mlx-vlm counts in place, so every layer gets its own array.
     """
     counted = mx.array(list(lengths))
     for counter in counters:
@@ -250,7 +254,7 @@ def tokens(leaf: Any, length: int) -> tuple[mx.array, mx.array]:
 def merge(sources: Sequence[tuple[list[Any], Sequence[int]]]) -> list[Any]:
     """Build one batch cache per layer from KV of one row or of several, whose lists are emptied.
 
-    `sources`: KV, and the lengths of its rows. Evaluates few layers at a time, and frees each once it is copied.
+    `sources` are KV and the lengths of its rows. Few layers are evaluated at a time, and each is freed once copied.
     """
     merged: list[Any] = []
     slices = Slices(mx.eval)
@@ -298,7 +302,7 @@ def _join_rows(parts: Sequence[tuple[Any, Sequence[int]]], side: int, width: int
 
 
 def keep(kv: list[Any], indices: Sequence[int], lengths: Sequence[int]) -> None:
-    """Keep only the rows at `indices` of batch caches, in this order. `lengths`: their lengths. One needs no batch."""
+    """Keep only the rows at `indices` of batch caches, in this order, which have `lengths`. One row needs no batch."""
     chosen, longest = mx.array(list(indices)), max(lengths)
     slices = Slices(mx.eval)
     for place, leaf in enumerate(kv):
@@ -345,7 +349,7 @@ def _new(like: Any, name: str, *arguments: Any) -> Any:
 class Slices:
     """Evaluates arrays whenever enough bytes have been added, so that no evaluation copies much more than a slice.
 
-    One long command buffer can exceed Metal's time limit, and what a copy replaces is freed only then.
+    One long command buffer can exceed Metal's time limit, and the source of a copy is freed only once it is evaluated.
     """
 
     def __init__(self, evaluate: Callable[[list[mx.array]], None] = complete) -> None:

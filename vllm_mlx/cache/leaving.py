@@ -1,7 +1,7 @@
-"""A row that leaves becomes cached state. Its layers are copied a few at a time, and each is freed once it is copied.
+"""Turns a row that leaves into cached state. Its layers are copied a few at a time, and each is freed once copied.
 
-So a row that takes most of the memory can stay in the prefix cache: it and its copy are never held completely. The
-parts are buffers of their own, so the number of buffers grows with the number of parts.
+So a row that takes most of the memory can stay in the prefix cache: the row and its copy never coexist completely.
+Each part has its own buffers, so the number of buffers grows with the number of parts.
 """
 
 import math
@@ -12,15 +12,15 @@ from . import layers, snapshot
 from .snapshot import Captured, KVSegment, RecurrentState
 
 OwnRow = tuple[list[Any], list[Any], int]  # KV of one row alone; recurrent states, and the row's place in them
-_MOST_PARTS = 4  # if all tokens of the row are copied
+_MOST_PARTS = 4  # of a row whose tokens are all copied
 
 
 def hand_over(
     kv: list[Any], states: list[Any], state_row: int, length: int, start: int, end: int, window: int | None
 ) -> Captured:
-    """Do what `capture` does, for a row that leaves. `kv` is emptied: layers are freed once they are copied.
+    """Capture a row that leaves. `kv` is emptied: layers are freed once they are copied.
 
-    At most a quarter of the row's KV is held twice, or one layer.
+    At most a quarter of the row's KV is held twice, or one layer if that is more.
     """
     share = (end - start) / min(length, window or length)  # the copied part of a layer, at most
     most = layers.state_bytes(kv) / max(1, min(_MOST_PARTS, math.ceil(_MOST_PARTS * share)))
@@ -33,7 +33,7 @@ def hand_over(
 
 
 def _take(kv: list[Any], most: float) -> list[Any]:
-    """Take the first layers off the list: one at least, and more if all have at most this many bytes."""
+    """Take the first layers off the list: at least one, and more if together they have at most `most` bytes."""
     sizes = accumulate(layers.state_bytes([leaf]) for leaf in kv)
     num_taken = max(1, sum(size <= most for size in sizes))
     taken, kv[:num_taken] = kv[:num_taken], []

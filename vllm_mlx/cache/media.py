@@ -1,6 +1,6 @@
-"""A cache of image features, by salt and digest, within a byte budget. Values are opaque; it knows no mlx, no clock.
+"""A cache of image features, by salt and digest, within a byte budget. It knows neither mlx nor a clock.
 
-Requests of different salts share nothing, because the time of a hit would show that another client sent the image. The
+Requests of different salts share nothing, because a quick answer would show that another client had sent the image. The
 least recently used entry is evicted first. Rows copy the features that they need, so an entry may be evicted between
 any two steps; the vision encoder then runs again. Entries that a step needs are held until the next step is planned.
 """

@@ -1,6 +1,6 @@
-"""One run of tokens in the tree, with the opaque state that it stores; and a match, which is what a look-up finds.
+"""One run of tokens in the tree, with the opaque state that it stores; and a match, which is the result of a look-up.
 
-A node knows its parent and how many children it has. Only the index knows which nodes these are. A match holds
+A node knows its parent and the number of its children. Only the index knows which nodes the children are. A match holds
 references to the pieces that it restores, so they outlive their nodes.
 """
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
+Hit = Literal["exact", "prefix", "supersequence", "lcp", "miss"]
 Space = tuple[str, str]  # (model fingerprint, salt); spaces share nothing
 
 NODE_BYTES = 512  # an estimate of what a node and its entry in the index take in Python
-HitKind = Literal["exact", "prefix", "supersequence", "lcp", "miss"]
 
 
 class Segment(Protocol):
@@ -27,7 +27,7 @@ class Segment(Protocol):
     def split(self, at: int) -> tuple[Self, Self]:
         """Return the first `at` tokens and the rest, with 0 < at < length. Both own their bytes, which add up.
 
-        Evictions cut leaves with it too, so a split should copy little: one block, not the complete run.
+        Evictions split leaves too, so a split should copy little: one block, not the complete run.
         """
         ...
 
@@ -60,7 +60,7 @@ class Node:
     node_id: int
     space: Space
     rule: ResumeRule
-    parent: "Node | None"  # None: the run starts at 0
+    parent: "Node | None"  # None if the run starts at 0
     start: int
     end: int
     segment: Segment
@@ -71,12 +71,12 @@ class Node:
     state_bytes: int = 0
     num_children: int = 0
     pins: int = 0
-    is_copied: bool = False  # all that it holds is kept elsewhere too; the one who copied it says so
-    is_stored_end: bool = True  # False: a split created this end, and no insert ended here
+    is_copied: bool = False  # whether all that it holds is kept elsewhere too, as the copier has said
+    is_stored_end: bool = True  # False if a split created this end, and no insert ended here
     last_used: float = 0.0
     state_used: float = 0.0
-    forks: int = 0  # requests that had its tokens, and then no further stored tokens, or were stored completely
-    has_branched: bool = False  # tokens have been stored after it
+    forks: int = 0  # requests that matched its tokens and no further ones, or were stored completely
+    has_branched: bool = False  # whether tokens have been stored after it
     hits: int = 0  # requests that resumed from its tokens
     state_hits: int = 0  # requests that resumed from its state
 
@@ -135,7 +135,7 @@ class Node:
         return node
 
     def count_branch(self) -> bool:
-        """Count tokens that are stored after it: a fork, unless they are the first. Returns whether it is a fork."""
+        """Count a branch that is stored after it. Returns whether that is a fork: every branch but the first is one."""
         is_fork, self.has_branched = self.has_branched, True
         if is_fork:
             self._count_forks(1)
@@ -151,7 +151,7 @@ class Node:
             part.forks += num
 
     def count_hit(self, now: float, *, is_repeated: bool) -> None:
-        """Count a request that resumes in this node. `is_repeated`: all of its prompt is stored."""
+        """Count a request that resumes in this node. `is_repeated` says whether its whole prompt is stored."""
         for part in self.path():
             part.hits += 1
         self._count_forks(int(is_repeated))
@@ -177,16 +177,16 @@ class Match:
     space: Space
     length: int = 0
     common: int = 0
-    kind: HitKind = "miss"
+    hit: Hit = "miss"
     pieces: tuple[Piece, ...] = ()  # they cover [0, length) without a gap
     state: State | None = None  # the state at `length`
-    pin_id: int = 0  # 0: no pin
+    pin_id: int = 0  # 0 if there is no pin
 
 
-def hit_kind(leaf: Node, common: int, num_query: int) -> HitKind:
+def hit_of(leaf: Node, common: int, num_query: int) -> Hit:
     """The kind of a hit. The path of `leaf` has the first `common` of the query's `num_query` tokens.
 
-    An identical prompt is `exact`, also where its reply is stored after it: a prompt is stored without its last token.
+    An identical prompt is `exact`, even if its reply is stored after it: a prompt is stored without its last token.
     """
     node = leaf.at(common)
     is_end = node.end == common and (node.is_stored_end or node.num_children == 0)
@@ -222,7 +222,7 @@ def deepest_resumable(leaf: Node | None, limit: int) -> tuple[Node | None, int]:
 
 @contextmanager
 def pinned(nodes: Sequence[Node]) -> Iterator[None]:
-    """Keep the nodes from being evicted. Evictions cut by copying, which can fail."""
+    """Protect the nodes from eviction while the block runs, also if it raises an error."""
     for node in nodes:
         node.pins += 1
     try:

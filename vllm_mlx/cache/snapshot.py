@@ -1,9 +1,8 @@
-"""Copies of a row's state, detached from its buffers, and rows started from such copies. It knows no tree and no model.
+"""Copies a row's state, detached from its buffers, and starts rows from such copies. It knows neither tree nor model.
 
 Attention KV is copied once per token and joined again at restore. Sliding-window KV is copied only where a later resume
-point can need it. Recurrent state is copied completely, at one position, and so is the state of a class that nobody
-knows. Cost: a capture copies its own tokens, and a restore copies all tokens up to the resume point, both at
-`RowFootprint.bytes_per_token`.
+point can need it. Recurrent state is copied completely, at one position, and so is the state of an unknown class. A
+capture copies its own tokens, and a restore all tokens up to the resume point, both at `RowFootprint.bytes_per_token`.
 
 Arrays of all layers that are alike share one buffer, because Metal limits the number of live buffers. Large copies are
 evaluated in slices, because one long command buffer can exceed Metal's time limit.
@@ -21,23 +20,21 @@ from . import layers, whole
 from .layers import Kind, LayerCaches, Slices, complete, kind, leaves, state_arrays
 from .node import ResumeRule
 
-STATE_VERSION = 1  # to be raised when what is captured of a row changes, so that records on disk are not used
+STATE_VERSION = 1  # raise it when the captured state of a row changes, so that old records on disk are not used
 BLOCK_TOKENS = 1024  # tokens of one block of attention KV
 KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
-# mlx-vlm's Unlimited-OCR: from the first token that comes alone on, its ring takes prompts for replies.
-_HISTORIES = frozenset({"RingSlidingKVCache"})
 
 
 class DamagedSnapshot(Exception):
-    """Stored state is inconsistent; its entry must be removed."""
+    """Stored state is inconsistent. Its entry must be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Arrays of shape (1, ...) in few buffers: the ones of equal shape and type follow each other in one buffer."""
+    """Arrays of shape (1, ...) in few buffers: those of equal shape and type follow each other in one buffer."""
 
     buffers: tuple[mx.array, ...]
-    places: tuple[tuple[int, int] | None, ...]  # each array's buffer and its index there; None: there is no array
+    places: tuple[tuple[int, int] | None, ...]  # each array's buffer and its index there; None if there is no array
 
     @classmethod
     def of(cls, arrays: Iterable[mx.array | None]) -> "Stack":
@@ -57,7 +54,7 @@ class Stack:
 
     @classmethod
     def joined(cls, stacks: Iterable["Stack"]) -> "Stack":
-        """The arrays of all stacks, one stack after the other, in the buffers that they have."""
+        """The arrays of all stacks, one stack after the other, in their present buffers."""
         buffers: list[mx.array] = []
         places: list[tuple[int, int] | None] = []
         for stack in stacks:
@@ -66,7 +63,7 @@ class Stack:
         return cls(tuple(buffers), tuple(places))
 
     def alike(self) -> tuple[list[list[mx.array]], tuple[tuple[int, int] | None, ...]]:
-        """The buffers, those of equal shapes together, and the places if such buffers were one."""
+        """The buffers grouped by shape, and the places that arrays would have if each group were one buffer."""
         groups: dict[Any, list[mx.array]] = {}
         firsts: list[tuple[int, int]] = []  # where each buffer would begin
         for buffer in self.buffers:
@@ -180,7 +177,7 @@ class RecurrentState:
 
     arrays: Stack  # the arrays of each layer in turn
     widths: tuple[int, ...]  # the number of arrays of each layer
-    fields: tuple[whole.Json, ...] = ()  # what each layer that is copied whole keeps beside arrays
+    fields: tuple[whole.Json, ...] = ()  # what each layer that is copied whole keeps besides arrays
 
     @classmethod
     def joined(cls, parts: Sequence["RecurrentState"]) -> "RecurrentState":
@@ -228,7 +225,7 @@ class StoredPiece(Protocol):
 
 
 def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
-    """The strictest rule of all layers. None if a layer's state cannot be copied: nothing is cached."""
+    """The strictest rule of all layers. None if a layer's state cannot be copied; then nothing is cached."""
     found = leaves(caches)
     if copy_fault(found) is not None:
         return None
@@ -239,10 +236,10 @@ def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
 
 
 def copy_fault(caches: Iterable[Any]) -> str | None:
-    """Why the state of these layers cannot be copied. None: it can."""
+    """Say why the state of these layers cannot be copied. Returns None if it can."""
     for leaf in layers.copied_whole(caches):
         name = type(leaf).__name__
-        if name in _HISTORIES:
+        if name in layers.HISTORIES:
             return f"what its {name} keeps depends on which tokens came alone"
         try:
             whole.take(leaf)
@@ -281,7 +278,7 @@ Captured = tuple[KVSegment, int, RecurrentState | None]  # the int: from where o
 
 
 def capture(row: RowView, start: int, end: int, window: int | None) -> Captured:
-    """Copy the KV of `[start, end)`, and the state at `end`, which is the row's length, that cannot be divided."""
+    """Copy the KV of `[start, end)`, and the state that cannot be divided at `end`, which is the row's length then."""
     window_start = start if window is None else max(start, end - window)
     edges = [*range(start, end, BLOCK_TOKENS), end]
     slices = Slices()

@@ -1,8 +1,8 @@
-"""Counts of a prefix tree, and its nodes as plain values for a status page. They hold no segment."""
+"""Counts of a prefix tree, and its nodes as plain values for a status page. They hold no cached state."""
 
 from dataclasses import asdict, dataclass, field
 
-from .node import NODE_BYTES, HitKind, Node, Space
+from .node import NODE_BYTES, Hit, Node, Space
 from .store import NodeStore
 
 
@@ -10,23 +10,23 @@ from .store import NodeStore
 class Counters:
     """Counts since the process started. The tree increments them."""
 
-    hits: dict[HitKind, int] = field(default_factory=lambda: {"exact": 0, "prefix": 0, "supersequence": 0, "lcp": 0})
+    hits: dict[Hit, int] = field(default_factory=lambda: {"exact": 0, "prefix": 0, "supersequence": 0, "lcp": 0})
     misses: int = 0
     tokens_saved: int = 0
     evictions: int = 0  # cuts of leaves and removals of states to make room
     evicted_bytes: int = 0
     inserts: int = 0
     inserts_refused: int = 0  # no room could be made
-    inserts_unattached: int = 0  # the prefix that they continue was no longer stored
+    inserts_unattached: int = 0  # because the prefix that they continue was no longer stored
 
-    def count_hit(self, kind: HitKind, length: int) -> None:
-        self.hits[kind] += 1
+    def count_hit(self, hit: Hit, length: int) -> None:
+        self.hits[hit] += 1
         self.tokens_saved += length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeStats:
-    hits: dict[HitKind, int]  # by kind, without misses
+    hits: dict[Hit, int]  # by kind, without misses
     misses: int
     tokens_saved: int
     evictions: int
@@ -48,9 +48,9 @@ class TreeStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskReport:
-    """What the disk tier holds and has done. Counts are since the process started.
+    """The contents and the work of the disk tier. Counts begin when the process starts.
 
-    `off_reason` is a sentence that says why nothing is read or written; None: the tier works.
+    `off_reason` is a sentence that says why nothing is read or written. It is None if the tier works.
     """
 
     folder: str

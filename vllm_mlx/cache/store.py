@@ -1,6 +1,6 @@
-"""The nodes of a prefix tree, their index and their byte count: every change of them, and a check of their invariants.
+"""Every change of a prefix tree's nodes, index and byte count, and a check of their invariants.
 
-It evicts nothing, and does not know when or why nodes change.
+This module evicts nothing, and does not know when or why nodes change.
 """
 
 from collections import Counter
@@ -126,7 +126,7 @@ class NodeStore:
         return upper
 
     def rejoin(self, upper: Node, lower: Node, unsplit: Segment) -> None:
-        """Undo a split. `unsplit` is the segment that was split."""
+        """Undo a split. `unsplit` is the original segment."""
         self._discount(upper)
         self._discount(lower)
         lower.parent, lower.start = upper.parent, upper.start
@@ -182,7 +182,7 @@ class NodeStore:
 class Insertion:
     """Inserts one key's tokens, reusing the tokens that are stored already, and records how to undo each change.
 
-    It is undone when there is no room. It evicts nothing itself.
+    The insertion is undone if there is no room. It evicts nothing itself.
     """
 
     def __init__(self, store: NodeStore, *, space: Space, key: bytes, now: float):
@@ -203,7 +203,7 @@ class Insertion:
     def put(
         self, node: Node | None, common: int, start: int, segment: Segment, window_start: int, state: State | None
     ) -> Node | None:
-        """Put in the tokens `[start, len(key))`. The first `common` tokens of the key are stored and end in `node`.
+        """Insert the tokens `[start, len(key))`. The first `common` tokens of the key are stored, and end in `node`.
 
         Returns the node in which the key now ends.
         """
@@ -240,7 +240,7 @@ class Insertion:
         return upper
 
     def _fill_windows(self, node: Node, start: int, end: int, segment: Segment, window_start: int) -> None:
-        """Replace stored KV of `[start, end)` that lacks its window layers by the recomputed KV, which has them.
+        """Replace stored KV of `[start, end)` that lacks window layers by the recomputed KV, which has them.
 
         A run that begins before `start` is split where the windows begin.
         """

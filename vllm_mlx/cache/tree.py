@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
-from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_kind, pieces_up_to, pinned
+from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_of, pieces_up_to, pinned
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
 from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
@@ -29,15 +29,17 @@ class PrefixTree:
         min_cut: int = 256,
         worth: Worth = worth,
     ):
-        """`s_per_token`: seconds to recompute a token, of models that give no other. `min_cut`: fewest tokens cut.
+        """`s_per_token` are the seconds to recompute a token, of models that give no other figure.
 
-        `worth`: the rule by which nodes are weighed.
+        An eviction cuts at least `min_cut` tokens. `worth` is the rule by which nodes are weighed.
         """
         self._max_bytes = max_bytes
         self._max_buffers = max_buffers or 1 << 62
         self._s_per_token = s_per_token
         self._speeds: dict[str, float] = {}  # seconds to recompute a token, by model fingerprint
-        self.read_bytes_per_s: float | None = None  # how fast nodes with `is_copied` are read again; None: never
+        self.read_bytes_per_s: float | None = (
+            None  # how fast nodes with `is_copied` are read again; None if they are not
+        )
         self._min_cut = min_cut
         self._worth = worth
         self._store = NodeStore()
@@ -47,7 +49,7 @@ class PrefixTree:
         self._counters = Counters()
 
     def add_model(self, fingerprint: str, rule: ResumeRule, *, s_per_token: float | None = None) -> None:
-        """`s_per_token`: seconds to recompute one of its tokens. The last one given counts."""
+        """`s_per_token` are the seconds to recompute one of its tokens. The last call counts."""
         assert self._store.rules.setdefault(fingerprint, rule) == rule, "one fingerprint, one rule"
         if s_per_token is not None or fingerprint not in self._speeds:
             self._speeds[fingerprint] = self._s_per_token if s_per_token is None else s_per_token
@@ -76,15 +78,15 @@ class PrefixTree:
         if leaf is None or node is None:
             self._counters.misses += 1
             return Match(space=space, common=common)
-        kind = hit_kind(leaf, common, num_tokens(key))
-        self._counters.count_hit(kind, length)
+        hit = hit_of(leaf, common, num_tokens(key))
+        self._counters.count_hit(hit, length)
         self._touch(node)
         node.count_hit(self._now, is_repeated=common == num_tokens(key))
         found = Match(
             space=space,
             length=length,
             common=common,
-            kind=kind,
+            hit=hit,
             pieces=pieces_up_to(node, length),
             state=node.state,
             pin_id=self._num_pins_made + 1,
@@ -95,21 +97,21 @@ class PrefixTree:
         return found
 
     def common_length(self, space: Space, key: bytes) -> int:
-        """Number of tokens in the longest stored prefix, resumable or not. Changes nothing."""
+        """Number of tokens in the longest stored prefix, resumable or not. The call changes nothing."""
         return self._store.nearest(space, key)[1]
 
     def resume_length(self, space: Space, key: bytes) -> int:
-        """Where `match` would resume. Changes nothing."""
+        """The position at which `match` would resume. The call changes nothing."""
         leaf, common = self._store.nearest(space, key)
         return deepest_resumable(leaf, min(common, num_tokens(key) - 1))[1]
 
     def path(self, space: Space, key: bytes) -> list[Node]:
-        """The nodes that hold the longest stored prefix of the key, the first one first. Callers change none."""
+        """The nodes that hold the longest stored prefix of the key, in order. Callers must not change them."""
         leaf, common = self._store.nearest(space, key)
         return leaf.at(common).path() if leaf is not None and common else []
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes, from the leaves on. Callers change none."""
+        """All nodes, starting from the leaves. Callers must not change them."""
         return self._store.nodes()
 
     def release(self, match: Match) -> None:
@@ -119,7 +121,7 @@ class PrefixTree:
             node.pins -= 1
 
     def touch(self, space: Space, key: bytes, *, now: float) -> None:
-        """Note that the key's tokens were used elsewhere: by a match in a tree that holds copies of them."""
+        """Note that the key's tokens were used by a match in another tree, which holds copies of them."""
         self._now = max(self._now, now)
         leaf, common = self._store.nearest(space, key)
         if leaf is not None and common:
@@ -142,11 +144,11 @@ class PrefixTree:
         state: State | None,
         now: float,
     ) -> bool:
-        """Store the tokens `[start, len(key))`, which continue the stored `[0, start)`; False if that is missing.
+        """Store the tokens `[start, len(key))`, which continue the stored `[0, start)`. False if that is missing.
 
         KV that the tree already holds is dropped, unless it has KV of window layers that the tree lacks. If the key
         ends inside a stored run and a state is to be attached there, the run is split. Also returns False if no room
-        can be made; then nothing has changed.
+        can be made; nothing has changed then.
         """
         end = num_tokens(key)
         assert 0 <= start <= window_start <= end
@@ -176,7 +178,7 @@ class PrefixTree:
     def _fit(self, node: Node) -> bool:
         """Evict until `node`, which was just inserted, fits. Evict nothing if even that would not be enough.
 
-        If the node has a state, earlier states on its path may be evicted. If it has none, its path depends on them.
+        If the node has a state, earlier states on its path may be evicted. Otherwise its path depends on them.
         """
         if self.used_bytes <= self._max_bytes and self.used_buffers <= self._max_buffers:
             return True
@@ -192,7 +194,7 @@ class PrefixTree:
     def make_room(self, num_bytes: int, *, after: tuple[Space, bytes] | None = None) -> bool:
         """Evict until `num_bytes` more fit. If that is impossible, evict nothing and return False.
 
-        `after`: the key of a path that is to be continued, so that its stored tokens stay.
+        `after` is the key of a path that will be continued, so its stored tokens stay.
         """
         if self._max_bytes - self.used_bytes >= num_bytes:
             return True
@@ -217,7 +219,7 @@ class PrefixTree:
         return VictimQueue(nodes, Prices(self._now, self._speeds, self.read_bytes_per_s), self._worth)
 
     def _evict_next(self, queue: VictimQueue, num_bytes: int) -> bool:
-        """Evict the node of least worth, in part if more than `num_bytes` are not used then. False: there is none."""
+        """Evict the node of least worth, or a part of it if `num_bytes` are enough. Returns False if there is none."""
         if (node := queue.pop()) is None:
             return False
         before = self.used_bytes
@@ -238,7 +240,7 @@ class PrefixTree:
     def _evict(self, node: Node, num_bytes: int) -> Node | None:
         """Free about `num_bytes` of a victim. Returns the node whose worth has changed, if any.
 
-        If there is no lack of bytes, there are too many buffers, so a leaf is removed completely.
+        If no bytes are lacking, there are too many buffers, so a leaf is removed completely.
         """
         if node.num_children:
             self._store.set_state(node, None, now=self._now)
@@ -250,9 +252,9 @@ class PrefixTree:
         return self._retreat(node, max(node.start, node.end - num_cut))
 
     def mark_copied(self, space: Space, key: bytes) -> None:
-        """Say that all that the node at the key's end holds is kept elsewhere too.
+        """Note that everything in the node at the key's end is kept elsewhere too.
 
-        The mark goes when the node gets a state or other KV.
+        The mark is removed when the node gets a state or other KV.
         """
         leaf, common = self._store.nearest(space, key)
         if leaf is not None and common == num_tokens(key) and (node := leaf.at(common)).end == common:
@@ -274,7 +276,7 @@ class PrefixTree:
     def drop_state(self, space: Space, key: bytes, *, is_lost: bool = False) -> int:
         """Free the state at exactly the key's end, and tokens that can no longer be resumed without it.
 
-        For a resume point that was provisional. A state that is pinned, or from which a request has resumed, stays,
+        Use it for a provisional resume point. A state stays if it is pinned, or if a request has resumed from it,
         unless it `is_lost`. Returns the bytes freed.
         """
         leaf, common = self._store.nearest(space, key)
@@ -311,8 +313,8 @@ class PrefixTree:
     def drop(self, space: Space, key: bytes, *, start: int = 0) -> int:
         """Remove every node on the key's path that reaches beyond `start`, and all nodes after them.
 
-        For damage that a restore has found in the piece that begins at `start`. A pin does not keep a damaged node:
-        its match holds references of its own. Returns the bytes freed.
+        Use it for damage that a restore has found in the piece that begins at `start`. A pin does not keep a damaged
+        node, because its match holds its own references. Returns the bytes freed.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
@@ -339,7 +341,7 @@ class PrefixTree:
     def detach(self, *, salts: str) -> list[Node]:
         """Remove all state of salts that begin with `salts`, pinned or not, in few operations. Returns the leaves.
 
-        Nodes go with the last reference to them, so that the caller can spread their end over time.
+        Nodes are freed with the last reference to them, so the caller can spread that over time.
         """
         spaces = [space for space in self._store.spaces if space[1].startswith(salts)]
         self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.space not in spaces}

@@ -14,17 +14,17 @@ _RETRIES = 0.1  # share of requests that branch off before the end of their conv
 
 
 def is_victim(node: Node) -> bool:
-    """Whether eviction can free part of the node: a leaf's last tokens, or an inner node's state; nothing if pinned."""
+    """Whether eviction can free a part of the node: a leaf's last tokens, or an inner state. A pin prevents both."""
     return not node.pins and (node.key is not None or (node.num_children > 0 and node.state is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What it costs now to lose nodes."""
+    """The present costs of losing nodes."""
 
     now: float
     s_per_token: Mapping[str, float]  # seconds to recompute a token, by model fingerprint
-    read_bytes_per_s: float | None = None  # how fast nodes with `is_copied` are read again; None: they cannot be
+    read_bytes_per_s: float | None = None  # how fast nodes with `is_copied` are read again; None if they cannot be
 
 
 Worth = Callable[[Node, Prices], float]
@@ -48,7 +48,7 @@ def worth(node: Node, prices: Prices) -> float:
 
 
 def saved_s_per_byte(node: Node, prices: Prices) -> float:
-    """Seconds of recomputing what an eviction frees, or of reading it, if it is kept elsewhere and that takes less."""
+    """Seconds of recomputing what an eviction frees; of reading it, if it is kept elsewhere and that is faster."""
     if node.num_children == 0:
         tokens = _tail_tokens(node)
         size = node.segment_bytes + node.state_bytes + NODE_BYTES + WORD_BYTES * (node.end - node.start)
@@ -61,7 +61,7 @@ def saved_s_per_byte(node: Node, prices: Prices) -> float:
 
 
 def _tail_tokens(leaf: Node) -> int:
-    """Number of tokens to recompute once the leaf is evicted; 0 if no request can resume in it now."""
+    """Number of tokens to recompute once the leaf is evicted. It is 0 if no request can resume in it now."""
     if leaf.resumable_up_to(leaf.end) is None:
         return 0
     return leaf.end - (leaf.previous_resumable if leaf.rule != ResumeRule() else leaf.start)

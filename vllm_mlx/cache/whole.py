@@ -1,6 +1,6 @@
-"""A cache object of any class, copied whole: its arrays, and everything else it keeps as JSON. It knows no layer.
+"""Copies a cache object of any class: its arrays, and everything else it keeps as JSON. It knows no layers.
 
-What an object keeps is in its attributes. The libraries' own pairs of `state` and `from_state` are not used: some
+The attributes of an object are its state. The libraries' own pairs of `state` and `from_state` are not used: some
 classes lack one of the two, and mlx-vlm's ChunkedKVCache forgets its position in them.
 """
 
@@ -18,14 +18,14 @@ class CannotCopy(Exception):
 
 
 def take(cache: Any) -> tuple[list[mx.array], Json]:
-    """The arrays that a cache object keeps, each once and not copied, and everything else. Raises CannotCopy."""
+    """Return the arrays of a cache object, each once and not copied, and everything else. Raises CannotCopy."""
     found: dict[int, mx.array] = {}
     fields = _fields(cache, found)
     return list(found.values()), fields
 
 
 def arrays(cache: Any) -> list[mx.array]:
-    """The arrays that a cache object keeps, each once. What cannot be copied is left out."""
+    """The arrays of a cache object, each once. Anything that cannot be copied is left out."""
     found: dict[int, mx.array] = {}
     _collect(cache, found)
     return list(found.values())
@@ -34,7 +34,7 @@ def arrays(cache: Any) -> list[mx.array]:
 def put(cache: Any, stored: Sequence[mx.array], fields: Json) -> None:
     """Give a new cache object what `take` has found in another one of the same model.
 
-    Raises ValueError if that cannot come from such an object; the object is unusable then.
+    Raises ValueError if the values do not fit such an object, which is unusable then.
     """
     own = vars(cache)
     if not isinstance(fields, dict) or not own.keys() <= fields.keys():
@@ -84,7 +84,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def _value(stored: Json, current: Any, found: Sequence[mx.array]) -> Any:
-    """What the JSON stands for. `current`: what a new object has in this place; None if it has nothing yet."""
+    """The value that the JSON stands for. `current` is the value of a new object here; None if it has none yet."""
     if not isinstance(stored, dict):
         if stored is not None and current is not None and type(stored) is not type(current):
             raise ValueError(f"{stored!r} is no {type(current).__name__}")

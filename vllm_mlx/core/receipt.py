@@ -1,4 +1,4 @@
-"""How many prompt tokens came from the prefix cache, and why not more. It holds no words of a prompt."""
+"""How many prompt tokens came from the prefix cache, and why not more. A receipt holds no words of a prompt."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,13 +56,15 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReceipt:
-    prompt_tokens: int
-    cached_tokens: int  # taken from the prefix cache
-    stored_tokens: int  # prompt tokens in the prefix cache, resumable or not
-    disk_tokens: int = 0  # part of cached_tokens: read from disk for this request
-    hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
-    cache_bytes: int = 0  # held by the prefix cache when the prompt was looked up
-    max_cache_bytes: int = 0  # that it may hold; 0: there is none
+    """The result of looking a prompt up at the first admission of its sequence, beside what was expected."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    stored_tokens: int = 0  # prompt tokens in the prefix cache, resumable or not
+    disk_tokens: int = 0  # part of cached_tokens: read from disk for this sequence
+    hit: str = "miss"  # exact, prefix, supersequence, lcp or miss; of several prompts, each kind once
+    cache_bytes: int = 0  # held by the prefix cache at the look-up
+    max_cache_bytes: int = 0  # 0 if there is no prefix cache
     expectation: Expectation = field(default_factory=Expectation)
 
     @property
@@ -104,3 +106,6 @@ class CacheReceipt:
     def _num_unaltered(self) -> int:
         change = self.expectation.change
         return self.expected_tokens if change is None else min(self.expected_tokens, change.num_common_tokens)
+
+
+NO_RECEIPT = CacheReceipt()  # of a prompt that was not looked up

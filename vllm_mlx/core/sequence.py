@@ -1,4 +1,4 @@
-"""One sequence in the engine, and what constrains its tokens: token ids in, token ids out. It knows no text, no mlx."""
+"""One sequence in the engine, and the constraints on its tokens: ids in, ids out. It knows neither text nor mlx."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from .events import FinishReason
+from .receipt import NO_RECEIPT, CacheReceipt
 
 _GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
 
@@ -38,7 +39,7 @@ class ReasoningRule:
     end: tuple[int, ...]  # forced when the budget is spent
     is_open: bool  # the prompt has opened the reasoning
     may_open: bool  # the reply may begin with reasoning
-    budget: int | None = None  # tokens of reasoning, before each answer; None: no limit
+    budget: int | None = None  # tokens of reasoning before each answer; None if there is no limit
     prompt_reasoning: tuple[int, ...] = ()  # reasoning tokens already in the prompt; they count against the budget
     layout: tuple[int, ...] = ()  # line breaks: one may separate the reasoning from the text that a grammar constrains
 
@@ -75,7 +76,7 @@ class Constraint:
     matcher: Any = None
     param: str = ""  # the request field that asks for the grammar
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
-    reasoning: ReasoningRule | None = None  # None: the grammar constrains the reply from its first token on
+    reasoning: ReasoningRule | None = None  # if None, the grammar constrains the reply from its first token on
     barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue after these tokens
     names: Callable[[], NameHold] | None = None  # None if a grammar restricts the names of calls, or nothing does
     refuse: Callable[[], None] | None = None  # called if the grammar was too slow: no other reply may have it
@@ -90,10 +91,10 @@ class Layout:
 
 
 class EncoderInputs(Protocol):
-    """The arrays that the vision encoder takes of one media item. They may be dropped and made again."""
+    """The arrays of one media item for the vision encoder. They may be dropped and made again."""
 
     def prepare(self) -> bool:
-        """Whether `get` may be called. Otherwise they are being made, and the engine is woken when they are ready."""
+        """Whether `get` returns at once. If not, the arrays are being made, and the engine is woken once they are."""
         ...
 
     def get(self) -> Mapping[str, Any]:
@@ -109,13 +110,13 @@ class EncoderInputs(Protocol):
 class MediaItem:
     """One image, or a piece of a video, inside one prompt: its tokens are `[offset, offset + length)`.
 
-    They reach from the first placeholder to the last. A video's own text, such as times, may stand between them.
+    The range reaches from its first placeholder to the last. A video's own text (timestamps) may lie in between.
     """
 
     digest: bytes  # a digest of encoder inputs, placeholders, layout and processor settings
     offset: int
     length: int
-    inputs: Mapping[str, Any] | EncoderInputs  # what the vision encoder takes
+    inputs: Mapping[str, Any] | EncoderInputs  # for the vision encoder
     layout: Layout | None = None  # set for families that place media in a grid
 
     @property
@@ -185,12 +186,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
-    num_disk_tokens: int = 0  # part of num_cached_tokens: read from disk for this sequence
-    cache_hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
-    num_stored_tokens: int = 0  # prompt tokens in the prefix cache, resumable or not
-    cache_bytes: int = 0  # held by the prefix cache at its first admission
-    max_cache_bytes: int = 0  # 0: there is no prefix cache
+    receipt: CacheReceipt = NO_RECEIPT  # of the look-up at its first admission; it knows no expectation
     scheduled_s: float | None = None  # time of its first admission, by the scheduler's clock
     num_preemptions: int = 0  # including restarts after a fault
     num_faults: int = 0  # device faults since its last token
@@ -210,13 +206,18 @@ class Sequence:
         return len(self.prompt.token_ids) + len(self.output_token_ids)
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Number of prompt tokens taken from the prefix cache at its first admission."""
+        return self.receipt.cached_tokens
+
+    @property
     def num_in_flight(self) -> int:
         """Number of samples launched on the device and not read back yet."""
         return max(0, self.num_computed_tokens - self.num_tokens + 1)
 
     @property
     def prefill_end(self) -> int:
-        """Where prefill stops: the last known token is left to the decode step, which samples after it."""
+        """The position where prefill stops. The decode step feeds the last known token, and samples after it."""
         return self.num_tokens - 1
 
     def tokens(self, start: int, end: int) -> list[int]:
@@ -230,7 +231,7 @@ class Sequence:
         ]
 
     def media_key(self, item: MediaItem) -> tuple[str, bytes]:
-        """The key of an image's features in their cache. Requests of different salts share none."""
+        """The key of an image's features in their cache. Requests of different salts share no features."""
         return self.cache_salt, item.digest
 
     def key(self) -> tuple[int, ...]:

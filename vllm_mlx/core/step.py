@@ -8,6 +8,7 @@ from typing import Any
 from .errors import VLLMMLXError
 from .events import FinishReason, TokenLogprob
 from .memory import NO_OVERRUN, Overrun
+from .receipt import NO_RECEIPT, CacheReceipt
 from .sequence import Sequence
 
 Group = Rows[Sequence]  # rows that decode with their KV in the same buffers
@@ -47,7 +48,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step, done in this order: leaving rows are captured and released, restores, decode, prefill.
+    """The work of one step, in this order: capture and release leaving rows, restore rows, decode, prefill.
 
     `decode` holds the groups of rows whose KV lies together. All groups share one forward pass, except the isolated
     ones. The runner drops decoding rows that no group names.
@@ -102,7 +103,7 @@ class StepOutput:
     tokens: tuple[TokenOutput, ...] = ()
     prefilled: tuple[tuple[int, int], ...] = ()  # (seq_id, end)
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
-    suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that may be another row's
+    suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that another row may have caused
     snapshots: tuple[Snapshot, ...] = ()
     refused: tuple[tuple[int, int], ...] = ()  # (seq_id, tokens) of chunks for which the device had no memory
     failed_restores: tuple[Restore, ...] = ()  # rows that were not started, because the match is damaged
@@ -118,12 +119,7 @@ class SequenceUpdate:
     seq_id: int
     tokens: tuple[TokenOutput, ...] = ()
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_disk_tokens: int = 0
-    num_stored_tokens: int = 0
-    cache_hit_kind: str = "miss"
-    cache_bytes: int = 0
-    max_cache_bytes: int = 0
+    receipt: CacheReceipt = NO_RECEIPT
     scheduled_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -136,12 +132,7 @@ class SequenceUpdate:
             seq_id=seq.seq_id,
             tokens=tokens,
             num_computed_tokens=seq.num_computed_tokens,
-            num_cached_tokens=seq.num_cached_tokens,
-            num_disk_tokens=seq.num_disk_tokens,
-            num_stored_tokens=seq.num_stored_tokens,
-            cache_hit_kind=seq.cache_hit_kind,
-            cache_bytes=seq.cache_bytes,
-            max_cache_bytes=seq.max_cache_bytes,
+            receipt=seq.receipt,
             scheduled_s=seq.scheduled_s,
             finish_reason=seq.finish_reason,
             stop_token_id=seq.stop_token_id,

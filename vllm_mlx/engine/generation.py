@@ -165,8 +165,8 @@ class Reply:
         events: list[GenerationEvent] = []
         num_prompt_tokens = self.seq.num_prompt_tokens
         if self._num_cached_tokens is None:
-            self._num_cached_tokens = update.num_cached_tokens
-            events.append(Started(num_prompt_tokens, update.num_cached_tokens, self.stats.receipt))
+            self._num_cached_tokens = update.receipt.cached_tokens
+            events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt))
         if update.tokens:
             events += self._output.feed(update.tokens)
         elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:

@@ -4,7 +4,6 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..cache.tree import PrefixTree
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
@@ -29,7 +28,7 @@ from ..runner.device import (
 from ..runner.model import Model, MultimodalModel
 from ..runner.runner import Runner
 from ..runner.warm_up import warm_up
-from ..scheduler.mllm import MLLMScheduler
+from ..scheduler.image_planner import ImagePlanner
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
@@ -189,23 +188,24 @@ def make_scheduler(
     cache: PrefixPlanner | None,
     images: ImageCost | None = None,
 ) -> Scheduler:
-    parts: dict[str, Any] = {
-        "memory": memory,
-        "footprint": model.footprint,
-        "pacer": pacer,
-        "can_batch": model.can_batch,
-        "shares_forward": model.no_shared_forward is None,
-        "prefix_cache": cache,
-    }
-    if not isinstance(model, MultimodalModel):
-        return Scheduler(config, **parts)
-    return MLLMScheduler(
+    return Scheduler(
         config,
-        **parts,
-        media=model.media,
-        max_media_bytes=memory.rows_bytes // _MEDIA_SHARE,
-        media_bytes_per_token=0 if images is None else images.feature_bytes_per_token,
-        bidirectional_images=model.bidirectional_images,
+        memory=memory,
+        footprint=model.footprint,
+        pacer=pacer,
+        can_batch=model.can_batch,
+        shares_forward=model.no_shared_forward is None,
+        prefix_cache=cache,
+        images=_image_planner(model, memory, images) if isinstance(model, MultimodalModel) else None,
+    )
+
+
+def _image_planner(model: MultimodalModel, memory: MemoryBudget, cost: ImageCost | None) -> ImagePlanner:
+    return ImagePlanner(
+        model.media,
+        max_bytes=memory.rows_bytes // _MEDIA_SHARE,
+        bytes_per_token=0 if cost is None else cost.feature_bytes_per_token,
+        bidirectional=model.bidirectional_images,
     )
 
 

@@ -17,8 +17,8 @@ from ..core.errors import InvalidParameter
 from ..core.sequence import NameHold
 from ..formats import CallChoice, call_format, make_call_reader
 from ..formats.family import Calls, Opening, Place
-from ..formats.tokenizer import Tokenizer
 from ..formats.output_parser import CallReader, UnnamedCall
+from ..formats.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
 from .grammars import CarriedNames, LarkWriter
 from .grammars.names import CHOICES, SPELLED, Lead, NameWriter, Site, before_name, name_grammar

@@ -1,4 +1,4 @@
-"""Decides which rows form a group, whose KV lies together. It knows their lengths only.
+"""Decides which rows form a group, whose KV lies together. It knows the lengths of rows only.
 
 A batch cache pads every row on the left to the longest one, and attention reads the padding. Rows of very different
 lengths are therefore in separate groups. Where each group is a forward pass of its own, the padding of a group stays
@@ -25,9 +25,9 @@ _REGROUP_INTERVAL = 64  # steps between attempts to merge groups while no row jo
 # KV of a layer that can be copied in the time that the kernels of one more group take in a layer and step. By the
 # device model of the tests it lies between 0.5 MB (M4) and 8.5 MB (M1 Ultra), and the choice matters little.
 _BYTES_PER_STEP = 2 << 20
-_LONGEST_WAIT = 64  # steps; groups for which it would be longer do not merge
-READ_BYTES = 2 * _BYTES_PER_STEP  # padding that is read in that time: a copy reads and writes
-_MOST_PADDING = 0.5  # groups merge below this part of it, and divide only beyond all of it
+_LONGEST_WAIT = 64  # steps; groups that would wait longer do not merge
+READ_BYTES = 2 * _BYTES_PER_STEP  # padding that is read in the time of such a copy, which reads and writes
+_MOST_PADDING = 0.5  # groups merge below this part of READ_BYTES, and divide only beyond all of it
 # From here on MLX reads KV once for 8 heads, but without a mask only, as rows of one length have.
 _LONGEST_MASKED = 8192
 
@@ -100,7 +100,7 @@ class DecodeGroups:
         return self._reading(lengths) <= len(lengths) - 1
 
     def _reading(self, lengths: Sequence[int]) -> float:
-        """The time in which a layer's padding is read, in those of the kernels of one more group."""
+        """The time in which a layer's padding is read, as a multiple of the time of one more group's kernels."""
         longest = self._layer_bytes(max(lengths))
         return sum(longest - self._layer_bytes(length) for length in lengths) / READ_BYTES
 
@@ -151,7 +151,7 @@ def regroup(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
 
 
 def _kept(groups: Iterable[Group], lengths: Lengths, fits: Fits = fits) -> tuple[list[Group], list[int]]:
-    """What is left of the groups, divided where padding exceeds the limit since rows have left; and the new rows."""
+    """Return the groups without the rows that have left, divided where padding exceeds the limit; and the new rows."""
     kept: list[Group] = []
     for group in groups:
         alive = tuple(row for row in group if row in lengths)

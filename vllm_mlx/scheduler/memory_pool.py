@@ -1,11 +1,16 @@
-"""The bytes that rows and cached state may use: planned at load, lowered after a step above the device limit."""
+"""The bytes that rows and cached state may use. They are planned at load, and lowered after a step above the limit."""
 
 import logging
 
 from ..core.faults import Fault
-from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure
+from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure, RowFootprint
+from ..core.sequence import Sequence
 from ..core.step import StepOutput
+from .decode_groups import DecodeGroups
+from .image_planner import ImagePlanner
 from .prefill_pacer import PrefillPacer
+from .prefix_planner import PrefixPlanner
+from .running_set import RunningSet
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +33,7 @@ class MemoryPool:
         self._used_bytes = 0
         self._rows_bytes = 0
         self._pressure = Pressure.NORMAL
-        self._crowded_bytes: int | None = None  # its size when a row was preempted; None again once a row has ended
+        self._crowded_bytes: int | None = None  # its size when a row was preempted; None once a row has ended
 
     @property
     def is_crowded(self) -> bool:
@@ -81,7 +86,7 @@ class MemoryPool:
         self.num_bytes = max(self.num_bytes, min(limit, grown))
 
     def _yield_to_system(self, pressure: Pressure) -> bool:
-        """Give a part of the memory back at a warning, without preempting rows for it; half at a critical level.
+        """Give a part of the memory back at a warning, but preempt no row for it. Give half back at a critical level.
 
         Returns whether the pressure has risen. A pool that was hardly used grows again while the pressure lasts.
         """
@@ -116,3 +121,56 @@ class MemoryPool:
                 self._planned_bytes / 1e9,
             )
         self.num_bytes = num_bytes
+
+
+class Room:
+    """Measures the rows, and keeps cached state within the memory that they leave of the pool."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        pool: MemoryPool,
+        footprint: RowFootprint,
+        seqs: RunningSet,
+        groups: DecodeGroups,
+        prefix_cache: PrefixPlanner | None,
+        images: ImagePlanner | None,
+    ):
+        self._max_num_seqs = max_num_seqs
+        self._pool = pool
+        self._footprint = footprint
+        self._seqs = seqs
+        self._groups = groups
+        self._prefix_cache = prefix_cache
+        self._images = images
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the pool that cached state and features of images take."""
+        cached = 0 if self._prefix_cache is None else self._prefix_cache.held_bytes
+        return cached + (0 if self._images is None else self._images.used_bytes)
+
+    def bytes_of(self, row: Sequence) -> int:
+        """Bytes of one row with its complete prompt, without padding."""
+        return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens))
+
+    def share(self, num_bytes: int) -> float:
+        """The share that a row of so many bytes has of all places, or of the memory if that is larger."""
+        return max(1 / self._max_num_seqs, num_bytes / max(1, self._pool.num_bytes))
+
+    def rows_bytes(self, *, extra: int = 0) -> int:
+        """Bytes of all rows, padded and with complete prompts, once each has grown by `extra` tokens."""
+        lengths = {seq.seq_id: max(seq.num_tokens, seq.num_computed_tokens) for seq in self._seqs.rows()}
+        lengths |= self._groups.padded({seq.seq_id: seq.num_computed_tokens for seq in self._seqs.rows()})
+        return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
+
+    def shrink_cache(self, rows_bytes: int | None = None) -> None:
+        """Keep features of images, and then cached state, within the memory that rows leave of the pool.
+
+        Without `rows_bytes`, these are the rows of the next step.
+        """
+        room = max(0, self._pool.num_bytes - (self.rows_bytes(extra=1) if rows_bytes is None else rows_bytes))
+        if self._images is not None:
+            room = max(0, room - self._images.shrink_to(room))
+        if self._prefix_cache is not None:
+            self._prefix_cache.shrink_to(room)

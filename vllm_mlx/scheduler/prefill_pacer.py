@@ -1,7 +1,7 @@
 """Decides where prefill chunks end. It learns from measured chunks and reads no clock itself.
 
 Chunks end at multiples of GRID, unless a resume point, an image or the end of the prompt comes first. While nothing
-decodes they end at multiples of their own length, a power of two that hardly depends on how long single chunks took.
+decodes they end at multiples of their own length, which is a power of two.
 """
 
 import math
@@ -13,28 +13,67 @@ from ..core.config import DEFAULT_STALL_MS
 from ..core.memory import SHORTEST_CHUNK, AttentionCost
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import ChunkTiming, PrefillChunk
-from .chunk_speed import ChunkSpeed, depth_of
 
 GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are read in any case
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
 _MAX_IDLE_S = 1.0  # but no more than this, so that the watchdog of a GPU sees short work
-_STALL_STEPS = 2  # where no limit is given, replies may pause for this many passes over the weights and the rows
-_MOST_STALLS = 2  # but no longer than this many default limits
+_STALL_STEPS = 2  # if no limit is given, replies may pause for this many passes over the weights and the rows
+_MOST_STALLS = 2  # such a pause takes at most this many default limits
 _LEAST_TO_EDGE = 16  # tokens of the shortest chunk that a return to the grid is worth
-_WORTH_HALVING = 0.8  # where half of GRID tokens take this share of their seconds, a chunk may be so short
-_TOO_LONG, _TOO_SHORT = 1.5, 0.5  # shares of an idle step beyond which a length is chosen again
+_WORTH_HALVING = 0.8  # a chunk may have half of GRID tokens if these take at most this share of the seconds
 _MAX_GROWTH = 2  # while rows decode, a chunk is at most this many times longer than any measured one
 _GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
 _TRIALS = 64  # chunks within memory before a length that exceeded memory is tried again
 _FIRST_PROBE = 256  # tokens of the longest chunk that calibration measured
+_SHALLOW = 1024  # tokens; all chunks that begin before are at one depth, and each doubling is another
+_SLOWER, _QUICKER = 0.5, 0.25  # weight of the newest chunk in the average of its depth: pauses must not grow
+_ODD = 1.5  # a chunk counts as this many times slower or faster than the average, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What prefill may add to one step."""
+    """The seconds that prefill may add to one step."""
 
     seconds: float
-    is_idle: bool = False  # nothing else runs and nobody else is expected
+    is_idle: bool = False  # nothing else runs, and no other tenant is expected
+
+
+class ChunkSpeed:
+    """Expects a chunk to take an overhead, and for each token the average of earlier chunks at about its depth."""
+
+    def __init__(self, *, overhead_s: float, tokens_per_s: float):
+        """Takes the figures of a first measurement, at the beginning of a prompt."""
+        self.overhead_s = overhead_s
+        self._s_per_token = {_depth(0): 1 / tokens_per_s}  # by depth
+
+    def observe(self, timing: ChunkTiming) -> float:
+        """Learn from a chunk. Returns how many times longer it took than expected."""
+        ratio = timing.seconds / self.chunk_s(timing.num_tokens, timing.start)
+        self.overhead_s = min(self.overhead_s, timing.seconds)
+        known_s = self._token_s(timing.start)
+        measured_s = (timing.seconds - self.overhead_s) / timing.num_tokens
+        measured_s = min(_ODD * known_s, max(known_s / _ODD, measured_s))
+        weight = _SLOWER if measured_s > known_s else _QUICKER
+        self._s_per_token[_depth(timing.start)] = known_s + weight * (measured_s - known_s)
+        return ratio
+
+    def chunk_s(self, num_tokens: int, start: int) -> float:
+        """Expected seconds of a chunk of `num_tokens` tokens after `start` others."""
+        return self.overhead_s + num_tokens * self._token_s(start)
+
+    def tokens_within(self, seconds: float, start: int) -> int:
+        """Tokens of the chunk after `start` others that is expected to take `seconds`."""
+        return int(max(0.0, seconds - self.overhead_s) / self._token_s(start))
+
+    def _token_s(self, start: int) -> float:
+        """The average at this depth, or at the deepest one before it that was measured."""
+        known = max(depth for depth in self._s_per_token if depth <= _depth(start))
+        return self._s_per_token[known]
+
+
+def _depth(start: int) -> int:
+    """The tokens before a chunk, rounded up so that there are few depths."""
+    return max(_SHALLOW, 1 << start.bit_length())
 
 
 class PrefillPacer:
@@ -50,23 +89,22 @@ class PrefillPacer:
         half_share: float = 1.0,
         attention: AttentionCost = AttentionCost(),  # noqa: B008 - it is immutable
     ):
-        """`max_stall_s`: None lets a machine with slow steps take longer than the default.
+        """If `max_stall_s` is None, a machine with slow steps may take longer than the default.
 
-        `overhead_s`: what a chunk takes in addition to the time of its tokens. `half_share`: the seconds of a chunk of
-        half of GRID tokens, as a share of those of GRID tokens.
+        `overhead_s` are the seconds of a chunk in addition to those of its tokens. `half_share` are the seconds of a
+        chunk of half of GRID tokens, as a share of those of GRID tokens.
         """
         stall_s = DEFAULT_STALL_MS / 1000 if max_stall_s is None else max_stall_s
         self._is_given = max_stall_s is not None
         self._stall_s = stall_s
         self._idle_s = max(stall_s, min(_IDLE_STALLS * stall_s, _MAX_IDLE_S))
-        self._idle_lengths: dict[int, int] = {}  # by depth
         self._attention = attention
         self._max_chunk = max_chunk
         self._longest_now = max_chunk  # less under memory pressure
         self._too_long = max_chunk + 1  # tokens of the last chunk that exceeded memory
         self._num_full_chunks = 0  # full-length chunks within memory since the limit moved
-        self._speed = ChunkSpeed(overhead_s=overhead_s, tokens_per_s=tokens_per_s, num_tokens=_FIRST_PROBE)
-        self._decode_s = 0.0  # recent steps, rather too long
+        self._speed = ChunkSpeed(overhead_s=overhead_s, tokens_per_s=tokens_per_s)
+        self._decode_s = 0.0  # a cautious estimate from recent steps
         self._last_decode_s = 0.0
         self._least_decode_s = 0.0  # the shorter of two steps, because one may be slow for another reason
         self._longest = _FIRST_PROBE  # tokens of the longest measured chunk
@@ -85,7 +123,7 @@ class PrefillPacer:
         return self._longest_now
 
     def shorten(self, num_tokens: int) -> bool:
-        """A chunk of this length exceeded memory: halve the limit. Returns False at the minimum."""
+        """Halve the limit, because a chunk of this length exceeded memory. Returns False at the minimum."""
         self._num_full_chunks = 0
         shorter = min(self._longest_now, max(SHORTEST_CHUNK, num_tokens // 2))
         if shorter == self._longest_now:
@@ -94,7 +132,7 @@ class PrefillPacer:
         return True
 
     def lengthen(self, num_tokens: int) -> None:
-        """A chunk of this length ran within memory: raise the limit again, step by step."""
+        """Raise the limit again, step by step, because a chunk of this length ran within memory."""
         if self._longest_now == self._max_chunk or num_tokens < _power_of_two(self._longest_now):
             return
         self._num_full_chunks += 1
@@ -103,7 +141,7 @@ class PrefillPacer:
             self._longest_now, self._num_full_chunks = min(self._max_chunk, longer), 0
 
     def observe_chunk(self, timing: ChunkTiming) -> None:
-        """Learn from a chunk. The time of a short one is mostly overhead, or that of few experts: it tells nothing."""
+        """Learn from a chunk. A short one is ignored, because its time is mostly overhead, or that of few experts."""
         if timing.num_tokens < min(GRID, self._max_chunk):
             return
         ratio = self._speed.observe(timing)
@@ -115,7 +153,7 @@ class PrefillPacer:
         self._least_decode_s, self._last_decode_s = min(seconds, self._last_decode_s), seconds
 
     def budget(self, *, decoding: bool, most_s: float = math.inf) -> Budget:
-        """What prefill may add to a step, at most `most_s`."""
+        """The time that prefill may add to a step, at most `most_s`."""
         seconds = min(most_s, self._idle_s)
         if not decoding:
             return Budget(seconds, is_idle=seconds == self._idle_s)
@@ -141,31 +179,18 @@ class PrefillPacer:
         return min(longest, max(self.shortest_chunk(budget_s, start), tokens), self._attention.longest_chunk(start))
 
     def shortest_chunk(self, budget_s: float, start: int) -> int:
-        """Tokens of a chunk beside replies, however little time there is: GRID, or half of it where that is quicker."""
+        """Tokens of the shortest chunk beside replies: GRID, or half of it if time is short and that is quicker."""
         return self._shortest if self.chunk_s(GRID, start) > budget_s else GRID
 
     def _idle_length(self, start: int) -> int:
-        """Tokens of a chunk after `start` others while nothing else runs. It stays while it suits, more or less."""
-        depth = depth_of(start)
-        length = self._idle_lengths.get(depth)
-        if length is None or not self._suits(length, depth):
-            length = _power_of_two(self._max_chunk)
-            while length > GRID and self._idle_chunk_s(length, depth) > self._idle_s:
-                length //= 2
-            self._idle_lengths[depth] = length
+        """Tokens of a chunk after `start` others while nothing else runs."""
+        length = _power_of_two(self._max_chunk)
+        while length > GRID and self.chunk_s(length, start) > self._idle_s:
+            length //= 2
         return length
 
-    def _suits(self, length: int, depth: int) -> bool:
-        if length > GRID and self._idle_chunk_s(length, depth) > _TOO_LONG * self._idle_s:
-            return False
-        longer = 2 * length
-        return longer > self._max_chunk or self._idle_chunk_s(longer, depth) >= _TOO_SHORT * self._idle_s
-
-    def _idle_chunk_s(self, length: int, depth: int) -> float:
-        return self.chunk_s(length, depth * 3 // 4)  # at this depth, half of the tokens or more come before it
-
     def fixed_chunk(self, num_tokens: int, start: int) -> int:
-        """Tokens of a chunk after `start` others if lengths depend on positions alone: halved until memory suffices."""
+        """Tokens of a chunk after `start` others if lengths depend on positions alone, halved until memory suffices."""
         longest = min(self._longest_now, self._attention.longest_chunk(start))
         while num_tokens > max(longest, SHORTEST_CHUNK):
             num_tokens //= 2
@@ -177,12 +202,12 @@ class PrefillPacer:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest one that is not above `number`."""
+    """The largest power of two that is not above `number`."""
     return 1 << (number.bit_length() - 1)
 
 
 def _edge(start: int, longest: int, grid: int) -> int:
-    """The last multiple of `grid` that a chunk of `longest` tokens reaches, or of half of it, where that is near."""
+    """The last multiple of `grid` that a chunk of `longest` tokens reaches; of half of `grid`, if that one is near."""
     end = (start + longest) // grid * grid
     while end - start < GRID < grid:
         grid //= 2
@@ -196,9 +221,9 @@ def plan_prefill(
     chunk: Callable[[Sequence, int], PrefillChunk],
     budget: Budget,
 ) -> tuple[PrefillChunk, ...]:
-    """The first prompt gets at least half of the budget; prompts that fit in what is left ride along whole.
+    """Give the first prompt at least half of the budget. Prompts that fit completely into the rest ride along.
 
-    `chunk`: plans a row's chunk up to a position at most, which may be empty.
+    `chunk` plans a row's chunk up to a position at most; the chunk may be empty.
     """
     if not queue:
         return ()
@@ -228,10 +253,10 @@ def plan_prefill(
 
 
 def fixed_chunk_end(seq: Sequence, num_tokens: int) -> int:
-    """The end of the next chunk if chunks depend on the sequence alone, so that numbers are rounded alike at each run.
+    """The end of the next chunk if chunks depend on the sequence alone, so that every run rounds alike.
 
-    Chunks of a prompt end at multiples of `num_tokens` and before an image. Tokens of the reply, which a preempted row
-    computes again, were computed one at a time, and are again.
+    Chunks of a prompt end at multiples of `num_tokens` and before an image. A preempted row computes the tokens of its
+    reply one at a time, as it did before.
     """
     start = seq.num_computed_tokens
     prompt_end = seq.num_prompt_tokens - 1  # the last token of the prompt was fed by a decode step

@@ -1,10 +1,11 @@
 """Plans the use of the prefix cache: where a sequence resumes, and where its state is worth storing.
 
-This is one model's view of the shared tree. It is pure: it hands state on without looking at it.
+This is one model's view of the shared tree. It is pure: state is opaque here.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +15,7 @@ from ..cache.tree import NEAR_FORK, PrefixTree
 from ..core.faults import device_fault
 from ..core.fence import RowFence
 from ..core.memory import RowFootprint
+from ..core.receipt import CacheReceipt
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:  # it knows arrays of mlx
 
 T = TypeVar("T")
 
-_MIN_GAIN = 256  # tokens that a snapshot before a fork of two prompts must save
+_MIN_GAIN = 256  # tokens that a snapshot before a fork of two prompts must save, at least
 _STATES_OF_A_CONVERSATION = 4  # newest snapshots kept on one path: those of this turn and of the last one
 MIN_SHARED_TOKENS = 32  # waiting for another prefill to share fewer tokens costs more than it saves
 
@@ -87,7 +89,7 @@ class PrefixPlanner:
         return self.disk is not None and bool(self.disk.reader.reading)
 
     def awaits_read(self, seq: Sequence) -> bool:
-        """Whether a sequence should wait, because more of its prefix than memory holds is being read from disk."""
+        """Whether a sequence should wait, because a longer prefix than memory holds is being read from disk."""
         if self.disk is None or seq.seq_id in self._unusable:
             return False
         return self.disk.reader.awaits(seq.seq_id, self._space(seq), self._key(seq, seq.num_tokens))
@@ -98,7 +100,9 @@ class PrefixPlanner:
         Returns None if the sequence starts at its first token.
         """
         seq.num_computed_tokens = 0
-        seq.cache_bytes, seq.max_cache_bytes = self.tree.used_bytes, self.tree.max_bytes
+        receipt = CacheReceipt(cache_bytes=self.tree.used_bytes, max_cache_bytes=self.tree.max_bytes)
+        if not seq.num_preemptions:
+            seq.receipt = receipt
         match = None if seq.seq_id in self._unusable else self._match(seq, now)
         if match is None:
             self.plan_points(seq)
@@ -110,10 +114,14 @@ class PrefixPlanner:
             common = max(common, self.disk.tree.common_length(match.space, key))
             num_read = self.disk.reader.resumed(seq.seq_id, match.space, key[: match.length * WORD_BYTES])
         if not seq.num_preemptions:
-            seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
-            seq.num_stored_tokens = min(common, seq.num_prompt_tokens)
-            seq.num_disk_tokens = min(num_read, seq.num_cached_tokens)
-            seq.cache_hit_kind = match.kind
+            num_cached = min(match.length, seq.num_prompt_tokens)
+            seq.receipt = replace(
+                receipt,
+                cached_tokens=num_cached,
+                stored_tokens=min(common, seq.num_prompt_tokens),
+                disk_tokens=min(num_read, num_cached),
+                hit=match.hit,
+            )
         self.plan_points(seq, common)
         if not match.length:
             return None
@@ -125,7 +133,7 @@ class PrefixPlanner:
         return self._or_skip(find, None, num_captures=0)
 
     def release_matches(self) -> None:
-        """Remove the pins of this step's restores, which the runner has done or which will not happen."""
+        """Remove the pins of this step's restores. The runner has done them, or they will not happen."""
         while self._open_matches:
             self.tree.release(self._open_matches.pop())
 
@@ -161,9 +169,9 @@ class PrefixPlanner:
     def plan_points(self, seq: Sequence, num_common: int = 0) -> None:
         """Decide where the prefill of this sequence stops for a capture.
 
-        `num_common` tokens of it are stored, perhaps more than it could resume from. A third prompt is likely to fork
-        where two prompts do, so a capture is planned there; a little before, because different texts may begin with
-        the same tokens.
+        `num_common` of its tokens are stored, perhaps more than it could resume from. A third prompt is likely to fork
+        where two prompts do, so a capture is planned a little before that place: different texts may begin with the
+        same tokens.
         """
         start, end, every = seq.num_computed_tokens, seq.prefill_end, self._snapshot_every
         points = {end}
@@ -191,7 +199,7 @@ class PrefixPlanner:
         return self.plan_capture(seq, end)
 
     def plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
-        """Plan a copy of a row's state that the tree lacks; of a part, if memory is short and the model can slice.
+        """Plan a copy of the state that the tree lacks, or of a part if memory is short and the state can be divided.
 
         Returns None if the tree lacks nothing or memory is short. Room is made before memory is used.
         """
@@ -221,12 +229,12 @@ class PrefixPlanner:
         return capture
 
     def forget_planned(self, but: Iterable[Capture] = ()) -> None:
-        """Forget the captures that were planned for a step that is over, done or not."""
+        """Forget the captures that were planned for a step that is over, whether they were made or not."""
         staying = {id(capture) for capture in but}
         self._planned = {key: size for key, size in self._planned.items() if key in staying}
 
     def insert(self, snapshot: Snapshot, now: float) -> bool:
-        """Store a snapshot. Returns False if it is not stored; the row goes on in any case."""
+        """Store a snapshot. Returns False if it is not stored. The row continues in any case."""
         self._planned.pop(id(snapshot.capture), None)
         return self._or_skip(partial(self._insert, snapshot, now), False)
 

@@ -1,4 +1,4 @@
-"""The sequences that wait and run, and what has been decided about them since the last plan."""
+"""The sequences that wait and run, and the decisions about them since the last plan."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from ..core.step import Capture, Restore
 
 @dataclass(slots=True)
 class Pending:
-    """Decisions that the next plan hands to the runner, and news that no client has heard yet."""
+    """Decisions that the next plan hands to the runner, and news that no client has received yet."""
 
     release: list[int] = field(default_factory=list)  # seq_ids whose state is dropped
     captures: list[Capture] = field(default_factory=list)  # captures of rows that leave
     restores: list[Restore] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)  # admitted for the first time, not reported yet
-    ended: list[Sequence] | None = None  # ended in the update that is being computed; None: between updates
+    ended: list[Sequence] | None = None  # ended in the update that is being computed; None between updates
 
     def drop(self, seq_id: int) -> None:
-        """Release a row. The runner restores rows after it has released others, so a restore of this one goes too."""
+        """Release a row, and cancel its restore: the runner restores rows only after it has released others."""
         self.release.append(seq_id)
         self.restores = [restore for restore in self.restores if restore.seq.seq_id != seq_id]
 
@@ -69,7 +69,7 @@ class RunningSet:
         self._running[seq.seq_id] = seq
 
     def drain(self, seq: Sequence) -> None:
-        """From now on the sequence has no row; it runs until its last sample is read."""
+        """Note that the sequence has no row from now on. It runs until its last sample is read."""
         self._drained.add(seq.seq_id)
 
     def requeue(self, seq: Sequence) -> bool:

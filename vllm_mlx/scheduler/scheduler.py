@@ -18,7 +18,8 @@ from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import PrefillChunk, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from .decode_groups import DecodeGroups
-from .memory_pool import MemoryPool
+from .image_planner import ImagePlanner
+from .memory_pool import MemoryPool, Room
 from .prefill_pacer import PrefillPacer, fixed_chunk_end, plan_prefill
 from .prefix_planner import PrefixPlanner
 from .running_set import Pending, RunningSet
@@ -41,16 +42,20 @@ class Scheduler:
         can_batch: bool = True,
         shares_forward: bool = True,
         prefix_cache: PrefixPlanner | None = None,
+        images: ImagePlanner | None = None,
     ):
+        """`images` is None for a model that takes none."""
         self._max_num_seqs = config.max_num_seqs
         self.pool = MemoryPool(memory, pacer)
         self._footprint = footprint
         self._pacer = pacer
         self.prefix_cache = prefix_cache
+        self._images = images
         self._seqs = RunningSet()
         self._pending = Pending()
-        self._turns = Turns(lambda row: self._share(self._bytes_of(row)))
         self._groups = DecodeGroups(footprint, can_batch and not config.repeatable, shares_forward)
+        self.room = Room(config.max_num_seqs, self.pool, footprint, self._seqs, self._groups, prefix_cache, images)
+        self._turns = Turns(lambda row: self.room.share(self.room.bytes_of(row)))
         self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
         self._now = 0.0
         self.num_preemptions = 0
@@ -59,6 +64,8 @@ class Scheduler:
     @property
     def awaits_inputs(self) -> bool:
         """Whether a sequence waits for its images, or for state that is being read from disk."""
+        if self._images is not None and self._images.awaits_inputs:
+            return True
         return self.prefix_cache is not None and self.prefix_cache.is_reading
 
     @property
@@ -81,7 +88,7 @@ class Scheduler:
         self._seqs.waiting.append(seq)
 
     def abort(self, seq_id: int) -> bool:
-        """End a sequence that waits or runs. False if there is none with this id."""
+        """End a sequence that waits or runs. Returns False if there is none with this id."""
         if (seq := self._seqs.find(seq_id)) is None:
             return False
         self._finish(seq, FinishReason.ABORT)
@@ -96,8 +103,8 @@ class Scheduler:
         """Continue after a step that failed as a whole: the device has no rows, so nothing is captured or released.
 
         All rows restart, unless they failed too often; if results of the step may be lost, all sequences end. After a
-        device fault while a chunk of `num_tokens` ran, chunks become shorter. Rows restart isolated if memory lacks,
-        because they need no copies, or if the device is not at fault, so that one that causes the error fails alone.
+        device fault while a chunk of `num_tokens` ran, chunks become shorter. Rows restart isolated if memory is short,
+        because an isolated row needs no copies; or if the device is not at fault, so that the culprit fails alone.
         """
         if self.prefix_cache is not None:
             self.prefix_cache.release_matches()
@@ -116,8 +123,8 @@ class Scheduler:
     def _ending(self, rows: list[Sequence], fault: Fault | None) -> list[Sequence]:
         """The sequences that end because a step failed as a whole.
 
-        A device fault is nobody's. Otherwise the culprit is unknown: the youngest row ends if all were isolated
-        already; if no row ran, all sequences end.
+        No row causes a device fault. Otherwise the culprit is unknown: the youngest row ends if all were isolated
+        already, and all sequences end if no row ran.
         """
         if fault is not None:
             return self._seqs.count_fault()
@@ -129,6 +136,8 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> StepPlan:
         """Plan the next step. `now` is in seconds, from any monotonic clock; the cache orders entries by it."""
         self._now = now
+        if self._images is not None:
+            self._images.begin_step()
         if self.prefix_cache is not None:
             self.prefix_cache.forget_planned(but=self._pending.captures)
         self._preempt_if_short()
@@ -146,7 +155,7 @@ class Scheduler:
         )
 
     def update(self, output: StepOutput) -> list[SequenceUpdate]:
-        """Take in the results of a step, or of its decode or prefill alone, and return what clients must hear."""
+        """Take in the results of a step, or of its decode or prefill alone, and return the news for clients."""
         for timing in output.chunk_timings:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
@@ -154,7 +163,7 @@ class Scheduler:
         self._pending.ended = []
         self._store(output)
         if self.pool.observe(output):  # evict now: there may be no next step
-            self._shrink_cache(self._row_bytes(extra=0))
+            self.room.shrink_cache(self.room.rows_bytes())
         self._restart(output.suspects, isolated=True)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
         updates += [self._run_shorter(seq_id, num_tokens) for seq_id, num_tokens in output.refused]
@@ -167,7 +176,7 @@ class Scheduler:
     # -- admission and memory
 
     def _admit(self) -> None:
-        """Admit sequences in turn while places and memory last. One that shares a running prefill waits for it."""
+        """Admit sequences in turn while places and memory last. One that shares a running prefill waits."""
         following: set[int] = set()
         while (seq := self._turns.next(self._seqs.waiting, self._seqs, following)) is not None:
             is_full = len(self._seqs) >= self._max_num_seqs or (self.pool.is_crowded and len(self._seqs) > 0)
@@ -178,22 +187,22 @@ class Scheduler:
                 continue
             if not self._make_room(seq):
                 return
-            rows_bytes = self._row_bytes(extra=0)
+            rows_bytes = self.room.rows_bytes()
             self._seqs.admit(seq)
             self._turns.admit(seq)
             self._start(seq)
-            self._shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
+            self.room.shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
     def _make_room(self, seq: Sequence) -> bool:
-        """Make room for a sequence, if necessary by preempting rows of tenants that have more. If not, return False."""
+        """Make room for a sequence, if necessary by preempting rows of tenants that have more. False if that fails."""
         num_tokens = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
         coming_bytes = self._footprint.bytes_at(num_tokens)
         lacking_places = len(self._seqs) + 1 - self._max_num_seqs
-        lacking_bytes = self._row_bytes(extra=0) + coming_bytes - self.pool.num_bytes
+        lacking_bytes = self.room.rows_bytes() + coming_bytes - self.pool.num_bytes
         staying = [row for row in self._seqs.rows() if row not in self._pending.admitted]
         leaving: list[Sequence] = []
         while len(leaving) < len(self._seqs) and (lacking_places > 0 or lacking_bytes > 0 or self.pool.is_crowded):
-            row = self._turns.row_above(seq, staying, self._share(coming_bytes))
+            row = self._turns.row_above(seq, staying, self.room.share(coming_bytes))
             if row is None:
                 return False
             if lacking_places <= 0 and lacking_bytes <= 0:
@@ -201,7 +210,7 @@ class Scheduler:
             staying.remove(row)
             leaving.append(row)
             lacking_places -= 1
-            lacking_bytes -= self._bytes_of(row)
+            lacking_bytes -= self.room.bytes_of(row)
         for row in leaving:
             self._preempt(row)
         return True
@@ -219,10 +228,10 @@ class Scheduler:
         seq.status = SequenceStatus.DECODING if is_ready else SequenceStatus.PREFILLING
 
     def _follows_another(self, seq: Sequence) -> bool:
-        """Whether a running prefill, a row that just left, or a read will soon bring more of this prompt to the cache.
+        """Whether a running prefill, a row that just left, or a read will soon add more of this prompt to the cache.
 
         The common prefix becomes a resume point of that prefill, and this sequence resumes from it. If the leader ends
-        before, the first sequence that waited becomes the leader.
+        earlier, the first sequence that waited becomes the leader.
         """
         cache = self.prefix_cache
         if cache is None:
@@ -232,16 +241,16 @@ class Scheduler:
 
     def _preempt_if_short(self) -> None:
         """Make memory for the next step: evict cached state first, then preempt rows."""
-        needed = self._row_bytes(extra=1)
-        self.pool.use(rows_bytes=needed, kept_bytes=self._kept_bytes())
+        needed = self.room.rows_bytes(extra=1)
+        self.pool.use(rows_bytes=needed, kept_bytes=self.room.kept_bytes)
         while needed > self.pool.num_bytes:
             rows = self._seqs.rows()
             if len(rows) < 2:
                 break
             self._preempt(self._turns.row_to_preempt(rows))
             self.pool.crowd()
-            needed = self._row_bytes(extra=1)
-        self._shrink_cache(needed)
+            needed = self.room.rows_bytes(extra=1)
+        self.room.shrink_cache(needed)
 
     def _preempt(self, seq: Sequence) -> None:
         self._requeue(seq)
@@ -249,14 +258,14 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _requeue(self, seq: Sequence, *, keep: bool = True) -> None:
-        """Move a running sequence to the front of the queue, from where it resumes from the state that is kept."""
+        """Move a running sequence to the front of the queue. It will resume from the state that is kept."""
         self._groups.leave(seq.seq_id)
         num_computed_tokens = seq.num_computed_tokens
         if self._seqs.requeue(seq):
             self._leave(seq, num_computed_tokens, keep=keep)
 
     def _restart(self, seq_ids: Collection[int], *, isolated: bool) -> None:
-        """Restart rows that lost their state. `isolated`: each alone, so that one that causes the fault fails alone."""
+        """Restart rows that lost their state, each `isolated` if the one that causes the fault must fail alone."""
         for seq in [*self._seqs.waiting, *self._seqs]:
             if isolated and seq.seq_id in seq_ids:
                 self._groups.isolate(seq.seq_id)
@@ -268,7 +277,7 @@ class Scheduler:
             self.num_restarts += 1
 
     def _run_shorter(self, seq_id: int, num_tokens: int) -> SequenceUpdate | None:
-        """Restart a row for whose chunk the device had no memory, with shorter chunks. The shortest may fail thrice."""
+        """Restart a row with shorter chunks, because the device had no memory. The shortest may fail three times."""
         seq = self._seqs.by_id[seq_id]
         seq.num_faults += not self.pool.heed(Fault.OUT_OF_MEMORY, num_tokens)
         if seq.num_faults < MAX_FAULTS:
@@ -277,18 +286,13 @@ class Scheduler:
         return self._fail(seq_id, GenerationError("The device has no memory for a prompt of this length now."))
 
     def _leave(self, seq: Sequence, num_computed_tokens: int, *, keep: bool = True) -> None:
-        """Release a row. Capture first what the cache lacks of its state, if that is to be kept."""
+        """Release a row. If `keep`, capture the part of its state first that the cache lacks."""
         self._pending.drop(seq.seq_id)
         if self.prefix_cache is not None and keep:
-            self._shrink_cache(self._row_bytes(extra=1))  # the row's memory becomes free for its copy
+            self.room.shrink_cache()  # the row's memory becomes free for its copy
             capture = self.prefix_cache.plan_capture(seq, min(num_computed_tokens, seq.num_tokens))
             if capture is not None:
                 self._pending.captures.append(capture)
-
-    def _shrink_cache(self, rows_bytes: int) -> None:
-        """Keep cached state within the memory that rows leave of the pool."""
-        if self.prefix_cache is not None:
-            self.prefix_cache.shrink_to(max(0, self.pool.num_bytes - rows_bytes))
 
     def _store(self, output: StepOutput) -> None:
         cache = self.prefix_cache
@@ -300,36 +304,13 @@ class Scheduler:
         cache.trim_ended()
         for restore in output.failed_restores:
             cache.drop(restore.match, restore.seq)
-            self._start_over(restore.seq)
-
-    def _start_over(self, seq: Sequence) -> None:
-        """Restart a row whose cached state was damaged from its first token. No client notices."""
-        if seq.seq_id in self._seqs:
-            self._requeue(seq, keep=False)
-            seq.num_cached_tokens = seq.num_stored_tokens = 0
-            seq.cache_hit_kind = "miss"
-
-    def _kept_bytes(self) -> int:
-        """Bytes of the pool that cached state takes."""
-        return 0 if self.prefix_cache is None else self.prefix_cache.held_bytes
-
-    def _share(self, num_bytes: int) -> float:
-        """The share that a row of so many bytes has of all places, or of the memory if that is larger."""
-        return max(1 / self._max_num_seqs, num_bytes / max(1, self.pool.num_bytes))
-
-    def _bytes_of(self, row: Sequence) -> int:
-        return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens))
-
-    def _row_bytes(self, *, extra: int) -> int:
-        """Bytes of all rows, padded and with complete prompts, once each decoding row has grown by `extra` tokens."""
-        lengths = {seq.seq_id: max(seq.num_tokens, seq.num_computed_tokens) for seq in self._seqs.rows()}
-        lengths |= self._groups.padded({seq.seq_id: seq.num_computed_tokens for seq in self._seqs.rows()})
-        return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
+            if restore.seq.seq_id in self._seqs:
+                self._requeue(restore.seq, keep=False)  # it starts over at its first token, and no client notices
 
     # -- planning
 
     def _plan_decode(self) -> tuple[tuple[Sequence, ...], ...]:
-        """Group all rows that decode, and count the token that each computes. A row without tokens left is drained."""
+        """Group all rows that decode, and count the token that each computes. Drain rows that have no tokens left."""
         rows = {}
         for seq in self._seqs.decoding():
             if seq.num_output_tokens + seq.num_in_flight < seq.max_tokens:
@@ -338,7 +319,7 @@ class Scheduler:
                 self._seqs.drain(seq)
                 self._leave(seq, seq.num_computed_tokens)
         lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
-        groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self._row_bytes(extra=1))
+        groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self.room.rows_bytes(extra=1))
         for seq in rows.values():
             seq.num_computed_tokens += 1
         return tuple(tuple(rows[row] for row in group) for group in groups)
@@ -363,8 +344,13 @@ class Scheduler:
 
     def _chunk_end(self, seq: Sequence, most: int) -> int:
         if self._fixed_chunk is not None:
-            return fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
-        return min(most, seq.prefill_end if self.prefix_cache is None else self.prefix_cache.next_point(seq))
+            end = fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
+        else:
+            end = min(most, seq.prefill_end if self.prefix_cache is None else self.prefix_cache.next_point(seq))
+        if self._images is not None and seq.prompt.media:
+            end = self._images.chunk_end(seq, end)
+            self.room.shrink_cache()  # the features of an image that is encoded take memory
+        return end
 
     # -- results
 
@@ -387,7 +373,7 @@ class Scheduler:
         return [SequenceUpdate.of(seq, tuple(taken[seq_id])) for seq_id, seq in touched.items()]
 
     def _report_admitted(self) -> list[SequenceUpdate]:
-        """Report rows once their state is restored and before a long chunk runs, whose tokens do not count yet."""
+        """Report rows once their state is restored and before a long chunk runs. Tokens of chunks do not count yet."""
         admitted, self._pending.admitted = self._pending.admitted, []
         running = [seq for seq in admitted if seq.seq_id in self._seqs]
         return [replace(SequenceUpdate.of(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
@@ -399,7 +385,7 @@ class Scheduler:
         return SequenceUpdate(seq_id=seq_id, error=error)
 
     def _finish(self, seq: Sequence, reason: FinishReason, *, keep: bool = True) -> None:
-        """End a sequence. `keep`: whether its state stays in the prefix cache for a later turn."""
+        """End a sequence. `keep` says whether its state stays in the prefix cache for a later turn."""
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
         if self._pending.ended is not None:

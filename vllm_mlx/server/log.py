@@ -71,7 +71,7 @@ class Receipts:
             cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
             stored_tokens=sum(receipt.stored_tokens for receipt in receipts),
             disk_tokens=sum(receipt.disk_tokens for receipt in receipts),
-            hit_kind=",".join(dict.fromkeys(receipt.hit_kind for receipt in receipts)),
+            hit=",".join(dict.fromkeys(receipt.hit for receipt in receipts)),
             cache_bytes=receipts[-1].cache_bytes,
             max_cache_bytes=receipts[-1].max_cache_bytes,
         )
@@ -217,7 +217,7 @@ class RequestRecord:
             "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
             "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
             "disk_tokens": (receipt and receipt.disk_tokens) or None,
-            "hit": receipt and receipt.hit_kind,
+            "hit": receipt and receipt.hit,
             "cache_mb": _cache_mb(receipt),
             "expected_tokens": (receipt and receipt.expected_tokens) or None,
             "altered": self.prompt_change,

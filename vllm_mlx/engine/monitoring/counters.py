@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -116,7 +116,7 @@ class ReplyProgress(TypedDict):
     progress: float
     tokens_per_second: float
     ttft_s: float | None
-    cache_hit_type: str | None  # null until the prompt is looked up
+    hit: str | None  # null until the prompt is looked up
     cached_tokens: int
     disk_tokens: int
     tier: Tier | None
@@ -149,9 +149,7 @@ class ReplyStats:
     expectation: Expectation = field(default_factory=Expectation)
     receipt: CacheReceipt | None = None  # None: not looked up yet
     computed_tokens: int = 0  # prompt tokens that are computed, including cached ones
-    cached_tokens: int = 0
     completion_tokens: int = 0
-    cache_hit_type: str | None = None  # None: not looked up yet
 
     def queue(self, seq: Sequence, expectation: Expectation, now: float) -> None:
         """Note that the prompt is prepared and its sequence handed to the engine."""
@@ -160,20 +158,10 @@ class ReplyStats:
 
     def take(self, update: SequenceUpdate, now: float) -> int:
         """Take in an update. Returns the prompt tokens that were computed since the previous one."""
-        if self.cache_hit_type is None:
-            self.cache_hit_type = update.cache_hit_kind
+        if self.receipt is None:
             self.scheduled_s = update.scheduled_s
-            self.cached_tokens = self.computed_tokens = update.num_cached_tokens
-            self.receipt = CacheReceipt(
-                prompt_tokens=self.prompt_tokens,
-                cached_tokens=update.num_cached_tokens,
-                stored_tokens=update.num_stored_tokens,
-                disk_tokens=update.num_disk_tokens,
-                hit_kind=update.cache_hit_kind,
-                cache_bytes=update.cache_bytes,
-                max_cache_bytes=update.max_cache_bytes,
-                expectation=self.expectation,
-            )
+            self.receipt = replace(update.receipt, prompt_tokens=self.prompt_tokens, expectation=self.expectation)
+            self.computed_tokens = self.receipt.cached_tokens
         computed = min(self.prompt_tokens, max(self.computed_tokens, update.num_computed_tokens))
         if update.tokens:
             computed = self.prompt_tokens
@@ -192,7 +180,7 @@ class ReplyStats:
     def phase(self) -> Phase:
         if self.first_token_s is not None:
             return "generation"
-        return "queued" if self.cache_hit_type is None else "prefill"
+        return "queued" if self.receipt is None else "prefill"
 
     @property
     def queue_s(self) -> float | None:
@@ -217,8 +205,8 @@ class ReplyStats:
             "progress": round(self._progress(), 4),
             "tokens_per_second": round((self.completion_tokens - 1) / decoding_s, 2) if decoding_s > 0 else 0.0,
             "ttft_s": None if self.first_token_s is None else round(self.first_token_s - self.arrived_s, 4),
-            "cache_hit_type": self.cache_hit_type,
-            "cached_tokens": self.cached_tokens,
+            "hit": None if self.receipt is None else self.receipt.hit,
+            "cached_tokens": 0 if self.receipt is None else self.receipt.cached_tokens,
             "disk_tokens": 0 if self.receipt is None else self.receipt.disk_tokens,
             "tier": None if self.receipt is None else self.receipt.tier,
             "expected_tokens": 0 if self.receipt is None else self.receipt.expected_tokens,
@@ -272,7 +260,7 @@ class Totals:
         """Count an update. This runs for each token of each row, so keep it short."""
         if update.error is not None:
             return
-        was_known, last_token_s = stats.cache_hit_type is not None, stats.last_token_s
+        was_known, last_token_s = stats.receipt is not None, stats.last_token_s
         computed = stats.take(update, now)
         if not was_known:
             self._scheduled(stats, now)
@@ -305,9 +293,9 @@ class Totals:
 
     def _scheduled(self, stats: ReplyStats, now: float) -> None:
         self.prompt_tokens += stats.prompt_tokens
-        self.cached_tokens += stats.cached_tokens
         receipt = stats.receipt
         assert receipt is not None, "it was looked up"
+        self.cached_tokens += receipt.cached_tokens
         self.disk_tokens += receipt.disk_tokens
         if receipt.tier is not None:
             self.tiers[receipt.tier] += 1
