@@ -16,8 +16,8 @@ from vllm_mlx.cache.layers import arrays
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.engine.loading import load_engine
+from vllm_mlx.runner.calibrate import warm_up
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.warm_up import warm_up
 
 HOT = TokenSampling(temperature=0.8, top_p=0.9, top_k=30, min_p=0.05, repetition_penalty=1.2, num_top_logprobs=2)
 

@@ -32,10 +32,10 @@ OTHER_MAKERS = {
     "Request": {"llm.py", "api/anthropic/decode.py", "api/responses/decode.py"},  # other protocols
     "PromptInputs": {
         *("prompt/processor.py", "media/rendered.py", "media/vision.py"),  # completions, images, a probe
-        *("runner/sharing.py", "runner/warm_up.py"),  # at load
+        *("runner/proofs.py", "runner/calibrate.py"),  # at load
     },
-    "Sequence": {"runner/family_check.py", "runner/sharing.py", "runner/warm_up.py"},  # at load
-    "StepPlan": {"engine/engine.py", "runner/warm_up.py"},  # one that does nothing; at load
+    "Sequence": {"runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"},  # at load
+    "StepPlan": {"engine/engine.py", "runner/calibrate.py"},  # one that does nothing; at load
     "StepOutput": set(),
     "Restore": set(),
     "Match": set(),

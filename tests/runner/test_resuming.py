@@ -10,7 +10,7 @@ from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, OWN_STATE, P
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import TextModel, load_model
-from vllm_mlx.runner.resuming import prove_rows
+from vllm_mlx.runner.proofs import prove_rows
 
 WIDTHS: list[int] = []  # what the layers of `Hidden` have seen, which is in no attribute
 

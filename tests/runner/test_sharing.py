@@ -22,8 +22,8 @@ from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.device import DeviceWatch
 from vllm_mlx.runner.grouped import GroupMasks
 from vllm_mlx.runner.model import Model, load_model
+from vllm_mlx.runner.proofs import sharing_fault
 from vllm_mlx.runner.runner import Runner
-from vllm_mlx.runner.sharing import sharing_fault
 
 NAMES = [*ARCHITECTURES, *PARTLY_ROTARY, *LATENT, *(f"vision:{family}" for family in FAMILIES)]
 LENGTHS = (5, 40, 17, 33)  # shorter and longer than the windows of 24 tokens

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from ..core.errors import ConfigError
 from ..formats import detect_formats
-from ..runner.kernels import text_config
+from ..runner.model_types import text_config
 from .terminal import TABLE, AsJson, WrongUsage, console, number_columns, option, readable
 
 

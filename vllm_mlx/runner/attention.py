@@ -1,4 +1,4 @@
-"""Attention as every model reaches it, `mx.fast.scaled_dot_product_attention`: observed, divided, its kernel chosen.
+"""Observes, divides and steers the attention of every model: `mx.fast.scaled_dot_product_attention`.
 
 MLX chooses a kernel by the shapes of one call. Where it has none, or prefers matrix products, it keeps the scores of
 all heads in memory: heads × chunk × context, which no measurement of a short chunk shows. Models of mlx-lm and mlx-vlm
@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from .grouped import GroupedKV, GroupMasks
-from .kernels import text_config
+from .model_types import text_config
 
 # Head widths for which Metal has a kernel of more than 8 queries that keeps no scores, if keys and values are equally
 # wide (`has_fused_kernel` in mlx/backend/metal/scaled_dot_product_attention.cpp).
@@ -30,7 +30,7 @@ _COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_do
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a layer's memory for scores depends on."""
+    """The facts on which a layer's memory for scores depends."""
 
     num_heads: int  # heads of the queries
     key_width: int
@@ -63,7 +63,7 @@ class AttentionShape:
 
     @property
     def score_bytes(self) -> int:
-        """Bytes for each pair of a token of the chunk and a token before it, if scores are kept in memory."""
+        """Bytes for each pair of a token of the chunk and an earlier token, if scores are kept in memory."""
         return (_COPIES + self.has_head_masks) * self.num_heads * self.item_bytes
 
     def kept_bytes(self, *, on_metal: bool) -> int:
@@ -82,7 +82,7 @@ def score_bytes(shapes: frozenset[AttentionShape], *, on_metal: bool) -> int:
 
 
 def assumed(config: Mapping[str, Any]) -> frozenset[AttentionShape]:
-    """The shape for a model that computes attention itself, as gemma2 does: its scores are in memory.
+    """The shape for a model that computes attention itself, as gemma2 does, and so keeps its scores in memory.
 
     `config` is its config.json.
     """

@@ -64,7 +64,7 @@ def _values(array: mx.array) -> list[Any]:
 
 @dataclass(slots=True)
 class Group:
-    """Rows whose KV lies in the same caches. One row's are unpadded."""
+    """Rows whose KV lies in the same caches. The KV of a single row is unpadded."""
 
     seqs: list[Sequence]
     kv: list[Any]  # a cache object per layer that has KV
@@ -108,7 +108,7 @@ class Group:
 
 
 def regroup(groups: list[Group], wanted: list[set[int]]) -> list[Group]:
-    """Make groups of these rows, each of which some group has, and copy as few rows as possible.
+    """Make groups of these rows, each of which is in some group, and copy as few rows as possible.
 
     A group that is a part of a wanted one joins it without leaving its caches first.
     """
@@ -142,7 +142,7 @@ def _joined(ids: set[int], base: Group | None, others: list[Group]) -> Group:
 
 
 def _taken(group: Group, ids: set[int]) -> list[Group]:
-    """These rows of a group: the group itself if it has no others."""
+    """Take these rows out of a group: the group itself, if it has no others."""
     if ids.issuperset(group.seq_ids):
         return [group]
     return [group.take(index) for index, seq_id in enumerate(group.seq_ids) if seq_id in ids]
@@ -151,11 +151,11 @@ def _taken(group: Group, ids: set[int]) -> list[Group]:
 class Batch:
     """Rows that share a forward pass. Those of one group share attention, too; recurrent states lie in one array.
 
-    Rows that join or leave are another batch. Before its groups change, a batch must `let_go` of their caches.
+    If rows join or leave, a new batch is made. Before its groups change, a batch must `let_go` of their caches.
     """
 
     def __init__(self, model: Model, groups: list[Group], states: list[Any], tokens: mx.array, structure: LayerCaches):
-        """`states`: a cache object per recurrent layer, of all rows in the order of the groups."""
+        """`states` has a cache object per recurrent layer, of all rows in the order of the groups."""
         self.groups = groups
         self.seqs = [seq for group in groups for seq in group.seqs]
         self.seq_ids = [seq.seq_id for seq in self.seqs]
@@ -238,7 +238,8 @@ class Batch:
     def feed(self, tokens: mx.array, num_tokens: Rows[int]) -> mx.array:
         """Feed `tokens: (all tokens,)`, row after row -> lazy `logits: (all tokens, vocab)`.
 
-        `num_tokens`: the number for each row of each group. Recurrent layers take one: they take tokens for rows.
+        `num_tokens` is the number for each row of each group. It is 1 if there are recurrent layers, which would take
+        tokens for rows.
         """
         if self._states and max(num_tokens) > 1:
             raise ValueError("A row of a model with recurrent layers takes one token in a shared forward pass")
@@ -259,7 +260,7 @@ class Batch:
         return logits
 
     def let_go(self) -> None:
-        """Leave the caches to the groups alone: a merge frees each layer once it is copied."""
+        """Leave the caches to the groups alone, so that a merge can free each layer once it is copied."""
         self._layers, self._caches = [], []
 
     def _assemble(self) -> None:
@@ -268,7 +269,7 @@ class Batch:
         self._caches = layers.assemble(self._structure, self._layers or self.groups[0].kv, self._states)
 
     def take_out(self, seq_id: int) -> OwnRow | None:
-        """Take the KV of a row out of its group, if no other row is in it. The batch cannot run after that."""
+        """Take the KV of a row out of its group, after which the batch cannot run. None if the group has other rows."""
         group = next(group for group in self.groups if seq_id in group.seq_ids)
         if len(group.seqs) > 1:
             return None

@@ -1,4 +1,8 @@
-"""Short measured runs after load: the speed at which this machine prefills, and the memory that a chunk takes."""
+"""Short runs after load, which measure this machine and have Metal compile its kernels. It knows no request.
+
+Measured are the speed of prefill, and the memory that a chunk takes. A device compiles a kernel when it is first used,
+so the rows that are decoded sample in every way that replies do, and one is masked.
+"""
 
 import time
 from dataclasses import dataclass
@@ -7,10 +11,12 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, PROBE_PIXELS
-from ..core.sequence import PromptInputs
+from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag, TokenSampling
+from ..core.step import PrefillChunk, StepPlan
 from .attention import AttentionShape, observed
-from .device import peak_of
+from .device import DeviceWatch, device_memory, peak_of
 from .model import Model, MultimodalModel
+from .runner import Runner
 from .vision_inputs import encode
 
 _PROBE_TOKENS = 256
@@ -18,6 +24,15 @@ _SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as 
 _MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
 _FEWEST_PIXELS = 256 * 256  # an image may have this many, however slow the encoder
 _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
+_LENGTHS = (8, 40)  # unlike, as those of requests
+_NUM_STEPS = 3
+_SAMPLINGS = (  # pairs of rows that decode together
+    (
+        TokenSampling(temperature=0.0, num_top_logprobs=1, logit_bias={0: 1.0}),
+        TokenSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1),
+    ),
+    (TokenSampling(temperature=1.0), TokenSampling(temperature=1.0)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +47,7 @@ class Calibration:
 def calibrate(model: Model) -> Calibration:
     """Measure a few forward passes. The first one of a length also compiles kernels and is not counted.
 
-    The overhead is what two lengths show: a line through their times begins there.
+    The line through the times of two lengths begins at the overhead.
     """
     with observed() as attention:
         _run(model, _PROBE_TOKENS)
@@ -69,7 +84,7 @@ def calibrate_images(
 ) -> ImageCost:
     """Run the vision encoder on a small and a larger image, and extrapolate activations and time by tokens from there.
 
-    `max_pixels`: the largest image has this many, and `max_tokens`. Without it, the default and the time decide.
+    The largest image has `max_pixels` and `max_tokens`. Without `max_pixels`, the default and the time decide.
     """
     (small, low), (large, high) = ((prompt.media[0].length, _encode(model, prompt)) for prompt in sizes)
     if max_pixels is None:
@@ -88,7 +103,7 @@ def timely_pixels(low: tuple[int, float], high: tuple[int, float], max_tokens: i
     """Halve the default size, which has `max_tokens`, until the encoder reads an image in time -> its pixels.
 
     `low`, `high`: tokens and seconds of two images. A parabola goes through them and zero: attention grows with the
-    square of the tokens. Where it would bend downwards, it is a line through the two.
+    square of the tokens. If it would bend downwards, it is a line through the two.
     """
     (small, small_s), (large, large_s), pixels = low, high, DEFAULT_MAX_PIXELS
     if large <= small:  # the processor gives every image the same size
@@ -124,7 +139,7 @@ def _encode(model: MultimodalModel, prompt: PromptInputs) -> _Encoded:
 
 
 def _encode_s(model: MultimodalModel, prompt: PromptInputs) -> float:
-    """Seconds of a size that was encoded before: the first run also compiles kernels."""
+    """Seconds of encoding a size that was encoded before. The first run also compiles kernels."""
     start = time.perf_counter()
     encode(model.module, list(prompt.token_ids), prompt.media[0])
     seconds = time.perf_counter() - start
@@ -138,3 +153,45 @@ def _run(model: Model, num_tokens: int) -> float:
     model.forward(mx.array([[0] * num_tokens]), caches)
     mx.eval(layers.state_arrays(caches))
     return time.perf_counter() - start
+
+
+class _NoTags:
+    leftover: tuple[int, ...] = ()
+
+    def feed(self, token_id: int) -> Tag | None:
+        return None
+
+
+def warm_up(model: Model) -> None:
+    """Prefill two rows, decode them in two groups and then in one if the model can; once for each way to draw."""
+    runner = Runner(model, DeviceWatch(device_memory().total_bytes))
+    for samplings in _SAMPLINGS:
+        seqs = tuple(_row(model, length, sampling) for length, sampling in zip(_LENGTHS, samplings, strict=True))
+        runner.prefill(PrefillChunk(seq, 0, seq.prefill_end) for seq in seqs)
+        for seq in seqs:
+            seq.num_computed_tokens = seq.prefill_end
+        isolated = frozenset(seq.seq_id for seq in seqs if model.no_shared_forward is not None)
+        for step in range(_NUM_STEPS):
+            for seq in seqs:
+                seq.num_computed_tokens += 1
+            is_group = model.can_batch and step > 0
+            runner.decode(StepPlan(decode=(seqs,) if is_group else tuple((seq,) for seq in seqs), isolated=isolated))
+        runner.reset()
+
+
+def _row(model: Model, length: int, sampling: TokenSampling) -> Sequence:
+    return Sequence(
+        seq_id=-length,
+        prompt=PromptInputs(token_ids=(0,) * length),
+        sampling=sampling,
+        max_tokens=_NUM_STEPS,
+        min_tokens=1,
+        stop_token_ids=frozenset({1}),
+        constraint=_masked(model.vocab_size) if sampling.top_p < 1 else None,
+    )
+
+
+def _masked(vocab_size: int) -> Constraint:
+    """A constraint whose reasoning budget is spent: its mask allows one token."""
+    rule = ReasoningRule(new_watch=_NoTags, starts=(), end=(0,) * _NUM_STEPS, is_open=True, may_open=False, budget=0)
+    return Constraint(mask_words=-(-vocab_size // 32), reasoning=rule)

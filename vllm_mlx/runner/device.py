@@ -54,12 +54,12 @@ class DeviceMemory:
         return max(budget_bytes, int(self.total_bytes * _LIMIT_OF_RAM))
 
     def process_limit_bytes(self, budget_bytes: int) -> int:
-        """The limit of all memory of this process, interpreter and libraries included."""
+        """The limit of the memory of this process, with the interpreter and libraries."""
         return max(self.limit_bytes(budget_bytes), int(self.total_bytes * _LIMIT_OF_RAM))
 
 
 def max_stored_buffers() -> int | None:
-    """Live buffers that stored state may hold: half of what MLX allows; None if the device has no such limit.
+    """Live buffers that stored state may hold: half of those that MLX allows. None if the device has no such limit.
 
     The other half is for weights, rows, temporaries and freed buffers. Beyond the limit every allocation fails
     (`MetalAllocator::malloc` in mlx/backend/metal/allocator.cpp).
@@ -163,7 +163,7 @@ class DeviceWatch:
         mx.reset_peak_memory()
 
     def return_buffers(self) -> None:
-        """Called once a decode step: now and then, give freed buffers back to the system, earlier if there are many."""
+        """Give freed buffers back to the system now and then, earlier if there are many. Called once a decode step."""
         self._num_steps += 1
         is_due = self._num_steps % _CLEAR_INTERVAL == 0
         if is_due or (self._num_steps % _LOOK_INTERVAL == 0 and mx.get_cache_memory() > self._cache_limit_bytes // 2):
@@ -190,12 +190,12 @@ class DeviceWatch:
 
     @property
     def _excess_bytes(self) -> int:
-        """What the process uses beyond its limit, by the last sample."""
+        """Bytes that the process uses beyond its limit, by the last sample."""
         footprint = (self._sample.footprint_bytes or 0) - self._sampled_cache_bytes
         return max(0, footprint - self._process_limit_bytes)
 
     def _sampled(self) -> SystemMemory:
-        """The system's figures. Each sample of the footprint counts the freed buffers that MLX keeps at that moment."""
+        """The system's figures. Each sample of the footprint includes the freed buffers that MLX keeps then."""
         system = self._system()
         if system is not self._sample:
             self._sample, self._sampled_cache_bytes, self._is_new = system, mx.get_cache_memory(), True

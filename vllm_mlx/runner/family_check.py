@@ -1,4 +1,4 @@
-"""Proof at load that a vision family is served right: its results for two images are compared with mlx-vlm's own.
+"""Proves at load that a vision family is served right: its results for two images are compared with mlx-vlm's own.
 
 A video is compared too. If its results differ, videos are refused, and images are served.
 """
@@ -14,28 +14,20 @@ from ..core.errors import ModelLoadError, Unsupported, first_line, setting
 from ..core.faults import device_fault
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
 from .model import MultimodalModel
+from .model_types import facts_of
 from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays
 
 logger = logging.getLogger(__name__)
 
-# Cosines, since half precision rounds at every layer and differently for every shape; what is wrong is near 0.
+# Cosines, since half precision rounds at every layer and differently for every shape. Wrong results are near 0.
 _SAME_TOKEN = 0.9  # cosine of one token's features
 _SAME_LOGITS = 0.9  # cosine of one token's logits, computed in one chunk and in several
-# Shown to be right token by token, so that what half precision does to a probe of noise says nothing against them.
-_SHOWN = frozenset({
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
-    "gemma3", "gemma4", "pixtral", "mistral3",
-})  # fmt: skip
-_KNOWN_FAULTS = {
-    "gemma3": "Gemma 3 was trained to read an image in both directions. mlx-vlm, and so this server, reads it in one: "
-    "what is said of images may be less exact",
-}
 
 
 def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> None:
-    """`inputs`: the tensors of both images in one. Raises ModelLoadError where the results differ."""
+    """Compare the results. `inputs` are the tensors of both images in one. Raises ModelLoadError if they differ."""
     fault = media_fault(model, prompt, inputs)
-    if known := _KNOWN_FAULTS.get(model.module.config.model_type):
+    if known := facts_of(model.module.config.model_type).image_fault:
         logger.warning(known)
     if fault is not None:
         raise ModelLoadError(
@@ -45,7 +37,7 @@ def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[s
 
 
 def media_fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> str | None:
-    """Say how the results for a prompt's images or video differ from mlx-vlm's. `inputs`: the tensors of all media."""
+    """Say how the results for a prompt's media differ from mlx-vlm's. `inputs` are the tensors of all media."""
     try:
         fault = _difference(model, prompt, inputs)
     except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
@@ -88,7 +80,7 @@ def _compare_logits(model: MultimodalModel, seq: Sequence, ids: mx.array, whole:
     if cosines.min() > _SAME_LOGITS:
         return None
     fault = f"in chunks it computes something else (similarity {cosines.min():.3f})"
-    if model.module.config.model_type not in _SHOWN:
+    if not facts_of(model.module.config.model_type).images_shown:
         return fault
     logger.warning("Images or a video, tried at load: %s", fault)
     return None

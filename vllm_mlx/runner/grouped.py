@@ -1,9 +1,9 @@
-"""One forward pass over rows whose KV lies in groups: what a model is given in place of its KV caches.
+"""The objects that a model is given in place of its KV caches, if the KV of a forward pass's rows lies in groups.
 
 A model asks a cache for a mask, hands it the new keys and values, and passes what it gets back to
 `mx.fast.scaled_dot_product_attention`. Here it gets objects in place of arrays, for which that function runs once per
 group (`attention.by_groups`). A model that does anything else with them raises an error at load, when it is tried
-(`sharing.py`), and decodes each group in a forward pass of its own.
+(`proofs.py`), and decodes each group in a forward pass of its own.
 
 Latent attention multiplies positional queries with what it gets as values, and passes the product on as a mask. Here
 the product is with the identity matrix: the mask consists of these queries, and each group multiplies its own.
@@ -38,7 +38,7 @@ class GroupedKV:
     """Keys or values of one layer's groups, in place of one array."""
 
     def __init__(self, arrays: Sequence[mx.array], spans: Sequence["Span"], others: Sequence[mx.array] = ()):
-        """`others`: the values that belong to keys, which latent attention uses as positional keys."""
+        """`others` are the values that belong to keys. Latent attention uses them as positional keys."""
         self.arrays = arrays
         self._spans = spans
         self._others = others
@@ -109,7 +109,7 @@ class Span:
 
 
 class GroupedLayer:
-    """One layer's KV cache of a forward pass. It keeps nothing itself: the caches of the groups do."""
+    """One layer's KV cache of a forward pass. It keeps nothing itself: the KV lies in the caches of the groups."""
 
     def __init__(self, caches: Sequence[Any]):
         self._caches = caches
@@ -125,7 +125,7 @@ class GroupedLayer:
         self._spans, self.offset, self._idx = spans, offset, longest
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """None if no group needs a mask, as is usual: its rows are equally long, and have one new token each."""
+        """Return None if no group needs a mask, as is usual: its rows are equally long, and have one new token each."""
         if num_tokens != 1:
             raise ValueError(f"{num_tokens} tokens along the axis of tokens, not one")
         masks = tuple(

@@ -69,7 +69,7 @@ class Masks:
         return failed
 
     def words(self, seqs: list[Sequence]) -> Words | None:
-        """Return the mask of each row of a batch, or None if every row may sample any token."""
+        """The mask of each row of a batch. None if every row may sample any token."""
         constraints = {index: self._rows.get(seq.seq_id) for index, seq in enumerate(seqs)}
         bound = {index: row for index, row in constraints.items() if row is not None and row.is_bounding}
         if not bound:

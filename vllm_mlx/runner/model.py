@@ -1,4 +1,4 @@
-"""Loads a model, and runs it: tokens and caches in, logits out. mlx-lm runs texts, mlx-vlm also images."""
+"""Loads a model, and runs it: tokens and caches in, logits out. mlx-lm runs text, mlx-vlm also images."""
 
 import logging
 import time
@@ -22,9 +22,9 @@ from ..core.memory import ALLOCATION_STEP
 from ..core.sequence import MediaItem, Sequence
 from ..formats.remote_code import remote_code
 from .checkpoint import Checkpoint
-from .kernels import kernel_fault
 from .libraries import load_model as load_text_model
 from .libraries import make_prompt_cache
+from .model_types import TypeFacts, facts_of, kernel_fault
 from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
 
 logger = logging.getLogger(__name__)
@@ -41,16 +41,16 @@ class Model(ABC):
         mx.eval(layers.state_arrays(caches))
         self.footprint = footprint(caches, self._whole_sizes())
         self.can_batch = layers.can_batch(caches)
-        self.no_shared_forward: str | None = None  # why groups cannot share a forward pass; None: they can
+        self.no_shared_forward: str | None = None  # why groups cannot share a forward pass; None if they can
         self.resume_rule = snapshot.resume_rule(caches)
-        self.no_prefix_cache = snapshot.copy_fault(caches)  # why nothing is cached; None: prefixes are
+        self.no_prefix_cache = snapshot.copy_fault(caches)  # why nothing is cached; None if prefixes are
         self.is_recurrent = any(layers.is_recurrent(leaf) for leaf in layers.leaves(caches))
         # classes of the layers whose state is copied whole, at resume points only
         self.copied_whole = tuple(sorted({type(leaf).__name__ for leaf in layers.copied_whole(self.structure)}))
 
     @property
     def window(self) -> int | None:
-        """The window of sliding-window layers in tokens; None: the model has no such layers."""
+        """The window of sliding-window layers in tokens. None if the model has no such layers."""
         return None if self.resume_rule is None else self.resume_rule.window
 
     def refuse_prefix_cache(self, reason: str) -> None:
@@ -58,7 +58,7 @@ class Model(ABC):
         self.resume_rule, self.no_prefix_cache = None, reason
 
     def _whole_sizes(self) -> dict[int, int] | None:
-        """Bytes of the layers that are copied whole, of rows of two lengths. None: there are no such layers."""
+        """Bytes of the layers that are copied whole, of rows of two lengths. None if there are no such layers."""
         if not layers.copied_whole(self.structure):
             return None
         caches, sizes = self.new_caches(), {}
@@ -69,7 +69,7 @@ class Model(ABC):
 
     @property
     def media(self) -> MediaCache[Features] | None:
-        """The cache of image features; None for a model that takes no images."""
+        """The cache of image features. None for a model that takes no images."""
         return None
 
     @abstractmethod
@@ -100,7 +100,7 @@ class TextModel(Model):
 
     def __init__(self, module: Any):
         super().__init__(module)
-        if getattr(module, "model_type", None) == "afm7":  # turns queries by the width of a batch, padding included
+        if facts_of(getattr(module, "model_type", None)).no_batch_in == "mlx-lm":
             self.can_batch = False
 
     def new_caches(self) -> LayerCaches:
@@ -123,10 +123,8 @@ class TextModel(Model):
 class MultimodalModel(Model):
     """An mlx-vlm checkpoint, whose language model is given every row's positions and features.
 
-    Text alone and text with images take the same path.
-
-    Without positions, mlx-vlm reuses those of the last call, kept on the language model. So for a family that places
-    images in a grid every call passes positions, and none are kept.
+    Text alone and text with images take the same path. Without positions, mlx-vlm would reuse those of the last call,
+    which it keeps. So every call passes positions, if the family places images in a grid.
     """
 
     def __init__(self, module: Any):
@@ -134,7 +132,7 @@ class MultimodalModel(Model):
         self.has_grid = hasattr(self._language, "get_rope_index")
         self._cache: MediaCache[Features] = MediaCache(0)  # the scheduler sets its size
         super().__init__(module)
-        if _text_type(module.language_model) == "mistral4":  # scales a batch by the position of its first row
+        if _text_facts(module.language_model).no_batch_in == "mlx-vlm":
             self.can_batch = False
 
     @property
@@ -180,7 +178,7 @@ class MultimodalModel(Model):
         return self._run(tokens[:, None], caches, in_grid)[:, -1]
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
-        """What the language model takes beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
+        """The language model's inputs beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
         merged = self.module.get_input_embeddings(tokens).to_dict()
         embeddings, position, cuts = merged["inputs_embeds"][0], 0, []
         parts = []
@@ -213,7 +211,7 @@ class MultimodalModel(Model):
         return features
 
     def items_in_grid(self, seq: Sequence) -> list[MediaItem]:
-        """The row's media that form grids; none for a family without grids."""
+        """The row's media that form grids. A family without grids has none."""
         return [item for item in seq.prompt.media if item.layout is not None] if self.has_grid else []
 
     def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
@@ -225,21 +223,21 @@ class MultimodalModel(Model):
 
 
 def _language_model(language: Any) -> Any:
-    """The language model that runs: mlx-vlm's, or another on its weights."""
-    is_scaled = _text_type(language) == "ministral3" and not language.config.use_qk_norm
+    """The language model that runs: mlx-vlm's, or mlx-lm's on the same weights."""
+    is_scaled = _text_facts(language).text_by_mlx_lm and not language.config.use_qk_norm
     return _Ministral3(language) if is_scaled else language
 
 
-def _text_type(language: Any) -> str | None:
-    """The `model_type` of a language model. Not every family keeps it."""
-    return getattr(getattr(language, "config", None), "model_type", None)
+def _text_facts(language: Any) -> TypeFacts:
+    """What is known of the type of a language model. Not every family keeps its type."""
+    return facts_of(getattr(getattr(language, "config", None), "model_type", None))
 
 
 class _Ministral3:
     """mlx-lm's model of Ministral 3, on the weights of mlx-vlm's.
 
-    mlx-vlm's scales the attention of a batch by the position of its first row, and waits for that number in each step
-    (mlx_vlm/models/mistral3/language.py). mlx-lm's scales each row by its own position.
+    mlx-vlm's model scales the attention of a batch by the position of its first row, and waits for that number in each
+    step (mlx_vlm/models/mistral3/language.py). mlx-lm's model scales each row by its own position.
     """
 
     def __init__(self, language: Any):

@@ -1,11 +1,11 @@
 """Carries out step plans on the device. It owns every row's state and decides nothing.
 
 Decode runs one step ahead of reading: the forward pass of a step is launched on the unread samples of the previous
-step, which are read while the device works. So the device works while Python does its part of a step. Where a token
-must be read before the next is drawn, the forward pass starts alone, and the drawing waits for the masks. Where a
-token that was read turns out to restrict the next, which was drawn already, that one is drawn again.
+step, which are read while the device works. So the device works while Python does its part of a step. If a token must
+be read before the next is sampled, the forward pass starts alone, and sampling waits for the masks. If a token
+activates a mask after the next token was sampled, that token is sampled again.
 
-A device fault is everyone's: it leaves `decode` and `prefill` as an error, and nothing of them is reported or stored.
+A device fault concerns all rows: `decode` or `prefill` raises it, and no result of the call is reported or stored.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Runner:
         watch: DeviceWatch,
         prefill_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
-        """`prefill_context`: entered while the graph of a chunk is built."""
+        """`prefill_context` is entered while the graph of a chunk is built."""
         self._prefill_context = prefill_context
         self._model = model
         self._watch = watch
@@ -71,7 +71,7 @@ class Runner:
 
     @property
     def media(self) -> MediaCache[Features] | None:
-        """The cache of image features; None for a model that takes no images."""
+        """The cache of image features. None for a model that takes no images."""
         return self._model.media
 
     def live_bytes(self) -> int:
@@ -80,10 +80,9 @@ class Runner:
         return prefilled + sum(batch.nbytes for batch in self._batches)
 
     def decode(self, plan: StepPlan) -> StepOutput:
-        """Let leaving rows go, restore rows, launch one forward pass for all groups but the isolated ones,
-        and return the samples of the previous launch.
+        """Let leaving rows go, restore rows, and launch one forward pass for all groups but the isolated ones.
 
-        If the plan has prefill, wait for the new samples too, because they would be late after it.
+        Returns the samples of the previous launch, and the new ones too if prefill follows, which would delay them.
         """
         fences = _RowFences()
         snapshots = self._let_go(plan)
@@ -171,7 +170,7 @@ class Runner:
         return batch.launch(keeps_logits=self._masks.has_any(batch.seqs))
 
     def _redraw(self, launched: Iterable[Batch], fences: "_RowFences") -> None:
-        """Draw again where a token that was read meanwhile restricts the next one, which was drawn already."""
+        """Sample again if a token that was read meanwhile restricts the next one, which was sampled already."""
         for batch in launched:
             if batch in self._batches and self._masks.bind(batch.seqs):
                 self._in_flight = [drawn for drawn in self._in_flight if drawn.seqs is not batch.seqs]
@@ -220,14 +219,14 @@ class Runner:
             mx.synchronize()
 
     def _drain(self) -> None:
-        """Wait for the device, and forget the error of work whose results are dropped."""
+        """Wait for the device, and ignore the error of work whose results are dropped."""
         with suppress(RuntimeError):
             mx.synchronize()
 
     def _run_chunk(self, chunk: PrefillChunk, fences: "_RowFences") -> float | None:
-        """Run a chunk. Returns its seconds; None if the row has failed, or if the device had no memory for the chunk.
+        """Run a chunk. Returns its seconds, or None if the row has failed or the device had no memory for the chunk.
 
-        Nothing else is in flight, so that a lack of memory concerns this chunk alone.
+        Nothing else is in flight, so a lack of memory concerns this chunk alone.
         """
         try:
             return fences.run([chunk.seq], partial(self._prefill_chunk, chunk))
@@ -255,7 +254,7 @@ class Runner:
         return time.perf_counter() - start
 
     def _let_go(self, plan: StepPlan) -> list[Snapshot]:
-        """Let the leaving rows go, one after the other. What the cache lacks of a row replaces the row's buffers.
+        """Let the leaving rows go, one after the other. The state that the cache lacks replaces a row's buffers.
 
         A row that shares buffers with others, or returns in this step, stays in its batch until batches are arranged.
         """
@@ -270,7 +269,7 @@ class Runner:
         return snapshots
 
     def _take_out(self, seq_id: int, returning: Collection[int]) -> leaving.OwnRow | None:
-        """Take a row out that leaves, if no other row lies in its buffers."""
+        """Take out a row that leaves, if no other row lies in its buffers. Returns None if one does."""
         if (caches := self._prefilled.pop(seq_id, None)) is not None:
             return (*layers.split(caches), 0)
         batch = next((batch for batch in self._batches if seq_id in batch.seq_ids), None)
@@ -281,7 +280,7 @@ class Runner:
         return batch.take_out(seq_id)
 
     def _capture(self, capture: Capture, row: leaving.OwnRow | None = None) -> Snapshot | None:
-        """Copy a row's state. `row`: what was taken out. None if that fails: the row goes on, and nothing is stored."""
+        """Copy the state of a row, or of `row` if it was taken out. Returns None if that fails: nothing is stored."""
         span, window = (capture.row_length, capture.start, capture.end), self._model.window
         with _cache_fence():
             if row is not None:
@@ -299,7 +298,7 @@ class Runner:
         return fence.error is None
 
     def _view(self, seq_id: int, length: int) -> snapshot.RowView | None:
-        """View a row's state. None if there is no such row."""
+        """View a row's state. Returns None if there is no such row."""
         if seq_id in self._prefilled:
             kv, states = layers.split(self._prefilled[seq_id])
             return snapshot.view(kv, 0, states, 0, length)
@@ -351,7 +350,7 @@ def _cache_fence() -> RowFence:
 
 
 class _RowFences:
-    """Fences the device work of rows. A failure ends the row if there is one, or makes all of several rows suspects."""
+    """Fences the device work of rows. A failure ends a single row, and makes all rows suspects if there are several."""
 
     def __init__(self) -> None:
         self.failed: list[tuple[int, VLLMMLXError]] = []
@@ -362,7 +361,7 @@ class _RowFences:
         with RowFence("rows outside the batch whose device work failed") as fence:
             try:
                 return work()
-            except RequestError as error:  # no failure of the server: an image that changed at its address
+            except RequestError as error:  # not a failure of the server: an image changed at its address
                 self.failed += [(seq.seq_id, error) for seq in seqs]
                 return None
         if len(seqs) == 1:

@@ -57,7 +57,7 @@ class Sampler:
     ) -> Sampled:
         """Sample from `logits: (rows, vocab)` after feeding `fed: (rows,)`, which every sequence's progress counts.
 
-        `words` are the masks of the rows, which override everything else. None: every token is allowed.
+        `words` are the masks of the rows, which override everything else. If None, every token is allowed.
         `keeps_logits`: `sample_again` may follow.
         """
         adjusted = logits
@@ -71,7 +71,7 @@ class Sampler:
         return self._sample(adjusted, logits, words)
 
     def sample_again(self, words: Words) -> Sampled:
-        """Repeat the last draw with masks that were not known then."""
+        """Repeat the last draw with masks that were not known at that time."""
         assert self._last is not None, "the last draw kept its logits"
         return self._sample(*self._last, words)
 
@@ -146,7 +146,7 @@ def _bias(seqs: list[Sequence], vocab_size: int) -> mx.array | None:
     return mx.array(bias)
 
 
-# What follows is compiled: MLX runs element-wise operations that follow each other as one kernel. Only another type of
+# The functions below are compiled: MLX runs successive element-wise operations as one kernel. Only another type of
 # logits makes it compile again, because every value is an input, and the functions fix no shape.
 
 

@@ -1,6 +1,6 @@
 """The inputs of a vision checkpoint's language model besides ids: features of images and videos, positions, masks.
 
-Knows no cache and no batch.
+It knows neither caches nor batches.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from ..cache.layers import complete
 from ..core.errors import Unsupported
 from ..core.sequence import EncoderInputs, MediaItem
 
-# What a family's merged inputs may hold. We compute positions ourselves, and no mask reaches a decoder.
+# Names that a family's merged inputs may have. We compute positions ourselves, and no mask reaches a decoder.
 KNOWN_INPUTS = frozenset({
     "inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs",
     "position_ids", "rope_deltas", "attention_mask_4d",
@@ -39,8 +39,8 @@ class Features:
 def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
     """Run the vision encoder of an mlx-vlm model on one image or piece of a video. The result is evaluated.
 
-    `token_ids`: the item's. The family's own merging runs on these tokens alone, so that it treats the image as it
-    always does.
+    `token_ids` are those of the item. The family's own merging runs on them alone, so that it treats the image as
+    usual.
     """
     ids = mx.array([token_ids])
     merged = module.get_input_embeddings(ids, **input_arrays(item.inputs), mask=mx.ones(ids.shape, mx.int32)).to_dict()
@@ -102,7 +102,7 @@ class ImageMask:
     """
 
     def __init__(self, cache: Any, images: Iterable[tuple[int, int]], start: int):
-        """`images`: their (start, end) in the row; `start`: the chunk's first position."""
+        """`images` are given by their (start, end) in the row. `start` is the chunk's first position."""
         self._cache = cache
         self._images = tuple(images)
         self._start = start

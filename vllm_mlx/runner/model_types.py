@@ -1,0 +1,100 @@
+"""What is known of models by their `model_type`, and from config.json, before the load. Pure: asks no device.
+
+`cache/layers.py` knows models by the classes of their caches, and `media/renderers.py` knows which image processors it
+replaces.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..core.errors import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeFacts:
+    """The defaults are those of a type of which nothing is known."""
+
+    no_batch_in: Literal["mlx-lm", "mlx-vlm"] | None = None  # the library that computes rows in a batch wrong
+    text_by_mlx_lm: bool = False  # mlx-lm's language model runs on the weights of mlx-vlm's
+    has_ssm_kernel: bool = False
+    images_shown: bool = False  # images were shown to be right, token by token, whatever a probe of noise gives
+    image_fault: str | None = None  # for a warning: what mlx-vlm does wrong with images
+
+
+_SHOWN = TypeFacts(images_shown=True)
+_SSM = TypeFacts(has_ssm_kernel=True)
+_UNKNOWN = TypeFacts()
+_TYPES = {
+    "afm7": TypeFacts(no_batch_in="mlx-lm"),  # turns queries by the width of a batch, padding included
+    "mistral4": TypeFacts(no_batch_in="mlx-vlm"),  # scales a batch by the position of its first row
+    "ministral3": TypeFacts(text_by_mlx_lm=True),
+    "gemma3": TypeFacts(
+        images_shown=True,
+        image_fault="Gemma 3 was trained to read an image in both directions. mlx-vlm, and so this server, reads it in "
+        "one: what is said of images may be less exact",
+    ),
+    "gemma4": _SHOWN,
+    "mistral3": _SHOWN,
+    "pixtral": _SHOWN,
+    "qwen2_vl": _SHOWN,
+    "qwen2_5_vl": _SHOWN,
+    "qwen3_vl": _SHOWN,
+    "qwen3_vl_moe": _SHOWN,
+    "qwen3_5": _SHOWN,
+    "qwen3_5_moe": _SHOWN,
+    "falcon_h1": _SSM,
+    "granitemoehybrid": _SSM,
+    "mamba2": _SSM,
+    "nemotron_h": _SSM,
+    "plamo2": _SSM,
+    "plamo2vl": _SSM,
+}
+_SIMD = 32  # threads among which a kernel divides the state of a head, without a remainder
+_SSM_WIDTHS = ("mamba_d_state", "ssm_state_size", "state_size")
+_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
+_MOST_ROWS = 32_767  # rows of a product of experts whose bounds fit the kernel's 16-bit numbers
+_TILE = 64  # rows
+
+
+def facts_of(model_type: str | None) -> TypeFacts:
+    return _TYPES.get(model_type or "", _UNKNOWN)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model."""
+    return config.get("text_config") or config
+
+
+def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool) -> str | None:
+    """Say why MLX's Metal kernels compute this model wrong, without an error, and what to do.
+
+    Returns None if they compute it right, as the CPU does for all models. Sources: mlx_lm/models/ssm.py,
+    mlx_vlm/models/qwen3_5/gated_delta.py.
+    """
+    text = text_config(config)
+    if facts_of(str(text.get("model_type")).removesuffix("_text")).has_ssm_kernel:
+        width = next((text[key] for key in _SSM_WIDTHS if isinstance(text.get(key), int)), _SIMD)
+        if width % _SIMD:
+            return (
+                f"the state of its recurrent layers is {width} wide. MLX's kernel takes multiples of {_SIMD} and would "
+                "ignore other states. Use another checkpoint."
+            )
+    width = text.get("linear_key_head_dim")
+    if by_mlx_vlm and isinstance(width, int) and width % _SIMD:
+        return (
+            f"the heads of its linear attention are {width} wide. mlx-vlm's kernel takes multiples of {_SIMD} and "
+            f"would ignore a part of the state. Serve it with {setting('text_only')}: mlx-lm uses no kernel then."
+        )
+    return None
+
+
+def longest_chunk(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest prefill chunk that the kernel for a mixture of experts computes right on an M5.
+
+    Its rows are the chunk's tokens, once for each expert of a token. Returns None if the model has no experts. Source:
+    backend/metal/kernels/quantized_nax.h in MLX.
+    """
+    text = text_config(config)
+    experts = next((text[key] for key in _EXPERTS if isinstance(text.get(key), int) and text[key] > 0), None)
+    return None if experts is None else _MOST_ROWS // experts // _TILE * _TILE

@@ -1,0 +1,169 @@
+"""Proofs at load: which rows can share a batch or a forward pass, and whether a row can resume from a copy.
+
+The first ones show which families use keys, values or masks in a way of their own (`grouped.py`). A group of one row
+has no mask, one of unlike rows has one. Three rows in groups are compared with the same rows merged, whose products
+have the same kernels, and where that shows a difference, with each row alone: a mixture of experts may choose others
+for it.
+
+The last one concerns models with layers whose state is copied whole, because this server does not know their classes.
+A row is copied and goes on; then a new one goes on from the copy, and a third computes everything. All must agree.
+"""
+
+import logging
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+
+import mlx.core as mx
+
+from ..cache import layers, snapshot
+from ..cache.node import Piece
+from ..core.errors import first_line
+from ..core.faults import device_fault
+from ..core.sequence import PromptInputs, Sequence, TokenSampling
+from .batch import Batch, Group, regroup
+from .model import Model
+
+logger = logging.getLogger(__name__)
+
+_GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
+_LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # what libraries raise
+_SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
+_SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
+_COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
+
+
+def prove_rows(model: Model) -> None:
+    """Note in the model what its rows cannot do."""
+    model.no_shared_forward = sharing_fault(model)
+    if model.can_batch and model.no_shared_forward is not None and (fault := batching_fault(model)) is not None:
+        logger.warning("Every row decodes alone: in a batch, %s", fault)
+        model.can_batch = False
+        model.no_shared_forward = sharing_fault(model)
+    if (fault := resume_fault(model)) is not None:
+        model.refuse_prefix_cache(fault)
+
+
+def sharing_fault(model: Model) -> str | None:
+    """Say why rows of different groups cannot share a forward pass. Returns None if they can."""
+    if not model.can_batch:
+        return "rows of this model cannot share a batch"
+    try:
+        together = _logits(model, _GROUPS)
+        if _equals_merged(model, together):
+            return None
+        alone = mx.concatenate([_logits(model, [[num_tokens]]) for lengths in _GROUPS for num_tokens in lengths])
+        likeness = _least_cosine(alone, together)
+    except _LIBRARY_ERRORS as error:
+        if device_fault(error) is not None:
+            raise
+        logger.info("Rows cannot share a forward pass: %s: %s", type(error).__name__, first_line(error, 200))
+        return "its layers compute attention in a way of their own"
+    return None if likeness >= _SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+
+
+def _equals_merged(model: Model, together: mx.array) -> bool:
+    """Whether three rows in groups have the same logits as in one batch cache, as the library computes them."""
+    reason, model.no_shared_forward = model.no_shared_forward, "it is being tried"
+    try:
+        rows = [_row(model, num_tokens) for lengths in _GROUPS for num_tokens in lengths]
+        merged = _gathered(
+            rows, regroup([group for row in rows for group in row.groups], [{row.seq_ids[0] for row in rows}])
+        )
+        logits = mx.stack([merged.forward(), merged.forward()], axis=1).astype(mx.float32)
+        return _least_cosine(logits, together) >= _SAME_KERNELS
+    except _LIBRARY_ERRORS as error:
+        if device_fault(error) is not None:
+            raise
+        return False
+    finally:
+        model.no_shared_forward = reason
+
+
+def batching_fault(model: Model) -> str | None:
+    """Say why rows of different lengths cannot share a batch. Returns None if they can."""
+    try:
+        rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0]]
+        merged = regroup([group for row in rows for group in row.groups], [{-num_tokens for num_tokens in _GROUPS[0]}])
+        together = _gathered(rows, merged).forward()
+        alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
+        likeness = _least_cosine(mx.concatenate(alone), together)
+    except _LIBRARY_ERRORS as error:
+        if device_fault(error) is not None:
+            raise
+        return f"{type(error).__name__}: {first_line(error, 200)}"
+    return None if likeness >= _SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+
+
+def resume_fault(model: Model) -> str | None:
+    """Say why no row can resume from a copy of another. Returns None if it can, or if no layer is copied whole."""
+    if not model.copied_whole or model.resume_rule is None:
+        return None
+    names = ", ".join(model.copied_whole)
+    try:
+        likeness = _likeness(model)
+    except (*_LIBRARY_ERRORS, snapshot.DamagedSnapshot) as error:
+        if device_fault(error) is not None:
+            raise
+        logger.info("No row can resume: %s: %s", type(error).__name__, first_line(error, 200))
+        return f"a copy of its state ({names}) cannot be used"
+    if likeness >= _SAME_LOGITS:
+        return None
+    return f"a row that resumes from a copy of its state ({names}) differs from one that computes it"
+
+
+def _likeness(model: Model) -> float:
+    seq, row = _probe(model, _LENGTH), model.new_caches()
+    _run(model, seq, row, 0, _COPIED)
+    kv, states = layers.split(row)
+    view = snapshot.view(kv, 0, states, 0, _COPIED)
+    segment, window_start, state = snapshot.capture(view, 0, _COPIED, model.window)
+    own = _run(model, seq, row, _COPIED, _LENGTH)
+    piece = Piece(segment=segment, start=0, end=_COPIED, window_start=window_start, take=_COPIED)
+    restored = model.new_caches()
+    snapshot.restore(restored, [piece], state, length=_COPIED, capacity=_LENGTH)
+    logits = [own, _run(model, seq, restored, _COPIED, _LENGTH), _run(model, seq, model.new_caches(), 0, _LENGTH)]
+    last = mx.stack([array[0, -2:].astype(mx.float32) for array in logits])
+    return _least_cosine(last[1:], last[:1])
+
+
+def _run(model: Model, seq: Sequence, caches: layers.LayerCaches, start: int, end: int) -> mx.array:
+    """The logits of a chunk and of the token after it, which is fed alone: (1, n, vocab)."""
+    logits = [model.prefill(seq, low, high, caches) for low, high in ((start, end - 1), (end - 1, end))]
+    layers.leave_window(caches)
+    layers.complete(*logits, layers.state_arrays(caches))
+    return mx.concatenate(logits, axis=1)
+
+
+def _probe(model: Model, num_tokens: int) -> Sequence:
+    """A sequence that the proofs run, with one token more than `num_tokens`."""
+    prompt = PromptInputs(token_ids=tuple(31 * num_tokens * k % model.vocab_size for k in range(num_tokens + 1)))
+    return Sequence(seq_id=-num_tokens, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
+
+
+def _row(model: Model, num_tokens: int) -> Batch:
+    """Make a row that has one token left to feed."""
+    seq = _probe(model, num_tokens)
+    seq.num_computed_tokens = num_tokens + 1
+    caches = model.new_caches()
+    model.prefill(seq, 0, num_tokens, caches)
+    layers.complete(layers.state_arrays(caches))
+    return Batch.of_row(model, seq, caches, num_tokens)
+
+
+def _logits(model: Model, lengths: Rows[Rows[int]]) -> mx.array:
+    """Two forward passes: each row a group, then in groups of rows of these lengths -> `(rows, 2, vocab)`."""
+    rows = [_row(model, num_tokens) for group in lengths for num_tokens in group]
+    single = _gathered(rows, [group for row in rows for group in row.groups])
+    first = single.forward()
+    merged = regroup(single.groups, [{-num_tokens for num_tokens in group} for group in lengths])
+    return mx.stack([first, _gathered([single], merged).forward()], axis=1).astype(mx.float32)
+
+
+def _gathered(batches: Iterable[Batch], groups: list[Group]) -> Batch:
+    return Batch.gather(groups, {key: (batch, at) for batch in batches for at, key in enumerate(batch.seq_ids)})
+
+
+def _least_cosine(a: mx.array, b: mx.array) -> float:
+    norms = mx.linalg.norm(a, axis=-1) * mx.linalg.norm(b, axis=-1)
+    least: float = mx.min((a * b).sum(axis=-1) / norms).item()  # type: ignore[assignment]
+    return least
