@@ -149,7 +149,7 @@ def _program(row: Client) -> str:
     if not row.program:
         raise CommandFailed(
             f"launch cannot start {row.title}, which takes its models from its own settings only: --print prints the "
-            "entry for them."
+            "entry to copy."
         )
     program = shutil.which(row.program)
     if program is None:
