@@ -35,12 +35,3 @@ def test_together_they_hold_about_twice_the_limit_at_most(steps: list[tuple[str,
         elif has_room(held, tenant, 1, 12):
             held[tenant] += 1
         assert sum(held.values()) <= 12 + 12 // 2 + 12 // 3 + 12 // 4
-
-
-def test_shares_are_in_proportion_to_priorities() -> None:
-    priorities = {"ann": 3, "ben": 1}
-    for first, second in (("ann", "ben"), ("ben", "ann")):
-        held = Counter({first: 40})
-        while has_room(held, second, 1, 40, priorities):
-            held[second] += 1
-        assert held[second] == 10 * priorities[second]

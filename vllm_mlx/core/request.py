@@ -245,7 +245,6 @@ class Request:
     keeps_reasoning: bool | None = None  # in the prefix cache, for any next turn; None: as the server is set
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
-    priority: int = 1  # the priority of that key
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission
 
     def __post_init__(self) -> None:

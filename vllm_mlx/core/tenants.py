@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,11 +11,10 @@ class APIKey:
     name: str
     secret: str = field(repr=False)
     is_admin: bool = False  # may see, cancel and clear what belongs to others
-    priority: int = 1  # how many times the share of a key of priority 1 its holder gets
 
 
 def unnamed_keys(secrets: Iterable[str], *, taken: Iterable[str] = ()) -> tuple[APIKey, ...]:
-    """Named `key1`, `key2` and so on; names in `taken` are left out."""
+    """Name the keys `key1`, `key2` and so on, without the names in `taken`."""
     used = set(taken)
     keys: list[APIKey] = []
     number = 0
@@ -28,17 +26,13 @@ def unnamed_keys(secrets: Iterable[str], *, taken: Iterable[str] = ()) -> tuple[
     return tuple(keys)
 
 
-def has_room(
-    held: Mapping[str, int], tenant: str, amount: int, limit: int, priorities: Mapping[str, int] = MappingProxyType({})
-) -> bool:
-    """Whether `tenant` may take `amount` more of `limit`; `held`: what each tenant has of it now.
+def has_room(held: Mapping[str, int], tenant: str, amount: int, limit: int) -> bool:
+    """Whether `tenant` may take `amount` more of `limit`, if each tenant has the amount in `held` now.
 
-    One tenant alone may take everything. If others have filled it, a tenant may still take its share: all together may
-    then hold more than `limit` until the others have given back what is above their share. Shares are in proportion to
-    `priorities`, which are 1 for tenants that are not named.
+    One tenant alone may take everything. If others have filled it, a tenant may still take its equal share. Together all
+    may then hold more than `limit`, until the others have given back the part above their share.
     """
     if sum(held.values()) + amount <= limit:
         return True
     active = {name for name, num in held.items() if num} | {tenant}
-    total = sum(priorities.get(name, 1) for name in active)
-    return held.get(tenant, 0) + amount <= limit * priorities.get(tenant, 1) // total
+    return held.get(tenant, 0) + amount <= limit // len(active)

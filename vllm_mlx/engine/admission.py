@@ -43,7 +43,6 @@ class AdmissionQueue:
         self._max_request_s = config.max_request_s
         self._running_replies = running_replies
         self._preparing: Counter[str] = Counter()  # replies whose prompts are being prepared, by tenant
-        self._priorities: dict[str, int] = {}  # by tenant
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
         self._refusals = Refusals()
         self.num_refused = 0
@@ -57,9 +56,8 @@ class AdmissionQueue:
         tenant, replies = request.tenant, self._running_replies()
         held = Counter(self._preparing)
         held.update(reply.tenant for reply in replies)
-        self._priorities[tenant] = request.priority
         is_first = not held[tenant] and (num_choices == 1 or not replies)
-        if not is_first and not has_room(held, tenant, num_choices, self._max_open, self._priorities):
+        if not is_first and not has_room(held, tenant, num_choices, self._max_open):
             error = self._refusal(replies)
             await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
             raise error
