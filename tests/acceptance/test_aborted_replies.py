@@ -65,8 +65,7 @@ async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> i
     """Stored tokens that one of these requests begins with."""
     prompts = [pack(engine.processor.prepare(each).prompt.token_ids) for each in requests]
     space = left.entries[0].space
-    find = engine._thread.inspect(lambda each: max(each.cache_tree.common_length(space, key) for key in prompts))
-    return await asyncio.wrap_future(find)
+    return await engine.ask(lambda loaded: max(loaded.cache_tree.common_length(space, key) for key in prompts))
 
 
 @row("S1-10")

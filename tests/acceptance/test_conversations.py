@@ -153,8 +153,8 @@ def test_thoughts_that_the_template_strips_leave_nothing_behind(
         agent.messages.append(user("And now?"))
         prompt = engine.processor.prepare(agent.request()).prompt.token_ids
         space = entries[0].space
-        common = engine._thread.inspect(lambda each: each.cache_tree.common_length(space, pack(prompt)))
-        return sum(entry.end - entry.start for entry in entries), await asyncio.wrap_future(common)
+        common = await engine.ask(lambda loaded: loaded.cache_tree.common_length(space, pack(prompt)))
+        return sum(entry.end - entry.start for entry in entries), common
 
     stored, reachable = asyncio.run(run())
     assert stored == reachable
