@@ -1,7 +1,7 @@
 """Responses that outlive their HTTP request: stored for later turns, or made in the background."""
 
 import asyncio
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +9,7 @@ from ..api.replies import ReplyFold
 from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
 from ..core.errors import VLLMMLXError
+from ..core.lru import LRU
 from ..disk.kept import Journal, Restored
 from .log import RequestRecord, error_of
 from .streaming import Submission, feed_all, for_client
@@ -33,11 +34,8 @@ class ResponseStore:
         """`journal` keeps the responses for the next start, as those of `tenant`."""
         self._journal = journal
         self._tenant = tenant
-        self._max_responses = max_responses
-        self._max_bytes = max_bytes
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest use first
+        self._responses: LRU[str, StoredResponse] = LRU(max_bytes, max_responses)
         self._items: dict[str, Mapping[str, Any]] = {}  # items of replies, by id
-        self._num_bytes = 0
 
     def put(self, response: StoredResponse) -> None:
         """Store a response in place of its earlier state, and evict others if there is no room."""
@@ -62,35 +60,35 @@ class ResponseStore:
                 self._chain(response.response_id)
 
     def _put(self, response: StoredResponse) -> None:
-        self._remove(response.response_id)
-        self._responses[response.response_id] = response
-        self._items.update((item["id"], item) for item in response.output)
-        self._num_bytes += response.num_bytes
-        while self._responses and (len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes):
-            self.remove(next(iter(self._responses)))
+        if (earlier := self._responses.pop(response.response_id)) is not None:
+            self._forget_items(earlier)
+        for evicted_id, evicted in self._responses.put(response.response_id, response, response.num_bytes):
+            self._forget(evicted_id, evicted)
+        if response.response_id in self._responses:
+            self._items.update((item["id"], item) for item in response.output)
 
     def changed(self, response_id: str) -> None:
         """Keep the present state of a response whose reply was changed."""
-        if response_id in self._responses:
-            self.put(self._responses[response_id])
+        if (response := self.get(response_id)) is not None:
+            self.put(response)
 
     def get(self, response_id: str) -> StoredResponse | None:
         return self._responses.get(response_id)
 
     def remove(self, response_id: str) -> bool:
-        was_stored = self._remove(response_id)
-        if was_stored and self._journal is not None:
-            self._journal.drop([response_id])
-        return was_stored
+        removed = self._responses.pop(response_id)
+        if removed is not None:
+            self._forget(response_id, removed)
+        return removed is not None
 
-    def _remove(self, response_id: str) -> bool:
-        removed = self._responses.pop(response_id, None)
-        if removed is None:
-            return False
-        self._num_bytes -= removed.num_bytes
-        for item in removed.output:
+    def _forget(self, response_id: str, response: StoredResponse) -> None:
+        self._forget_items(response)
+        if self._journal is not None:
+            self._journal.drop([response_id])
+
+    def _forget_items(self, response: StoredResponse) -> None:
+        for item in response.output:
             self._items.pop(item["id"], None)
-        return True
 
     def item(self, item_id: str) -> Mapping[str, Any] | None:
         return self._items.get(item_id)
@@ -104,7 +102,8 @@ class ResponseStore:
 
     def input_of(self, response_id: str) -> Sequence[Mapping[str, Any]]:
         """Return the input of this response, after the earlier conversation if that is still stored."""
-        response = self._responses[response_id]
+        response = self.get(response_id)
+        assert response is not None, "the caller has found it"
         earlier = self.conversation(response.previous_id) if response.previous_id else None
         return [*(earlier or ()), *response.input]
 
@@ -118,10 +117,9 @@ class ResponseStore:
                 return None
             chain.append(response)
             current = response.previous_id
-        chain.reverse()
-        for response in chain:
-            self._responses.move_to_end(response.response_id)
-        return chain
+        for response in reversed(chain):
+            self.get(response.response_id)  # an earlier response counts as used before those that continue it
+        return chain[::-1]
 
 
 class ResponseStores:
