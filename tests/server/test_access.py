@@ -238,8 +238,9 @@ def test_a_base_url_that_is_slightly_wrong_is_told(path: str, meant: str | None)
     assert meant is None or f"Did you mean {meant}?" in said
 
 
-def test_a_compressed_body_is_refused_as_that() -> None:
+@pytest.mark.parametrize("body", [b"\x1f\x8b\x08", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}'])
+def test_a_body_with_a_content_encoding_is_refused_as_that(body: bytes) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     with serving(FakeEngine()) as server, server.http() as client:
-        answer = client.post("/v1/messages", content=b"\x1f\x8b\x08", headers=headers)
-    assert answer.status_code == 415 and "compressed" in answer.json()["error"]["message"]
+        answer = client.post("/v1/messages", content=body, headers=headers)
+    assert answer.status_code == 415 and "Content-Encoding" in answer.json()["error"]["message"]
