@@ -176,7 +176,7 @@ def refuse_connection(limits: ConnectionLimits, scope: Scope) -> Response | None
     if state.get("header_bytes", 0) > limits.max_header_bytes:
         response = http_error(scope["path"], 431, too_long(limits.max_header_bytes))
     elif state.get("num_connections", 0) > limits.max_connections and scope["path"] not in OPEN_PATHS:
-        message = f"The server holds {limits.max_connections} connections already ({setting('max_connections')})."
+        message = f"The server has {limits.max_connections} connections, the maximum ({setting('max_connections')})."
         response = respond(envelope_of(scope["path"]).error(TooManyRequests(message, retry_after_s=BUSY_S)))
     else:
         return None

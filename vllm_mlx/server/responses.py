@@ -195,7 +195,7 @@ def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:
         raise InvalidParameter(f"The response `{shown(previous_id)}` has not ended yet.", param="previous_response_id")
     if conversation is None:
         raise InvalidParameter(
-            f"The response `{shown(previous_id)}` is not stored here, or no longer. Send the complete input instead.",
+            f"The response `{shown(previous_id)}` is not stored here. Send the complete input instead.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
