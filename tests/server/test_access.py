@@ -238,7 +238,7 @@ def test_a_base_url_that_is_slightly_wrong_is_told(path: str, meant: str | None)
     assert meant is None or f"Did you mean {meant}?" in said
 
 
-@pytest.mark.parametrize("body", [b"\x1f\x8b\x08", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}'])
+@pytest.mark.parametrize("body", [b"\x1f\x8b\x08", b'{"messages": [{"role": "user", "content": "hi"}]}'])
 def test_a_body_with_a_content_encoding_is_refused_as_that(body: bytes) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     with serving(FakeEngine()) as server, server.http() as client:
