@@ -17,10 +17,7 @@ from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import check_parsers, reply_formats
 from ..runner.attention import memory_saving
-from ..runner.calibrate import ImageCost
-from ..prompt.reply_formats import reply_formats
-from ..runner.attention import assumed, can_force, memory_saving, score_bytes
-from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images, warm_up
+from ..runner.calibrate import ImageCost, warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import (
     DeviceWatch,
@@ -29,10 +26,6 @@ from ..runner.device import (
     max_stored_buffers,
 )
 from ..runner.model import Model, MultimodalModel
-from ..runner.family_check import check_family, media_fault
-from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
-from ..runner.model_types import longest_chunk
-from ..runner.proofs import prove_rows
 from ..runner.runner import Runner
 from ..scheduler.image_planner import ImagePlanner
 from ..scheduler.prefill_pacer import PrefillPacer

@@ -21,9 +21,9 @@ from ..runner.device import (
     wire_weights,
 )
 from ..runner.family_check import check_family, media_fault
-from ..runner.kernels import longest_chunk
 from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
-from ..runner.resuming import prove_rows
+from ..runner.model_types import longest_chunk
+from ..runner.proofs import prove_rows
 from .macos import wired_bytes
 from .monitoring.schema import EngineFacts
 

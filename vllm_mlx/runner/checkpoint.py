@@ -20,8 +20,6 @@ from huggingface_hub.errors import (
 )
 
 from ..core.errors import ModelLoadError, setting
-from .kernels import text_config
-from ..demo import demo_path
 from .model_types import text_config
 
 logger = logging.getLogger(__name__)
