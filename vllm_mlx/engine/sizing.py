@@ -131,7 +131,7 @@ def forced_bytes(config: EngineConfig, measured: MeasuredModel) -> int:
 def engine_facts(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost
 ) -> EngineFacts:
-    """Raises ConfigError where the context that was asked for does not fit."""
+    """Raises ConfigError if the context that was asked for does not fit."""
     model = measured.model
     memory = _memory(config, measured, attention)
     info = ModelInfo(

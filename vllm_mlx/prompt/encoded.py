@@ -8,7 +8,7 @@ import tokenizers
 from ..formats.tokenizer import Tokenizer, context_ids
 from .remembered import Boundary, KnownPrefix
 
-_WINDOW = 64  # tokens before a place that decide how it is tokenized, where no added token is nearer
+_WINDOW = 64  # tokens before a place that decide how it is tokenized, if no added token is nearer
 _LOOKAHEAD = 256  # characters
 
 
@@ -126,7 +126,7 @@ def common_prefix(a: str | Sequence[Any], b: str | Sequence[Any]) -> int:
 def _continues(tokenizer: Tokenizer, known_prefix: KnownPrefix, token_ids: list[int], rest: str) -> bool:
     """Whether these ids of `rest`, tokenized alone, also decode to `rest` after the known prefix.
 
-    They always do where they begin with an added token. Some tokenizers put a space before any other text.
+    They always do if they begin with an added token. Some tokenizers put a space before any other text.
     """
     if not token_ids or tokenizer.added_token(token_ids[0]) is not None:
         return True

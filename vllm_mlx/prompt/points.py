@@ -119,7 +119,7 @@ def _with_next_turn(request: Request) -> Iterator[Probes]:
 def next_requests(request: Request, reply: Message, text: str) -> Iterator[Request]:
     """The requests that can follow: with the reply's reasoning, then without it.
 
-    `text` is the result of every tool call in the reply, or the next question where it has none.
+    `text` is the result of every tool call in the reply, or the next question if it has no calls.
     """
     assert request.messages is not None
     calls = [part for part in reply.parts if isinstance(part, ToolCallPart)]

@@ -130,7 +130,7 @@ class Splicer:
 class _Tags:
     """The tags of replies."""
 
-    reasoning: tuple[str, ...]  # begin or end reasoning: a model reads them even where the reasoning is empty
+    reasoning: tuple[str, ...]  # begin or end reasoning: a model reads them even if the reasoning is empty
     others: str  # all others, joined: they surround answers and calls
     last_message: re.Pattern[str]  # the end of a message of its own that no other message of the reply follows
 

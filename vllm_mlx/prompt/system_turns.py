@@ -1,4 +1,4 @@
-"""Places system messages where the template accepts them. Rendering probes shows where that is."""
+"""Places system messages where the template accepts them, which it finds by rendering probes."""
 
 import itertools
 from collections.abc import Callable, Sequence
