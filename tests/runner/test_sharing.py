@@ -136,8 +136,9 @@ def test_a_model_that_ignores_masks_is_found_out(monkeypatch: pytest.MonkeyPatch
 
 def test_rows_join_and_leave_with_copies_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "SLICE_BYTES", 1)  # a layer
-    runner = Runner(load("qwen3"), DeviceWatch(limit_bytes=1))
-    seqs = [started(runner._model, row, 1500).seqs[0] for row in (0, 1)]
+    model = load("qwen3")
+    runner = Runner(model, DeviceWatch(limit_bytes=1))
+    seqs = [started(model, row, 1500).seqs[0] for row in (0, 1)]
     runner.prefill([PrefillChunk(seq, 0, 1500) for seq in seqs])
     a, b = seqs
     runner.decode(StepPlan(decode=((a,), (b,))))
@@ -147,7 +148,7 @@ def test_rows_join_and_leave_with_copies_of_a_slice(monkeypatch: pytest.MonkeyPa
         mx.synchronize()
         before = mx.get_active_memory()
         peak = 1 + runner.decode(plan).overrun.peak_bytes
-        assert peak - before < 1.6 * runner.live_bytes() / len(runner._model.structure)
+        assert peak - before < 1.6 * runner.live_bytes() / len(model.structure)
 
 
 def test_most_rows_of_a_group_that_divides_stay_in_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,12 @@ class FakeRunner:
             ),
         )
 
+    def reset(self) -> None:
+        """Lose all rows, as a device does in a fault."""
+        self.held.clear()
+        self._pending.clear()
+        self._unread.clear()
+
     def _launch(self, seq: Sequence) -> TokenOutput:
         held = self.held.setdefault(seq.seq_id, [])
         if seq.seq_id not in self._pending:

@@ -66,7 +66,7 @@ def test_chunks_become_shorter_first():
 def test_chunks_grow_again_slowly():
     bench = Bench()
     bench.runner = TightDevice(limit=1 << 40)
-    bench.scheduler._pacer.shorten(400)
+    bench.pacer.shorten(400)
     seqs = [bench.add(9000, 1)]
     bench.run()
     check_replies(bench, seqs)

@@ -242,9 +242,7 @@ def test_a_row_whose_leaving_broke_half_way_begins_from_nothing_where_it_is_not_
         with pytest.raises(MemoryError):
             bench.scheduler.schedule(0.0)
     bench.scheduler.pool.num_bytes = 1 << 40
-    bench.runner.held.clear()
-    bench.runner._pending.clear()
-    bench.runner._unread.clear()
+    bench.runner.reset()
     assert [update.seq_id for update in bench.scheduler.recover(GenerationError("broken"))] == [old.seq_id]
     with monkeypatch.context() as patch:
         patch.setattr(bench.tree, "match", broken)

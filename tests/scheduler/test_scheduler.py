@@ -23,9 +23,9 @@ class Bench:
     ):
         self.config = EngineConfig(model="fake", **config)
         self.memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
-        pacer = pacer or PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=1000, overhead_s=0.001)
+        self.pacer = pacer or PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=1000, overhead_s=0.001)
         self.scheduler = Scheduler(
-            self.config, memory=self.memory, footprint=FOOTPRINT, pacer=pacer, can_batch=can_batch
+            self.config, memory=self.memory, footprint=FOOTPRINT, pacer=self.pacer, can_batch=can_batch
         )
         self.runner = FakeRunner()
         self.updates: dict[int, list[SequenceUpdate]] = {}
