@@ -1,6 +1,6 @@
-"""Short runs after load, which measure this machine and have Metal compile its kernels. It knows no request.
+"""Short runs after load, which measure this machine and let Metal compile its kernels. They know no request.
 
-Measured are the speed of prefill, and the memory that a chunk takes. A device compiles a kernel when it is first used,
+They measure the speed of prefill, and the memory that a chunk takes. A device compiles a kernel when it is first used,
 so the rows that are decoded sample in every way that replies do, and one is masked.
 """
 

@@ -1,4 +1,4 @@
-"""What is known of models by their `model_type`, and from config.json, before the load. Pure: asks no device.
+"""Facts about models that their `model_type` and config.json tell before the load. The module is pure.
 
 `cache/layers.py` knows models by the classes of their caches, and `media/renderers.py` knows which image processors it
 replaces.
@@ -13,13 +13,13 @@ from ..core.errors import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeFacts:
-    """The defaults are those of a type of which nothing is known."""
+    """Facts about one `model_type`. The defaults are those of an unknown type."""
 
     no_batch_in: Literal["mlx-lm", "mlx-vlm"] | None = None  # the library that computes rows in a batch wrong
     text_by_mlx_lm: bool = False  # mlx-lm's language model runs on the weights of mlx-vlm's
     has_ssm_kernel: bool = False
-    images_shown: bool = False  # images were shown to be right, token by token, whatever a probe of noise gives
-    image_fault: str | None = None  # for a warning: what mlx-vlm does wrong with images
+    images_shown: bool = False  # images were shown to be right token by token, so a failed probe only warns
+    image_fault: str | None = None  # the text of a warning, if mlx-vlm reads images incorrectly
 
 
 _SHOWN = TypeFacts(images_shown=True)

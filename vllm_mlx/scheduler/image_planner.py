@@ -1,4 +1,4 @@
-"""Plans the images of prompts: where chunks may end, one image to encode a step, and room for features. No pixels.
+"""Plans where chunks may end beside images, which image a step encodes, and the room for features. It has no pixels.
 
 The image tokens of a prompt are tokens like any other. Features of images are cached within a byte budget, and are
 evicted for running rows before the prefix cache is.
@@ -15,7 +15,7 @@ class ImagePlanner:
     """Owns the budget of the features, and the image that the running step encodes."""
 
     def __init__(self, features: MediaCache[Any], *, max_bytes: int, bytes_per_token: int, bidirectional: bool):
-        """`bidirectional`: an image's tokens attend to each other, so that no chunk may end inside an image."""
+        """If `bidirectional`, an image's tokens attend to each other, so no chunk may end inside an image."""
         self._features = features
         self._max_bytes = features.max_bytes = max_bytes
         self._bytes_per_token = bytes_per_token

@@ -134,7 +134,7 @@ class Scheduler:
         return rows[-1:] if are_isolated or len(rows) == 1 else []
 
     def schedule(self, now: float = 0.0) -> StepPlan:
-        """Plan the next step. `now` is in seconds, from any monotonic clock; the cache orders entries by it."""
+        """Plan the next step. `now` is in seconds, of any monotonic clock; the cache orders entries by it."""
         self._now = now
         if self._images is not None:
             self._images.begin_step()
@@ -206,7 +206,7 @@ class Scheduler:
             if row is None:
                 return False
             if lacking_places <= 0 and lacking_bytes <= 0:
-                break  # in a crowded pool, rows of the other tenant are preempted first should memory be short again
+                break  # a crowded pool has room: if memory is short again, the other tenant's rows are preempted first
             staying.remove(row)
             leaving.append(row)
             lacking_places -= 1

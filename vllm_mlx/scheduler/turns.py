@@ -1,7 +1,7 @@
 """Decides whose turn it is when several tenants want places, memory and prefill. One tenant alone is served in order.
 
-Tenants take turns at admission and in prefill. Where places or memory are short, a tenant that has less than another is
-admitted in place of that one's youngest row.
+Tenants take turns at admission and in prefill. If places or memory are short, a tenant that has less than another is
+admitted in place of the other's youngest row.
 """
 
 import math
@@ -19,7 +19,7 @@ class Turns:
     """Owns the order in which tenants were served last."""
 
     def __init__(self, share: Callable[[Sequence], float]):
-        """`share`: the share of all places, or of the memory if that is larger, that a row takes at its length."""
+        """`share` gives the share of all places, or of the memory if that is larger, that a row takes."""
         self._share = share
         self._num_here: Counter[str] = Counter()  # sequences that wait or run, by tenant
         self._num_turns = 0
@@ -45,7 +45,7 @@ class Turns:
     def next(self, waiting: Iterable[Sequence], rows: Iterable[Sequence], but: Collection[int]) -> Sequence | None:
         """The sequence to admit before the others: of the tenant with the fewest rows, whose turn was longest ago.
 
-        `but`: ids of sequences that wait for something else.
+        `but` has the ids of sequences that wait for something else.
         """
         first: dict[str, Sequence] = {}
         for seq in waiting:
@@ -71,9 +71,9 @@ class Turns:
         turns[seq.tenant] = self._num_turns
 
     def longest_prefill_s(self, max_stall_s: float, now_s: float) -> float:
-        """Seconds that the prefill of one step may take, because a tenant that comes meanwhile waits until its end.
+        """Seconds that prefill may take in a step, for the sake of a tenant that may come and wait until its end.
 
-        There is no limit while one tenant alone was here recently. Called once a step.
+        There is no limit if one tenant alone was here recently. Called once a step.
         """
         self._seen_s |= dict.fromkeys(self._num_here, now_s)
         if len(self._seen_s) > len(self._num_here):
@@ -83,7 +83,7 @@ class Turns:
     def row_above(self, seq: Sequence, rows: Rows[Sequence], coming_share: float) -> Sequence | None:
         """The row to preempt for a sequence that would take `coming_share`: the youngest of the tenant with the most.
 
-        Returns None unless that tenant has more than the sequence's own would have with it.
+        Returns None unless that tenant has more than the sequence's own tenant would have with it.
         """
         held = self._held(rows)
         tenant = max(held, key=held.__getitem__, default=seq.tenant)
