@@ -24,16 +24,10 @@ class Counters:
         self.tokens_saved += length
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeStats:
-    hits: dict[Hit, int]  # by kind, without misses
-    misses: int
-    tokens_saved: int
-    evictions: int
-    evicted_bytes: int
-    inserts: int
-    inserts_refused: int
-    inserts_unattached: int
+@dataclass(slots=True, kw_only=True)
+class TreeStats(Counters):
+    """The counts of one moment, and the sizes of the tree."""
+
     entry_count: int  # stored paths
     num_states: int
     used_bytes: int
