@@ -29,7 +29,7 @@ def test_a_machine_that_can_serve_and_its_self_test() -> None:
     [
         ({"VLLM_MLX_CACHE_DISK": "0"}, "good", "not kept on disk, because a setting"),
         ({"VLLM_MLX_PREFIX_CACHE": "false", "VLLM_MLX_CACHE_DISK": ""}, "good", "not kept on disk, because a setting"),
-        ({"VLLM_MLX_CACHE_DISK": "900TB"}, "warning", "has less than --cache-disk asks for"),
+        ({"VLLM_MLX_CACHE_DISK": "900TB"}, "warning", "has less space than --cache-disk asks for"),
         ({"VLLM_MLX_CACHE_DISK": "10MB"}, "warning", "which is little"),
         ({"VLLM_MLX_CACHE_DISK": "6GB"}, "good", "of at most 6.0 GB"),
     ],
