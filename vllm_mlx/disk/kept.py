@@ -76,7 +76,7 @@ class Journal:
 
     def __init__(self, journals: "Journals", kind: str, scope: str):
         self._journals, self._place = journals, (kind, scope)
-        self._salts: dict[str, str] = {}  # of the values that are kept, or will be, by name
+        self._salts: dict[str, str] = {}  # by name, for values that are kept or will be
         self._is_restored = threading.Event()
 
     def __contains__(self, name: str) -> bool:
@@ -307,7 +307,7 @@ class Journals:
 
 
 class Memories:
-    """The memory of one server, so that its next prompts continue those that it computed before it was started.
+    """The memory of one server, so that its next prompts continue the ones that it computed before it was started.
 
     A missing journal means that its values end with the process.
     """
