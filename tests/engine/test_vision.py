@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.rows import cases, row
 from vllm_mlx.core.errors import InvalidImage
+from vllm_mlx.core.memory import ByteRoom
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.media.limits import ByteRoom
 from vllm_mlx.media.rendered import ItemInputs, MediaInputs, RenderedMedia
 
 from .vision_harness import VisionModel, full

@@ -165,7 +165,7 @@ def test_every_kind_of_source_reads_the_same(make: Any, tmp_path: Path) -> None:
         assert texts == {"[PDF of 2 pages]\n\n[Page 1]\nHello\n\n[Page 2]\nWorld\n"}
         assert running.paths() == ["/a.pdf"]
         assert reading.text(running.url("/a.txt", "papers.test")) == "words"
-        assert "which is no document" in reading.refusal(running.url("/a.html", "papers.test"))
+        assert "which is not allowed" in reading.refusal(running.url("/a.html", "papers.test"))
 
 
 def test_text_is_text_in_any_of_its_encodings(make: Any) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.media.limits import ByteRoom
+from vllm_mlx.core.memory import ByteRoom
 from vllm_mlx.media.rendered import ItemInputs, MediaInputs, RenderedMedia, media_item
 
 PIECES = [{"pixel_values": np.full(10, number, np.uint8)} for number in range(3)]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from vllm_mlx.media.limits import PixelGate
+from vllm_mlx.media.loader import PixelGate
 
 
 class Holder:

@@ -18,7 +18,7 @@ from vllm_mlx.core.errors import InvalidImage, Overloaded
 from vllm_mlx.core.messages import ImagePart, VideoPart
 from vllm_mlx.media import files, loader
 from vllm_mlx.media.decode import DecodedImage, ImageFile
-from vllm_mlx.media.limits import MAX_FILES_BYTES
+from vllm_mlx.media.files import MAX_FILES_BYTES
 from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling
@@ -40,9 +40,9 @@ class Loading:
         )
 
     def __call__(self, *sources: str | bytes | ImagePart) -> Mapping[str | bytes, DecodedImage]:
-        return asyncio.run(self._load([each if isinstance(each, ImagePart) else ImagePart(each) for each in sources]))
+        return asyncio.run(self.load([each if isinstance(each, ImagePart) else ImagePart(each) for each in sources]))
 
-    async def _load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, DecodedImage]:
+    async def load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, DecodedImage]:
         loaded = await self.loader.load(parts, as_pixels)
         return {part.source: image for part, image in loaded.items()}
 
@@ -163,7 +163,7 @@ def test_every_bound_is_named(config: dict[str, int], sources: list[str | bytes]
 
 def test_the_bad_one_of_several_is_named(loading: Loading) -> None:
     message = loading.refusal(PNG, data_url(PNG), "data:image/jpeg;base64,AAAA")
-    assert message.startswith("Image 3 of this request (`messages`, data:image/jpeg;base64,…): it is no image")
+    assert message.startswith("Image 3 of this request (`messages`, data:image/jpeg;base64,…): it is not an image")
 
 
 def test_time_is_for_all_that_a_request_fetches(pictures: Host) -> None:
@@ -237,7 +237,7 @@ def test_requests_that_are_many_wait_for_room_and_all_are_served() -> None:
     num_pixels: list[int] = []
 
     def note(part: ImagePart, content: bytes, decoded: DecodedImage) -> int:
-        num_pixels.append(loading.loader._gate.num_pixels)
+        num_pixels.append(loading.loader.num_pixels)
         return int(decoded.pixels[0, 0, 0])
 
     async def run() -> list[int]:
@@ -267,12 +267,12 @@ def test_whoever_gives_up_gives_back() -> None:
     async def run() -> None:
         for pause_s in (0, 0, 0.001, 0.003, 0.01):
             async with Held().load(loading.loader, [source]) as holder:
-                waiting = [asyncio.create_task(loading._load([source])) for _ in range(3)]
+                waiting = [asyncio.create_task(loading.load([source])) for _ in range(3)]
                 await asyncio.sleep(pause_s)
                 for task in (*waiting, holder):
                     task.cancel()
                 await asyncio.gather(*waiting, return_exceptions=True)
-        assert len(await loading._load([source])) == 1
+        assert len(await loading.load([source])) == 1
 
     asyncio.run(run())
     loading.close()
@@ -281,7 +281,7 @@ def test_whoever_gives_up_gives_back() -> None:
 def test_a_refusal_that_nobody_waits_for_is_not_logged(loading: Loading, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         for pause_s in (0, 0.0003, 0.0006, 0.001, 0.002) * 20:
-            load = asyncio.create_task(loading._load([ImagePart("no address")]))
+            load = asyncio.create_task(loading.load([ImagePart("no address")]))
             await asyncio.sleep(pause_s)
             load.cancel()
             await asyncio.gather(load, return_exceptions=True)
@@ -297,7 +297,7 @@ def test_closing_fails_what_is_under_way(pictures: Host) -> None:
     loading = Loading()
 
     async def run() -> None:
-        load = asyncio.create_task(loading._load([ImagePart(pictures.url("/a"))]))
+        load = asyncio.create_task(loading.load([ImagePart(pictures.url("/a"))]))
         await asyncio.sleep(0.1)
         await loading.loader.close()
         with pytest.raises(Overloaded):
@@ -321,7 +321,7 @@ def test_the_callers_loop_hardly_waits(loading: Loading) -> None:
 
     async def run() -> None:
         ticking = asyncio.create_task(tick())
-        await loading._load([ImagePart(source) for source in sources])
+        await loading.load([ImagePart(source) for source in sources])
         ticking.cancel()
 
     asyncio.run(run())

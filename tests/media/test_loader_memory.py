@@ -170,10 +170,10 @@ def test_pictures_that_are_kept_yield_to_pixels_in_use() -> None:
 
     async def main() -> None:
         first = [await load(loader, [part]) for part in parts[:3]]
-        assert loader._decoded.used_bytes == 3 * FRAME_BYTES
+        assert loader.decoded.used_bytes == 3 * FRAME_BYTES
         async with Held().load(loader, parts[3:]):
-            assert loader._decoded.used_bytes == 2 * FRAME_BYTES
-        assert loader._decoded.used_bytes == 3 * FRAME_BYTES
+            assert loader.decoded.used_bytes == 2 * FRAME_BYTES
+        assert loader.decoded.used_bytes == 3 * FRAME_BYTES
         assert (await load(loader, parts[2:3]))[parts[2]] is first[2][parts[2]], "the first was dropped"
 
     with loading(**sizes) as loader:

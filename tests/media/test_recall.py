@@ -65,7 +65,7 @@ def test_a_known_part_is_loaded_while_another_request_holds_all_pixels(loader: M
         small = ImagePart(encode(Image.new("RGB", (5, SIDE))))  # small images have a lane of their own
         held = Held()
         async with held.load(loader, others) as one, held.load(loader, [small]) as other:
-            while loader._gate.num_pixels < 4 * SIDE * SIDE + 5 * SIDE:
+            while loader.num_pixels < 4 * SIDE * SIDE + 5 * SIDE:
                 await asyncio.sleep(0.001)
             await loader.load([part], renderings.render, recall=renderings.recall)
             assert renderings.decoded == [part] and not one.done() and not other.done()

@@ -9,7 +9,6 @@ import pytest
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.decode import Clip
-from vllm_mlx.media.limits import Allowance, ByteRoom
 from vllm_mlx.media.processes import Processes
 from vllm_mlx.media.video import FrameSampling, VideoLimits, VideoReader
 
@@ -28,16 +27,12 @@ def decode(data: bytes, fps: float | None = None, **limits: float) -> Clip:
 
     async def read() -> Clip:
         reader = VideoReader(Processes(), FrameSampling(), chosen)
-        file = await reader.open(data, fps, allowance())
-        clip = await reader.decode(file, allowance())
+        file = await reader.open(data, fps, Deadline(60, ""), "")
+        clip = await reader.decode(file, Deadline(60, ""), "")
         assert clip.num_pixels == file.num_pixels
         return clip
 
     return asyncio.run(read())
-
-
-def allowance(deadline: Deadline | None = None) -> Allowance:
-    return Allowance(0.0, deadline or Deadline(60, ""), "", ByteRoom())
 
 
 def shown(clip: Clip) -> list[float]:
@@ -117,8 +112,8 @@ def test_a_file_is_always_decoded_to_the_same_frames() -> None:
     ("data", "words"),
     [
         (b"", "empty"),
-        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "no video that this server reads"),
-        (b"ffconcat version 1.0\nfile /etc/passwd\n", "no video that this server reads"),
+        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "not a video that this server reads"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", "not a video that this server reads"),
         (b"<html>", "markup"),
         (encode_picture(corners()), "image. Send it as one"),
         (encode()[:300], "broken"),
@@ -145,11 +140,11 @@ def test_what_is_beyond_a_limit_is_refused() -> None:
 def test_neither_frames_are_counted_nor_decoded_for_a_client_that_has_left() -> None:
     async def leave() -> None:
         reader, deadline = VideoReader(Processes(), FrameSampling(), LIMITS), Deadline(60, "")
-        file = await reader.open(encode(), None, allowance(deadline))
+        file = await reader.open(encode(), None, deadline, "")
         deadline.cancel()
         with pytest.raises(Cancelled):
-            await reader.decode(file, allowance(deadline))
+            await reader.decode(file, deadline, "")
         with pytest.raises(Cancelled):
-            await reader.open(encode(), None, allowance(deadline))
+            await reader.open(encode(), None, deadline, "")
 
     asyncio.run(leave())

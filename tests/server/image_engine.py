@@ -7,8 +7,7 @@ from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.media.fetch import MediaFetcher
 from vllm_mlx.media.loader import MediaLoader
-from vllm_mlx.media.parts import media_parts
-from vllm_mlx.media.sources import MediaRoot
+from vllm_mlx.media.sources import MediaRoot, media_parts
 
 from ..media.samples import as_pixels
 from .fakes import FakeEngine, FakeGeneration

@@ -3,6 +3,7 @@
 import enum
 import math
 import os
+import threading
 from dataclasses import dataclass
 
 from .errors import ConfigError, setting
@@ -127,6 +128,26 @@ class MemoryBudget:
     def media_bytes(self) -> int:
         """Memory for images before the vision encoder has run."""
         return self.encoder_inputs_bytes + self.decoded_bytes + self.rendered_bytes
+
+
+class ByteRoom:
+    """A byte budget that all requests share. Safe to share between threads."""
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._lock = threading.Lock()
+
+    def enter(self, num_bytes: int) -> bool:
+        """Whether there was room."""
+        with self._lock:
+            has_room = self.num_bytes + num_bytes <= self.max_bytes
+            self.num_bytes += num_bytes if has_room else 0
+            return has_room
+
+    def leave(self, num_bytes: int) -> None:
+        with self._lock:
+            self.num_bytes -= num_bytes
 
 
 class Pressure(enum.Enum):

@@ -231,11 +231,11 @@ class Sequence:
         ]
 
     def media_key(self, item: MediaItem) -> tuple[str, bytes]:
-        """The key of an image's features in their cache. Requests of different salts share no features."""
+        """Return the key of an image's features in their cache. Requests of different salts share no features."""
         return self.cache_salt, item.digest
 
     def key(self) -> tuple[int, ...]:
-        """Token ids, with every media placeholder replaced by an id made from the media's digest.
+        """Return token ids, with every media placeholder replaced by an id made from the media's digest.
 
         Such ids have 63 bits with the top one set, outside any vocabulary, so two images of one size never share a
         key, and neither cache nor scheduler knows of images.

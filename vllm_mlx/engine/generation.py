@@ -23,8 +23,9 @@ from ..core.tasks import Deadline
 from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
+from .media_requests import MediaRequests
 from .monitoring.counters import Outcome, ReplyStats
-from .preparing import MediaRequests, PromptPool, is_long
+from .preparing import PromptPool, is_long
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,8 @@ from .disk import OpenDisk, fingerprint
 from .engine import Engine, EngineThread
 from .generation import Preparations
 from .macos import SystemWatch, memory_calls
-from .preparing import MediaRequests, PromptPool
+from .media_requests import MediaRequests
+from .preparing import PromptPool
 from .sizing import (
     MeasuredModel,
     attention_cost,

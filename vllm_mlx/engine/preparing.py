@@ -14,16 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.errors import InvalidDocument, ShuttingDown
+from ..core.errors import ShuttingDown
 from ..core.fair_queue import FairQueue, Place
-from ..core.messages import DocumentPart, MediaPart, Part, ReasoningPart, ShownPart, TextPart, ToolResultPart
+from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
 from ..core.tasks import Deadline, settle
-from ..media.documents import DocumentText
-from ..media.loader import MediaLoader
-from ..media.parts import document_parts, naming, replace_documents
-from ..media.rendered import RenderedMedia
-from ..media.vision import VisionProcessor
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -208,55 +203,3 @@ def place_in(stack: traceback.StackSummary) -> str:
     """The innermost frame of our own code, as the end of a sentence; empty for an empty stack."""
     own = [frame for frame in stack if frame.filename.startswith(_PACKAGE)] or list(stack)
     return f", in {own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-
-
-class MediaRequests:
-    """Reads documents and renders images and videos. Those that were rendered before are decoded only to be encoded."""
-
-    def __init__(self, vision: VisionProcessor | None, loader: MediaLoader, wake: Callable[[], None]):
-        """`vision` is None for a model that takes no images. `wake` is called when encoder inputs were made again."""
-        self._vision = vision
-        self._loader = loader
-        self._wake = wake
-
-    async def close(self) -> None:
-        await self._loader.close()
-
-    async def read_documents(self, request: Request, *, deadline: Deadline) -> Request:
-        """The request with texts and images in the place of its documents.
-
-        If one cannot be read, a line of text says why. Raises InvalidDocument if the user has just sent it, and what
-        the deadline raises.
-        """
-        if not (asked := document_parts(request)):
-            return request
-        read = await self._loader.read(tuple(asked), salt=request.cache_salt, tenant=request.tenant, deadline=deadline)
-        parts: dict[DocumentPart, tuple[ShownPart, ...]] = {}
-        for number, (part, found) in enumerate(read.items(), 1):
-            if isinstance(found, DocumentText):
-                parts[part] = found.parts
-                continue
-            if asked[part]:
-                with naming(part, number):
-                    raise InvalidDocument(found.reason)
-            parts[part] = (TextPart(f"[This document could not be read: {found.reason}]"),)
-        return replace_documents(request, parts)
-
-    async def render(
-        self, parts: tuple[MediaPart, ...], *, salt: str, tenant: str, deadline: Deadline
-    ) -> dict[MediaPart, RenderedMedia]:
-        """Every part as it was rendered before, or else rendered from its pixels.
-
-        Raises RequestError, and what the deadline raises.
-        """
-        assert self._vision is not None, "a model that takes no images refuses them before"
-        remake = partial(self._remake, salt)
-        render, recall = partial(self._vision.render, remake), partial(self._vision.recall, remake)
-        return await self._loader.load(parts, render, salt=salt, tenant=tenant, recall=recall, deadline=deadline)
-
-    def _remake(self, salt: str, part: MediaPart, digest: bytes) -> "Future[RenderedMedia]":
-        """Called on the engine thread."""
-        assert self._vision is not None, "it has encoder inputs"
-        made = self._loader.start(part, partial(self._vision.render_again, digest), salt)
-        made.add_done_callback(lambda _: self._wake())
-        return made

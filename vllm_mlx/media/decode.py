@@ -1,4 +1,4 @@
-"""Decodes image files with Pillow, and holds the pixels of images and clips. It knows neither sources nor models.
+"""Decodes image files with Pillow, and holds the pixels of images and clips. Knows neither sources nor models.
 
 The content decides which format a file has; names and media types are ignored. An animation becomes its first frame.
 Colour profiles are not applied.
@@ -18,7 +18,7 @@ from PIL.ImageFile import ImageFile as PillowFile
 
 from ..core.errors import InvalidImage, setting
 
-# Pillow may use no other decoders: every further format is more code that strangers' files reach.
+# Pillow may use no other decoders: every further format is more code that clients' files reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _STARTS = (
@@ -124,7 +124,7 @@ class FrameStack:
         return self._num_frames
 
     def add(self, frame: np.ndarray) -> None:
-        """`frame`: (height, width, 3), uint8. Raises InvalidImage if its size differs from the frames before."""
+        """Add a frame: (height, width, 3), uint8. Raises InvalidImage if its size differs from the frames before."""
         if self._pixels is None:
             self._pixels = np.empty((self._max_frames, *frame.shape), np.uint8)
         if frame.shape != self._pixels.shape[1:]:
@@ -133,14 +133,14 @@ class FrameStack:
         self._num_frames += 1
 
     def clip(self, times: Sequence[float], fps: float) -> Clip:
-        """`times`: those of the frames; further ones are ignored. Raises InvalidImage if there are no frames."""
+        """Return the frames as a clip; `times` may have further entries. Raises InvalidImage without frames."""
         if self._pixels is None:
             raise InvalidImage("none of its frames can be decoded.")
         return Clip(self._pixels[: self._num_frames], tuple(times[: self._num_frames]), fps)
 
 
 def check_shape(width: int, height: int, what: str = "it has") -> None:
-    """Raises InvalidImage for a shape that no model takes, and that takes seconds to scale: a thread or a long side."""
+    """Raises InvalidImage for a very narrow or very long image: no model takes it, and it takes seconds to scale."""
     longer, shorter = max(width, height), max(1, min(width, height))
     if longer > _MAX_SIDE or longer > _MAX_RATIO * shorter:
         raise InvalidImage(
@@ -150,7 +150,7 @@ def check_shape(width: int, height: int, what: str = "it has") -> None:
 
 
 def fitting(width: int, height: int, max_pixels: int, max_side: int | None = None) -> tuple[int, int]:
-    """The largest (width, height) of the same shape within `max_pixels` and `max_side`. Never larger than given."""
+    """Return the largest (width, height) of the same shape within `max_pixels`, `max_side` and the given size."""
     scale = min(1.0, (max_pixels / (width * height)) ** 0.5)
     if max_side is not None:
         scale = min(scale, max_side / max(width, height))
@@ -158,14 +158,14 @@ def fitting(width: int, height: int, max_pixels: int, max_side: int | None = Non
 
 
 def scaled(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """`pixels`: (height, width, 3), uint8; `size`: (width, height). Returns the same array if it has that size."""
+    """Scale `pixels`: (height, width, 3), uint8, to `size`: (width, height). May return the same array."""
     if pixels.shape[1::-1] == size:
         return pixels
     return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
-def what_else(data: bytes, unknown: str = f"no image that this server reads ({', '.join(FORMATS)})") -> str:
-    """The end of the sentence "it is …": what the file seems to be by its first bytes, or `unknown`."""
+def what_else(data: bytes, unknown: str = f"not an image that this server reads ({', '.join(FORMATS)})") -> str:
+    """Return the end of the sentence "it is …": what the first bytes say that the file is, or `unknown`."""
     start = bytes(data[:2048])
     if not start:
         return "empty"
@@ -187,7 +187,7 @@ class ImageFile:
     """An image file with a valid header. Holds the file's bytes, but neither a decoder nor pixels."""
 
     def __init__(self, data: bytes, *, max_pixels: int):
-        """Raises InvalidImage if it is no image, or one that would cost too much to decode."""
+        """Raises InvalidImage if the file is not an image, or would cost too much to decode."""
         self.data = data
         try:
             with _opened(data) as image:
@@ -205,7 +205,9 @@ class ImageFile:
         if is_jpeg and _has_many_scans(data):
             raise InvalidImage(f"it is a JPEG of more than {_MAX_SCANS} scans. Save it again as a baseline JPEG.")
         if is_slow:
-            raise InvalidImage("it is a BMP with run-length compression, which is not read. Send it as a PNG.")
+            raise InvalidImage(
+                "it is a BMP with run-length compression, which this server does not read. Send it as a PNG."
+            )
 
     @property
     def num_pixels(self) -> int:
@@ -222,7 +224,7 @@ class ImageFile:
 
 
 class _File(io.BytesIO):
-    """The bytes of a file, which may be read as often as a normal file needs."""
+    """The bytes of a file. It refuses more reads than a normal file needs."""
 
     def __init__(self, data: bytes):
         super().__init__(data)
@@ -237,7 +239,7 @@ class _File(io.BytesIO):
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[PillowFile]:
-    """Pillow's image of a file, closed at the end to free the pixels that Pillow itself keeps."""
+    """Open a file as Pillow's image, which is closed at the end to free the pixels that Pillow itself keeps."""
     image = Image.open(_File(data), formats=FORMATS)
     try:
         yield image
@@ -264,7 +266,7 @@ def _has_many_scans(data: bytes) -> bool:
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
-    """(rows, columns, 3), uint8. Converted in strips, to save memory and to hold the interpreter lock only briefly."""
+    """Return (rows, columns, 3), uint8. Strips save memory, and hold the interpreter lock only briefly."""
     width, height = image.size
     pixels = np.empty((height, width, 3), np.uint8)
     step = max(1, _STRIP_PIXELS // width)
@@ -275,7 +277,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    """The image in RGB, 8 bits a sample."""
+    """Return the image in RGB, 8 bits a sample."""
     if image.mode.startswith("I;16"):
         samples = np.array(image) >> 8
         return Image.fromarray(samples.astype(np.uint8)).convert("RGB")
@@ -287,7 +289,7 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
-    """The pixels turned by the EXIF orientation, if there is one that can be read."""
+    """Turn the pixels by the EXIF orientation, if it can be read."""
     try:
         turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
     except _FAILURES:

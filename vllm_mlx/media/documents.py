@@ -1,4 +1,4 @@
-"""Documents become texts and images: files of text here, PDFs in processes of their own. Knows no conversation."""
+"""Documents become texts and images: files of text here, PDFs in worker processes. Knows no conversation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,10 +44,10 @@ ReadDocument = DocumentText | DocumentRefusal
 
 
 class DocumentFile:
-    """The file of a document. `text` is its text, or None if it is a PDF."""
+    """The file of a document. `text` is its text; None for a PDF."""
 
     def __init__(self, data: bytes, *, max_chars: int):
-        """Raises InvalidDocument if it is neither, or its text is empty or too long."""
+        """Raises InvalidDocument if the file is neither text nor a PDF, or if the text is empty or too long."""
         self.data = data
         self.text = None if b"%PDF-" in data[:_HEADER_BYTES] else _decoded(data)
         if self.text == "":
@@ -68,7 +68,7 @@ def _decoded(data: bytes) -> str:
 
 
 class DocumentReader:
-    """Used on one event loop. The same bytes always become the same parts."""
+    """Reads documents, on one event loop. The same bytes always become the same parts."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class DocumentReader:
         max_memory_bytes: int = MAX_MEMORY_BYTES,
         processes: Processes | None = None,
     ):
-        """`takes_images`: whether the model does. `max_memory_bytes`: the limit of a process that reads a PDF."""
+        """`takes_images`: whether the model takes images. `max_memory_bytes`: the limit of a worker process."""
         self._config = config
         self._takes_images = takes_images
         self._task = PdfTask(
@@ -92,7 +92,7 @@ class DocumentReader:
         self._processes = processes or Processes()
 
     async def read(self, file: DocumentFile, deadline: Deadline, tenant: str = "") -> ReadDocument:
-        """Raises Overloaded if no process could read it, and what the deadline raises."""
+        """Return what a document holds. Raises Overloaded if no process can start, and what the deadline raises."""
         if file.text is not None:
             return DocumentText((TextPart(file.text),))
         max_bytes = _MAX_IMAGES_BYTES + 4 * self._config.max_document_chars
@@ -119,7 +119,7 @@ class DocumentReader:
         return DocumentText(tuple(_joined(_lines(pages))))
 
     def _failure(self, error: ReadingFailed) -> DocumentRefusal:
-        """Clients look for the words of Anthropic's API in it."""
+        """Return the refusal of a PDF. Clients look for the words of Anthropic's API in it."""
         match error.status, error.reason:
             case status, _ if status == TOO_MUCH:
                 words = "its pages are too large as images. Send fewer pages."

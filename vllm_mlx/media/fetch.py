@@ -1,7 +1,7 @@
 """Fetches images, videos and documents over HTTP, from public addresses only. Knows no image formats.
 
-A host name is resolved once for every hop, all its addresses are checked, and the connection goes to one of them: a
-second look-up could give another address.
+A host name is resolved once for every hop. All its addresses are checked, and the connection goes to one of them,
+because a second look-up could give another address.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Resolve = Callable[[str, int], list[str]]  # host name, port -> numeric addresse
 _HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
 _ACCEPT: Mapping[Kind, str] = {"document": "application/pdf, text/plain, text/*;q=0.5"}
 _MAX_ADDRESSES = 4  # tried for one host name
-# A look-up cannot be ended. One whose request has left counts until the system gives it up.
+# A look-up cannot be ended: it counts until the system gives it up, also if its request has left.
 _LOOKUPS, _LOOKUPS_PER_TENANT = 32, 24
 _CONNECT_S = 3.0  # to connect to one address
 
@@ -52,7 +52,7 @@ class _Connections:
 
 
 class MediaFetcher:
-    """Used on one event loop. `resolve` and `is_allowed` are replaced in tests only."""
+    """Fetches files, on one event loop. `resolve` and `is_allowed` are replaced in tests only."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class MediaFetcher:
             await self._transport.aclose()
 
     async def _addresses(self, url: httpx.URL, tenant: str) -> tuple[str, ...]:
-        """The numeric addresses to try. Raises InvalidImage unless all addresses of the host name are allowed."""
+        """Return the numeric addresses to try. Raises InvalidImage unless all addresses of the host are allowed."""
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
             addresses = await self._lookups.run(partial(self._resolve, _host(url), port), tenant)
@@ -114,13 +114,13 @@ class MediaFetcher:
             raise InvalidImage(f"there is no host {_host(url)}.") from error
         if not addresses or not all(map(self._is_allowed, addresses)):
             raise InvalidImage(
-                f"{_host(url)} is not on the public internet, and this server asks no other hosts "
+                f"{_host(url)} is not on the public internet, and this server connects to no other hosts "
                 f"({setting('allow_private_media')}). Send a data URL."
             )
         return tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES]
 
     async def _send(self, url: httpx.URL, addresses: Sequence[str], accept: str) -> httpx.Response:
-        """The response of the first address that answers, up to its headers."""
+        """Return the response of the first address that answers, up to its headers."""
         for address in addresses:
             opened = _Connections()
             request = _request(url, address, accept, opened)
@@ -137,14 +137,15 @@ class MediaFetcher:
 
     async def _body(self, response: httpx.Response, kind: Kind) -> bytes:
         if response.status_code != 200:
-            raise InvalidImage(f"the server that has it answered with status {response.status_code}.")
+            raise InvalidImage(f"its server answered with status {response.status_code}.")
         headers = response.headers
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-            raise InvalidImage("the server that has it sent it compressed, although it was asked not to.")
+            raise InvalidImage("its server sent it compressed, although the request excludes that.")
         given = headers.get("content-type", "").partition(";")[0].strip().lower()
         if given and not any(fnmatchcase(given, pattern.lower()) for pattern in self._config.media_content_type):
             raise InvalidImage(
-                f"the server that has it calls it `{given[:60]}`, which is no {kind} ({setting('media_content_type')})."
+                f"its server sent the content type `{given[:60]}`, which is not allowed "
+                f"({setting('media_content_type')})."
             )
         declared = headers.get("content-length", "")
         max_bytes = self._config.max_bytes(kind)
@@ -174,7 +175,7 @@ def _checked(text: str) -> httpx.URL:
 
 
 def _request(url: httpx.URL, address: str, accept: str, opened: _Connections) -> httpx.Request:
-    """A request that goes to `address` and names the host of `url`."""
+    """Return a request that goes to `address` and names the host of `url`."""
     return httpx.Request(
         "GET",
         url.copy_with(host=address, fragment=None),
@@ -195,18 +196,18 @@ def _next_url(url: httpx.URL, response: httpx.Response) -> str:
 
 
 def _host(url: httpx.URL) -> str:
-    """The host name as it is sent: the same for the look-up, the certificate and the request."""
+    """Return the host name as it is sent: the same for the look-up, the certificate and the request."""
     return url.raw_host.decode("ascii")
 
 
 def _resolve(host: str, port: int) -> list[str]:
-    """The system's look-up, which understands every spelling of an address that it would connect to."""
+    """Ask the system, which understands every spelling of an address that it would connect to."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 def is_public(text: str) -> bool:
-    """Whether `text` is the numeric address of a host on the public internet. False if it is no address."""
+    """Whether `text` is the numeric address of a host on the public internet. False if it is not an address."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -219,7 +220,7 @@ def _is_global(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _is_public_v6(address: IPv6Address) -> bool:
-    """An address that contains an IPv4 address leads there, and counts as that address."""
+    """Whether the address is public. One that contains an IPv4 address leads there, and counts as that address."""
     value = int(address)
     low = IPv4Address(value & 0xFFFFFFFF)
     if address.ipv4_mapped is not None or address in _NAT64:

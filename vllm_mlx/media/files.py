@@ -1,6 +1,6 @@
-"""The files of a request's images, videos and documents, wherever they are. Opens each, and decodes nothing.
+"""Finds and opens the files of a request's images, videos and documents. Decodes nothing.
 
-A file that was decoded before is not read again: its pixels, its contents or its rendering are known already.
+A file that was decoded before is not read again if its pixels, its contents or its rendering are still known.
 """
 
 import asyncio
@@ -11,35 +11,78 @@ from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from ..core.config import MediaConfig
-from ..core.errors import InvalidImage, setting
+from ..core.errors import InvalidImage, Overloaded, setting
 from ..core.fair_queue import FairQueue, FairThreads
 from ..core.lru import LRU
+from ..core.memory import ByteRoom
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
-from ..core.tasks import together
+from ..core.tasks import Deadline, together
 from .decode import Decoded, ImageFile
 from .documents import DocumentFile, ReadDocument
 from .fetch import MediaFetcher
-from .limits import Allowance
 from .rendered import RenderedMedia
-from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, parse_source, split_frames
+from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, megabytes, parse_source, split_frames
 from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
 
 T = TypeVar("T")
 M = TypeVar("M")  # the possible results of opening a file of one kind
 Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of its file -> its earlier rendering
-Recalled = dict[MediaPart, RenderedMedia]  # has every part that shows a source: its pixels are not needed
+Recalled = dict[
+    MediaPart, RenderedMedia
+]  # the renderings of all parts that show a source, whose pixels are therefore not needed
 DIGEST_BYTES = 16
 _MAX_FETCHES, _PER_TENANT = 16, 12  # at once, over all requests and over those of one tenant
-FRESH_S = 300.0  # for so long, what an address has sent is used again without a request
+_FETCHES_PER_REQUEST = 4
+_MAX_REQUEST_BYTES = 256 * 1024 * 1024  # the files of one request together; a request body has the same limit
+MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # all files that are not decoded yet
+_RETRY_S = 5.0
+FRESH_S = 300.0  # how long the file of an address is used again without a request
 _ADDRESSES_BYTES = 2 << 20  # addresses of recent files
 _ADDRESS_BYTES = 1000  # the objects of one address, without its characters
 
 
+class Allowance:
+    """What one request may still fetch and hold, and who owns the request. Used on one event loop."""
+
+    def __init__(self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom, tenant: str = "") -> None:
+        """`fetch_until_s`: a time of the event loop's clock; `deadline`: the end of all preparation of the request.
+
+        `room`: the budget for the files of all requests.
+        """
+        self.fetch_until_s = fetch_until_s
+        self.deadline = deadline
+        self.tenant = tenant
+        self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share no cached media
+        self.fetches = asyncio.Semaphore(_FETCHES_PER_REQUEST)
+        self._room = room
+        self._num_bytes = 0
+
+    async def run(self, threads: FairThreads, work: Callable[[], T]) -> T:
+        """Run `work` when it is this request's turn. Raises its error, or before it that of the deadline."""
+        return await threads.run(partial(_in_time, self.deadline, work), self.tenant, self.deadline)
+
+    def take(self, num_bytes: int) -> None:
+        """Hold a file until `give_back`. Raises InvalidImage, or Overloaded if other requests hold too much."""
+        if self._num_bytes + num_bytes > _MAX_REQUEST_BYTES:
+            raise InvalidImage(
+                f"with it, the files of this request have more than {megabytes(_MAX_REQUEST_BYTES)}. Send fewer, or "
+                "smaller ones."
+            )
+        if not self._room.enter(num_bytes):
+            message = "Running requests hold too many bytes of image and video files. Send this request again later."
+            raise Overloaded(message, retry_after_s=_RETRY_S)
+        self._num_bytes += num_bytes
+
+    def give_back(self) -> None:
+        self._room.leave(self._num_bytes)
+        self._num_bytes = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One source of a request, which is read and decoded once however many parts show it."""
+    """One source of a request. It is read and decoded once, however many parts show it."""
 
-    parts: Mapping[MediaPart, int]  # the parts differ in the size at which they show an image; number of each
+    parts: Mapping[MediaPart, int]  # each with its number; the parts differ in the size at which they show an image
     recall: Recall
 
     @property
@@ -52,7 +95,7 @@ Media = Recalled | Decoded | ImageFile | VideoFile | FrameFiles
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[M]):
-    """A source that was found: its result is known from an earlier request, or it is a file with a valid header."""
+    """What a source holds: a result known from an earlier request, or a file with a valid header."""
 
     content: bytes  # the salt, and a digest of the file and of the way it is read
     media: M
@@ -71,7 +114,7 @@ class _Reader(Generic[M]):
     name: str  # differs if the same file would have another result
     open: Callable[[bytes], Awaitable[M]]
     part: MediaPart | DocumentPart
-    known: Callable[[bytes], M | None]  # the known result for this content: then its file is not needed
+    known: Callable[[bytes], M | None]  # the known result of this content, for which no file is needed
     allowance: Allowance
 
     def content(self, data: bytes) -> bytes:
@@ -80,7 +123,7 @@ class _Reader(Generic[M]):
 
 
 class MediaFiles:
-    """Used on one event loop; slow work runs on other threads."""
+    """Finds files on one event loop; slow work runs on other threads."""
 
     def __init__(
         self,
@@ -92,7 +135,7 @@ class MediaFiles:
         videos: VideoReader,
         sampling: FrameSampling | None,
     ) -> None:
-        """`decoded`: recent pixels by content, so none can be out of date."""
+        """`decoded`: recent pixels, by content."""
         self._config = config
         self._root = root
         self._fetcher = fetcher
@@ -106,7 +149,7 @@ class MediaFiles:
         self._fetches = FairQueue(_MAX_FETCHES, per_key=_PER_TENANT)
 
     async def find(self, wanted: Wanted, allowance: Allowance) -> Found[Media]:
-        """Raises InvalidImage, and what the deadline raises."""
+        """Find the file of an image or a video. Raises InvalidImage, and what the deadline raises."""
         part = wanted.part
         if isinstance(part, VideoPart):
             assert self._sampling is not None, "videos are refused before any is fetched"
@@ -119,7 +162,7 @@ class MediaFiles:
     async def find_document(
         self, part: DocumentPart, known: Callable[[bytes], ReadDocument | None], allowance: Allowance
     ) -> Found[ReadDocument | DocumentFile]:
-        """`known`: the contents that were read from such a file. Raises InvalidImage, and what the deadline raises."""
+        """`known` returns what was read from such content before. Raises InvalidImage, and what the deadline raises."""
 
         async def open_document(data: bytes) -> ReadDocument | DocumentFile:
             return await self._run(partial(DocumentFile, data, max_chars=self._config.max_document_chars), allowance)
@@ -127,13 +170,13 @@ class MediaFiles:
         return await self._find(_Reader("document", "document", open_document, part, known, allowance))
 
     def _reader(self, wanted: Wanted, allowance: Allowance, name: str = "image") -> _Reader[Media]:
-        """`name`: the reader's name if the part is an image; frames of videos have one of their own."""
+        """`name`: the reader's name if the part is an image or a frame of a video."""
         part, known = wanted.part, partial(self._known, wanted)
         if isinstance(part, ImagePart):
             return _Reader("image", name, partial(self._open_image, allowance), part, known, allowance)
 
         async def open_video(data: bytes) -> VideoFile:
-            return await self._videos.open(data, part.fps, allowance)
+            return await self._videos.open(data, part.fps, allowance.deadline, allowance.tenant)
 
         return _Reader("video", f"video {part.fps}", open_video, part, known, allowance)
 
@@ -180,7 +223,7 @@ class MediaFiles:
                 return await self._find_remote(url, reader)
 
     async def _find_remote(self, url: str, reader: _Reader[M]) -> Found[M]:
-        """Send no request for a file that the address has sent within `FRESH_S`, if its result is still known."""
+        """Fetch a file, unless the address has sent it within `FRESH_S` and its result is still known."""
         address, now = (reader.allowance.salt, url, reader.name), asyncio.get_running_loop().time()
         content, fresh_until_s = self._addresses.get(address) or (b"", 0.0)
         if now < fresh_until_s and (known := reader.known(content)) is not None:
@@ -223,3 +266,8 @@ class MediaFiles:
 
 def recall_nothing(part: MediaPart, content: bytes) -> None:
     """The `Recall` of a caller that needs pixels."""
+
+
+def _in_time(deadline: Deadline, work: Callable[[], T]) -> T:
+    deadline.check()
+    return work()

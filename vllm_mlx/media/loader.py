@@ -14,20 +14,30 @@ import numpy as np
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, ShuttingDown, setting
-from ..core.fair_queue import FairThreads
+from ..core.fair_queue import FairQueue, FairThreads
 from ..core.fence import clear_locals
 from ..core.lru import LRU
+from ..core.memory import ByteRoom
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import Deadline, together
 from .decode import Decoded, DecodedImage, ImageFile
 from .documents import DocumentFile, DocumentReader, DocumentRefusal, ReadDocument
 from .fetch import MediaFetcher
-from .files import Found, Media, MediaFiles, Recall, Recalled, Wanted, num_pixels, recall_nothing
-from .limits import MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate
-from .parts import naming
+from .files import (
+    MAX_FILES_BYTES,
+    Allowance,
+    Found,
+    Media,
+    MediaFiles,
+    Recall,
+    Recalled,
+    Wanted,
+    num_pixels,
+    recall_nothing,
+)
 from .processes import LARGE_PIXELS, Processes
 from .rendered import RenderedMedia
-from .sources import MediaRoot
+from .sources import MediaRoot, naming
 from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
 
 P = TypeVar("P")
@@ -36,12 +46,37 @@ Render = Callable[[MediaPart, bytes, Decoded], RenderedMedia]  # part, content o
 _READERS = 2  # threads that hash and open files, which takes milliseconds
 _DECODERS = 2  # threads that decode images
 _PIXEL_BYTES = 3
+_SMALL_SHARE = 8  # a request with at most an eighth of all pixels is small
 _DOCUMENTS_BYTES = 64 << 20  # limit of the contents of recent documents that are kept
-_GRACE_S = 0.01  # so that a wait which a deadline ends is over after the deadline, not just before it
+_GRACE_S = 0.01  # so that waiting ends after the deadline, not just before it
+
+
+class PixelGate:
+    """A limit on pixels in memory. Used on one event loop.
+
+    Small requests never wait for large ones: they have another eighth of `max_pixels` to themselves.
+    """
+
+    def __init__(self, max_pixels: int):
+        self._main = FairQueue(max_pixels)
+        self._small = FairQueue(max_pixels // _SMALL_SHARE)
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels in memory now."""
+        return self._main.num_taken + self._small.num_taken
+
+    @asynccontextmanager
+    async def hold(self, num_pixels: int, tenant: str = "") -> AsyncIterator[None]:
+        """Wait until the pixels fit, and count them as in memory in the block. `num_pixels` is at most `max_pixels`."""
+        is_small = num_pixels <= self._small.num_places
+        lane = self._small if is_small and not self._main.has_room(num_pixels) else self._main
+        async with lane.hold(tenant, number=num_pixels):
+            yield
 
 
 class MediaLoader:
-    """`load` may be used on any event loop."""
+    """Loads media on its own thread. Its methods may be used on any event loop."""
 
     def __init__(
         self,
@@ -54,12 +89,12 @@ class MediaLoader:
         takes_images: bool = True,
     ):
         """`sampling`: how frames of videos are chosen; None if the model takes no videos. `max_files_bytes`: the limit
-        of all files that are not decoded yet. `takes_images`: whether the model does; otherwise it gets only the text
-        of documents.
+        of all files that are not decoded yet. `takes_images`: whether the model takes images; otherwise
+        it gets only the text of documents.
         """
         self._config = config
         self._fetcher = fetcher or MediaFetcher(config)
-        self._decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes)
+        self.decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes)  # recent pixels, by content
         self._readers = FairThreads(_READERS, "media file")
         self._decoders = FairThreads(_DECODERS, "image")
         self._frame_workers = FairThreads(1, "video frames")  # so that images need not wait for many frames
@@ -67,13 +102,18 @@ class MediaLoader:
         self._processes = Processes()
         self._documents = DocumentReader(config, takes_images=takes_images, processes=self._processes)
         self._videos = VideoReader(self._processes, sampling or FrameSampling(), VideoLimits.of(config))
-        self._files = MediaFiles(config, root, self._fetcher, self._decoded, self._readers, self._videos, sampling)
+        self._files = MediaFiles(config, root, self._fetcher, self.decoded, self._readers, self._videos, sampling)
         self._read_documents: LRU[bytes, ReadDocument] = LRU(_DOCUMENTS_BYTES)
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="images", daemon=True)
         self._thread.start()
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels of running requests in memory now."""
+        return self._gate.num_pixels
 
     async def load(
         self,
@@ -100,7 +140,7 @@ class MediaLoader:
         )
 
     def start(self, part: MediaPart, render: Render, salt: str) -> "Future[RenderedMedia]":
-        """Load one part for a caller that must not wait. Any thread may call it."""
+        """Start to load one part, for a caller that must not wait. Any thread may call it."""
 
         async def load() -> RenderedMedia:
             return (await self.load([part], render, salt=salt))[part]
@@ -165,7 +205,7 @@ class MediaLoader:
     async def _outcome(
         self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline
     ) -> dict[P, T] | Exception:
-        """What failed is returned: raised, it would be logged if the caller has left. It keeps no pixels alive."""
+        """Return the result or the error, without pixels. Raised, it would be logged if the caller has left."""
         fetch_until_s = self._loop.time() + self._config.media_timeout_s
         allowance = Allowance(fetch_until_s, deadline, salt, self._files_room, tenant)
         try:
@@ -200,7 +240,7 @@ class MediaLoader:
                             rendered[part] = await allowance.run(self._renderer, work)
         for content, media in zip(contents, decoded, strict=True):
             if not isinstance(media, dict):
-                self._decoded.put(content, media, media.pixels.nbytes)
+                self.decoded.put(content, media, media.pixels.nbytes)
         return rendered
 
     async def _read_all(self, parts: Sequence[DocumentPart], allowance: Allowance) -> dict[DocumentPart, ReadDocument]:
@@ -234,7 +274,7 @@ class MediaLoader:
             self._make_room()
 
     def _make_room(self) -> None:
-        self._decoded.resize(max(0, self._config.media_cache_bytes - self._gate.num_pixels * _PIXEL_BYTES))
+        self.decoded.resize(max(0, self._config.media_cache_bytes - self._gate.num_pixels * _PIXEL_BYTES))
 
     async def _decode(self, allowance: Allowance, wanted: Wanted, found: Found[Media]) -> Recalled | Decoded:
         with naming(wanted.part, wanted.parts[wanted.part]):
@@ -244,7 +284,7 @@ class MediaLoader:
                 case ImageFile() as file:
                     return DecodedImage(await allowance.run(self._decoders, file.pixels))
                 case VideoFile() as file:
-                    return await self._videos.decode(file, allowance)
+                    return await self._videos.decode(file, allowance.deadline, allowance.tenant)
                 case FrameFiles() as file:
                     work = partial(file.decode, allowance.deadline, partial(self._frame_pixels, allowance))
                     return await allowance.run(self._frame_workers, work)
@@ -261,7 +301,7 @@ class MediaLoader:
         return asyncio.run_coroutine_threadsafe(self._large_pixels(file, allowance), self._loop).result()
 
     def _wanted(self, parts: Sequence[MediaPart], recall: Recall) -> list[Wanted]:
-        """Every source once. Parts are numbered from 1, images and videos separately."""
+        """Return every source once. Parts are numbered from 1, images and videos separately."""
         wanted: dict[str | bytes | VideoPart, dict[MediaPart, int]] = {}
         counts: Counter[type[MediaPart]] = Counter()
         for part in parts:
@@ -276,14 +316,14 @@ class MediaLoader:
         sum_pixels, max_pixels = sum(map(num_pixels, found)), self._config.max_request_pixels
         if sum_pixels > max_pixels:
             raise InvalidImage(
-                f"All that this request shows has {sum_pixels / 1e6:.1f} megapixels together; this server takes at "
-                f"most {max_pixels / 1e6:.1f} ({setting('max_request_pixels')}). Send fewer, or smaller ones."
+                f"The images and videos of this request have {sum_pixels / 1e6:.1f} megapixels together; this server "
+                f"takes at most {max_pixels / 1e6:.1f} ({setting('max_request_pixels')}). Send fewer, or smaller ones."
             )
 
 
 @asynccontextmanager
 async def _until(deadline: Deadline) -> AsyncIterator[None]:
-    """The deadline also ends waiting for other requests. Raises what the deadline raises."""
+    """End the block at the deadline, also if it waits for other requests. Raises what the deadline raises."""
     remaining_s = deadline.remaining_s
     try:
         async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s + _GRACE_S):

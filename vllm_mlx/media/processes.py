@@ -18,7 +18,7 @@ from .worker import END, FRAME, REFUSED, SIZE, TOO_LARGE, TOO_SLOW, ImageTask, T
 MAX_MEMORY_BYTES = 1 << 30  # limit of one process
 LARGE_PIXELS = 1 << 24  # larger images are decoded in a process
 _BYTES_PER_PIXEL = 24  # what Pillow's decoders and the pixels take at most, beside 256 MB for everything else
-TOO_MUCH = -1000  # what was sent exceeds its limit; beside the exit statuses of processes
+TOO_MUCH = -1000  # a status beside the exit statuses of processes: the process sent more than it may
 _PROCESSES = 3  # at the same time
 _PER_TENANT = 2  # so that other tenants need not wait for its files
 _RETRY_S = 5.0
@@ -30,14 +30,14 @@ Frame = tuple[bytes, bytes]  # its kind, its content
 
 @dataclass
 class ReadingFailed(Exception):
-    """A process did not read its file to the end."""
+    """Raised if a process did not read its file to the end."""
 
     status: int  # its exit status, `TOO_MUCH`, or 0 for a file that it refused
     reason: str = ""  # why it refused the file
 
 
 class Processes:
-    """Used on one event loop. Tenants and their requests take turns."""
+    """Runs worker processes, on one event loop. Tenants and their requests take turns."""
 
     def __init__(self) -> None:
         self._places = FairQueue(_PROCESSES, per_key=_PER_TENANT)
@@ -114,7 +114,7 @@ async def _frames(process: asyncio.subprocess.Process, max_bytes: int) -> list[F
 
 @asynccontextmanager
 async def _process(task: Task) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a process, which ends with the block. It inherits no environment, and no file that Python opened."""
+    """Start a process that ends with the block. It inherits neither environment variables nor files of Python."""
     command, environment = python_process(worker.__name__)
     try:
         process = await asyncio.create_subprocess_exec(

@@ -1,7 +1,7 @@
 """One image or video as its model reads it: text, token ids and encoder inputs. Knows no processor, no conversation.
 
-The encoder inputs of a full-HD image have 50 MB, and most turns need none: the features of their images are still
-cached, or the prefix that holds them is. They are dropped once they are encoded, and computed again on demand.
+The encoder inputs of a full-HD image take 50 MB, and most turns need none, because the features of their images or the
+prefix with the images are still cached. So encoder inputs are dropped once they are encoded, and made again on demand.
 """
 
 import sys
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.memory import ByteRoom
 from ..core.sequence import EncoderInputs, Layout, MediaItem, PromptInputs
-from .limits import ByteRoom
 
 Arrays = Mapping[str, np.ndarray]  # encoder inputs of one item, by name
 _DIGEST_BYTES = 16
@@ -47,20 +47,20 @@ class RenderedMedia:
         return cls(text, num_lead_chars, token_ids, items, digest.digest(), num_pixels)
 
     def placed(self, offset: int) -> tuple[MediaItem, ...]:
-        """The items in a prompt whose token at `offset` is the first placeholder."""
+        """Return the items for a prompt whose token at `offset` is the first placeholder."""
         return tuple(replace(item, offset=item.offset + offset) for item in self.items)
 
     def alone(self) -> PromptInputs:
         return PromptInputs(token_ids=self.token_ids, media=self.items)
 
     def with_inputs(self, inputs: Iterable[Mapping[str, Any] | EncoderInputs]) -> "RenderedMedia":
-        """The same with these encoder inputs, one entry for each item."""
+        """Return the same rendering with other encoder inputs, one entry for each item."""
         items = (replace(item, inputs=given) for item, given in zip(self.items, inputs, strict=True))
         return replace(self, items=tuple(items))
 
     @property
     def arrays(self) -> tuple[Arrays, ...]:
-        """The encoder inputs of each item, if they are held directly."""
+        """The encoder inputs of each item that holds them directly."""
         return tuple(item.inputs for item in self.items if isinstance(item.inputs, Mapping))
 
     @property
@@ -74,7 +74,7 @@ class RenderedMedia:
 def media_item(
     offset: int, token_ids: tuple[int, ...], inputs: Arrays, layout: Layout | None, settings: bytes
 ) -> MediaItem:
-    """`settings`: those of the processor that made the inputs. The digest covers all arguments but the offset."""
+    """`settings`: those of the processor that made the inputs. The digest covers all arguments except the offset."""
     digest = blake2b(settings + repr(token_ids).encode(), digest_size=_DIGEST_BYTES)
     arrays = dict(inputs) if layout is None else {**inputs, "layout": layout.positions}
     for name, array in sorted(arrays.items()):

@@ -26,7 +26,7 @@ from .rendered import RenderedMedia, media_item
 from .video import FrameSampling
 
 Grid = tuple[int, int, int]  # (t, h, w), in tokens
-# Options that give token ids without special tokens: most processors take the first.
+# Options that give token ids without special tokens. Most processors take the first.
 WAYS: tuple[Mapping[str, Any], ...] = (MappingProxyType({"add_special_tokens": False}), MappingProxyType({}))
 # What a processor raises on pixels that it cannot take.
 REFUSALS = (ValueError, TypeError, ZeroDivisionError, IndexError, OSError)
@@ -40,7 +40,7 @@ _PIECE_PIXELS = 1 << 20  # encoded at once, unless two frames have more
 
 
 class ModelProcessor:
-    """Not safe to share between threads."""
+    """A checkpoint's processor. Not safe to share between threads."""
 
     def __init__(self, processor: Any, tokenizer: Tokenizer, options: Mapping[str, Any]):
         """`options`: one of `WAYS`."""
@@ -51,7 +51,7 @@ class ModelProcessor:
 
     @property
     def video_processor(self) -> Any:
-        """None if it takes no videos."""
+        """The part that processes videos; None if the processor takes none."""
         return getattr(self._processor, "video_processor", None)
 
     def takes(self, name: str) -> bool:
@@ -59,7 +59,7 @@ class ModelProcessor:
         return name in inspect.signature(self._processor.__call__).parameters
 
     def run(self, text: str, *, keep_all: bool = False, **media: Any) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Token ids of the text, and encoder inputs of its `media`: `images`, or `videos` with their metadata.
+        """Return token ids of the text, and encoder inputs of its `media`: `images`, or `videos` with their metadata.
 
         `keep_all`: also return arrays that describe token ids.
         """
@@ -76,7 +76,7 @@ class ModelProcessor:
 
 
 def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remote_code: bool) -> Any:
-    """Raises ModelLoadError if it cannot be loaded from the checkpoint's files."""
+    """Load the processor of a checkpoint. Raises ModelLoadError."""
     from mlx_vlm.utils import get_model_and_args, load_processor
 
     get_model_and_args(dict(config))  # registers the family's own processor
@@ -98,7 +98,7 @@ def unusable(path: Path, reason: str) -> ModelLoadError:
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """A numpy array, made in the thread that made the value: lazy MLX arrays belong to it. None if it is no array."""
+    """Return a numpy array; None if the value is not an array. A lazy MLX array belongs to the thread that made it."""
     if value is None or isinstance(value, str):
         return None
     array = np.array(value)
@@ -116,7 +116,7 @@ def _settings(processor: Any) -> bytes:
 
 
 class ImageRenderer:
-    """Like its processor, it is not safe to share between threads."""
+    """Not safe to share between threads, like its processor."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ImageRenderer:
         merge_size: int = 1,
         max_pixels: int,
     ):
-        """`merge_size`: patches on one side of a token, if the processor returns a grid of patches."""
+        """`merge_size`: patches along one side of a token, if the processor returns a grid of patches."""
         self.marker = marker  # what a chat template writes for an image
         self.token_id = token_id
         self._processor = processor
@@ -137,7 +137,7 @@ class ImageRenderer:
         self.max_pixels = max_pixels
 
     def works(self, image: DecodedImage) -> bool:
-        """Whether the rendered text of an image is tokenized to its placeholders again."""
+        """Whether tokenizing the rendered text of an image gives its placeholders again."""
         try:
             rendered = self.render(image)
         except FAULTS:
@@ -172,7 +172,7 @@ class NoVideos:
 
 
 class VideoRenderer:
-    """Like its processor, it is not safe to share between threads."""
+    """Not safe to share between threads, like its processor."""
 
     def __init__(
         self,
@@ -196,9 +196,9 @@ class VideoRenderer:
     def find(
         cls, processor: ModelProcessor, tokenizer: Tokenizer, config: Mapping[str, Any], *, max_pixels: int
     ) -> "VideoRenderer | NoVideos":
-        """The renderer that the checkpoint's files describe; `probe` tries it."""
+        """Return the renderer that the checkpoint's files describe; `probe` tries it."""
         if config.get("model_type") not in _FAMILIES:
-            return NoVideos("those of its family are not served")
+            return NoVideos("videos of its family are not served")
         if processor.video_processor is None:
             return NoVideos("the checkpoint has no video processor")
         ids = [config.get(f"{name}_token_id") for name in ("vision_start", "video", "vision_end")]
@@ -214,14 +214,14 @@ class VideoRenderer:
         return float(self._vision.get("tokens_per_second", 1)) * self._frames_per_place
 
     def run(self, text: str, clip: Clip, *, keep_all: bool = False) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Run the processor on a text with the clip's marker. Returns what it returns, and raises one of `REFUSALS`."""
+        """Run the processor on a text with the clip's marker. Raises one of `REFUSALS`."""
         media: dict[str, Any] = {"videos": [self._fit(clip)]}
         if self._processor.takes("video_metadata"):  # given as one frame per second
             media["video_metadata"] = [{"frames_indices": list(clip.times), "fps": 1.0}]
         return self._processor.run(text, keep_all=keep_all, **media)
 
     def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> RenderedMedia:
-        """`piece_pixels`: how many pixels are encoded at once. Raises one of `REFUSALS`."""
+        """Render a clip; `piece_pixels` are encoded at once. Raises one of `REFUSALS`."""
         ids, inputs = self.run(self.marker, clip)
         spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
         items = self._items(ids, spots, inputs, clip, piece_pixels)
@@ -249,7 +249,7 @@ class VideoRenderer:
         return tuple(items)
 
     def _layouts(self, grid: Grid, places: np.ndarray, group: int, clip: Clip) -> Sequence[Layout]:
-        """One grid if the placeholders are contiguous; otherwise a grid for every two frames, with text in between."""
+        """Return layouts of one grid if the placeholders are contiguous, otherwise of a grid for every two frames."""
         t, h, w = grid
         if places[-1, -1] - places[0, 0] + 1 == places.size:
             return video_layouts(grid, self._step(clip), group)
@@ -264,7 +264,7 @@ class VideoRenderer:
         return layouts
 
     def _step(self, clip: Clip) -> float:
-        """Positions between one place in time and the next."""
+        """Return the positions from one place in time to the next."""
         per_second = self._vision.get("tokens_per_second")
         return 1.0 if per_second is None else per_second * self._frames_per_place / clip.fps
 
@@ -280,14 +280,14 @@ class VideoRenderer:
 
 
 def _span(ids: list[int], token_id: int) -> list[int]:
-    """The ids from the first placeholder to the last."""
+    """Return the ids from the first placeholder to the last."""
     return ids[ids.index(token_id) : len(ids) - ids[::-1].index(token_id)]
 
 
 def _rendered(
     tokenizer: Tokenizer, ids: list[int], token_id: int, items: tuple[MediaItem, ...], num_pixels: int
 ) -> RenderedMedia:
-    """Raises ValueError if the text of the ids is not tokenized to them again."""
+    """Raises ValueError if tokenizing the text of the ids does not give them again."""
     text = tokenizer.decode(ids)
     if tokenizer.encode(text, add_special_tokens=False) != ids:
         raise ValueError("its placeholders have no text")
@@ -300,7 +300,7 @@ def image_layout(grid: Grid) -> Layout:
 
 
 def video_layouts(grid: Grid, step: float, group: int) -> list[Layout]:
-    """Layouts of a video that is one grid, in pieces of `group` along t. `step`: positions from one t to the next."""
+    """Return layouts of a video that is one grid, in pieces of `group` along t. `step`: positions from t to t + 1."""
     t, h, w = grid
     times = (np.arange(t + 1) * step).astype(np.int32)
     times[t] = max(times[t - 1] + 1, h, w)  # text after the video continues after its longest axis
@@ -314,7 +314,7 @@ def video_layouts(grid: Grid, step: float, group: int) -> list[Layout]:
 
 
 def joined(parts: Iterable[Layout | int]) -> Layout:
-    """The layout of grids and texts in sequence; a text is given by its number of tokens."""
+    """Return the layout of grids and texts in sequence; a text is given by its number of tokens."""
     positions, begin = [], 0
     for part in parts:
         if isinstance(part, int):

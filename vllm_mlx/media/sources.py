@@ -1,15 +1,21 @@
-"""Where an image, video or document comes from: bytes, a file of this machine, or a web address. Fetches nothing."""
+"""The images, videos and documents of a request: where they are in its messages, and where each comes from.
+
+A source is bytes, a file of this machine, or a web address. Fetches and decodes nothing.
+"""
 
 import binascii
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from ..core.errors import ConfigError, InvalidImage, setting
+from ..core.errors import ConfigError, InvalidDocument, InvalidImage, InvalidVideo, setting
+from ..core.messages import DocumentPart, ImagePart, MediaPart, Message, Part, ShownPart, ToolResultPart, VideoPart
+from ..core.request import Request
 
 Kind = Literal["image", "video", "document"]
 VideoSource = str | bytes | tuple[str, ...]  # a file, or image files that are its frames
@@ -29,10 +35,76 @@ _SPACE = b"\t\n\f\r "
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%20": "", "%09": "", "%0A": "", "%0D": ""}
 _MAX_ESCAPED_CHARS = 1 << 20  # data that is not base64 takes 150 bytes of memory for every byte while it is decoded
 
+_NAMES: tuple[tuple[type, str, type[InvalidImage]], ...] = (
+    (ImagePart, "Image", InvalidImage),
+    (VideoPart, "Video", InvalidVideo),
+    (DocumentPart, "Document", InvalidDocument),
+)
+
+
+def media_parts(request: Request) -> tuple[MediaPart, ...]:
+    """Return all images and videos in the order of the conversation, including those in tool results."""
+    return tuple(part for message in request.messages or () for part in _of_message(message, ImagePart | VideoPart))
+
+
+def document_parts(request: Request) -> dict[DocumentPart, bool]:
+    """Return every document once, in the order of the conversation, and whether the request depends on it.
+
+    It does if the user has just sent it. A document before the last reply, from a tool, or sent together with the
+    result of a tool must not end the conversation if it cannot be read.
+    """
+    messages = request.messages or ()
+    roles = [message.role for message in messages]
+    start = len(roles) - roles[::-1].index("assistant") if "assistant" in roles else 0
+    is_sent_now = "tool" not in roles[start:]
+    found: dict[DocumentPart, bool] = {}
+    for index, message in enumerate(messages):
+        for part in _of_message(message, DocumentPart):
+            found[part] = found.get(part, False) or (is_sent_now and index >= start)
+    return found
+
+
+def replace_parts(request: Request, new: Mapping[Any, Sequence[ShownPart]]) -> Request:
+    """Return the request with each part that `new` names, also in tool results, replaced by the parts given there."""
+    messages = tuple(replace(message, parts=tuple(_replaced(message.parts, new))) for message in request.messages or ())
+    return replace(request, messages=messages)
+
+
+def _replaced(parts: Iterable[Part], new: Mapping[Any, Sequence[ShownPart]]) -> Iterator[Any]:
+    for part in parts:
+        match part:
+            case ToolResultPart(content=content):
+                yield replace(part, content=tuple(_replaced(content, new)))
+            case ImagePart(param=param) | VideoPart(param=param) | DocumentPart(param=param) if part in new:
+                yield from (replace(item, param=param) if isinstance(item, ImagePart) else item for item in new[part])
+            case _:
+                yield part
+
+
+@contextmanager
+def naming(part: MediaPart | DocumentPart, number: int) -> Iterator[None]:
+    """Add the number, the place and the name of a part to its errors, and raise them as the error of its kind."""
+    try:
+        yield
+    except InvalidImage as error:
+        [(name, kind)] = [(name, kind) for part_type, name, kind in _NAMES if isinstance(part, part_type)]
+        where = f"{name} {number} of this request (`{part.param}`, {label(part.source)})"
+        if isinstance(part, ImagePart) and part.is_page:
+            where = f"A page of a document of this request (`{part.param}`)"
+        raise kind(f"{where}: {error.message}", param=part.param) from error
+
+
+def _of_message(message: Message, kind: Any) -> Iterator[Any]:
+    for part in message.parts:
+        if isinstance(part, ToolResultPart):
+            yield from (item for item in part.content if isinstance(item, kind))
+        elif isinstance(part, kind):
+            yield part
+
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """Bytes, or a data URL. `read` decodes it, which takes milliseconds for every megabyte."""
+    """Bytes, or a data URL, which takes milliseconds a megabyte to decode."""
 
     source: str | bytes
 
@@ -57,7 +129,7 @@ Source = Inline | Remote | LocalFile
 
 
 def parse_source(source: str | bytes, kind: Kind = "image") -> Source:
-    """Raises InvalidImage if it is none of the three."""
+    """Raises InvalidImage for text that is neither a data URL, an address nor a path."""
     if isinstance(source, bytes):
         return Inline(source)
     head = source[:16].lstrip().lower()
@@ -76,7 +148,7 @@ def parse_source(source: str | bytes, kind: Kind = "image") -> Source:
 
 
 def count_frames(source: VideoSource) -> int | None:
-    """How many frames `split_frames` returns, counted without making any; None for a video file."""
+    """Count the frames that `split_frames` returns, without making any. Returns None for a video file."""
     if isinstance(source, tuple):
         return len(source)
     return source.count(",", len(_FRAMES)) + 1 if _is_joined(source) else None
@@ -94,7 +166,7 @@ def _is_joined(source: VideoSource) -> TypeGuard[str]:
 
 
 def label(source: VideoSource) -> str:
-    """A short name of the source for errors: enough to find it, never all of it."""
+    """Return a short name of the source for errors: enough to find it, never all of it."""
     if isinstance(source, tuple):
         return f"{len(source)} frames"
     if isinstance(source, bytes):
@@ -182,7 +254,7 @@ class MediaRoot:
             self._root = folder.resolve()
 
     def read(self, path: str, max_bytes: int, kind: Kind = "image") -> bytes:
-        """The bytes of a file. Links that lead out of the folder are refused. Raises InvalidImage."""
+        """Return the bytes of a file. Links that lead out of the folder are refused. Raises InvalidImage."""
         if self._root is None:
             raise InvalidImage(
                 f"this server reads no files. Send a data URL, or start it with {setting('media_root')} FOLDER."
@@ -199,7 +271,7 @@ class MediaRoot:
 
 
 def _open(root: Path, parts: tuple[str, ...]) -> int:
-    """Open folder by folder and follow no link: one that was made after the path was resolved leads nowhere."""
+    """Open a file folder by folder without following links, not even those made after the path was resolved."""
     if not parts:
         raise IsADirectoryError(str(root))
     folder = os.open(root, _FLAGS | os.O_DIRECTORY)

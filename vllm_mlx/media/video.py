@@ -11,7 +11,6 @@ from ..core.config import MediaConfig
 from ..core.errors import InvalidImage
 from ..core.tasks import Deadline
 from .decode import Clip, FrameStack, ImageFile, fitting, scaled, what_else
-from .limits import Allowance
 from .processes import MAX_MEMORY_BYTES, Frame, Processes, ReadingFailed, sent_pixels, too_slow, undecodable
 from .worker import SIZE, THREADS, VideoTask
 
@@ -38,9 +37,9 @@ class FrameSampling:
         return cls(**{name: value for name, value in given.items() if value})
 
     def choose(self, num_frames: int, duration_s: float, fps: float | None) -> list[int]:
-        """Indices of the chosen frames, evenly spread from the first to the last; at least one.
+        """Return indices of the chosen frames, evenly spread from the first to the last; at least one.
 
-        `fps`: frames per second of video; None for the checkpoint's.
+        `fps`: frames per second of video; None for the checkpoint's rate.
         """
         wanted = duration_s * (fps or self.fps)
         most = min(self.max_frames, num_frames) // _FRAME_FACTOR * _FRAME_FACTOR
@@ -49,13 +48,13 @@ class FrameSampling:
         return [int(index) for index in indices]
 
     def check_frames(self, num_frames: int) -> None:
-        """Check how many frames a client sent. Raises InvalidImage."""
+        """Check the number of frames that a client sent. Raises InvalidImage."""
         if not 0 < num_frames <= self.max_frames:
             raise InvalidImage(f"it has {num_frames} frames; this model takes 1 to {self.max_frames}. Send that many.")
 
 
 def container(data: bytes) -> str:
-    """FFmpeg's name of the file format. Raises InvalidImage."""
+    """Return FFmpeg's name of the file format. Raises InvalidImage."""
     start = data[:16]
     if start[4:8] in _BOXES and start[8:12] not in _STILL:
         return "mov"
@@ -67,15 +66,15 @@ def container(data: bytes) -> str:
         return "gif"
     if start.startswith(_IMAGES):
         raise InvalidImage("it is an image. Send it as one.")
-    raise InvalidImage(f"it is {what_else(data, f'no video that this server reads ({_READ})')}.")
+    raise InvalidImage(f"it is {what_else(data, f'not a video that this server reads ({_READ})')}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoLimits:
-    max_pixels: int  # chosen frames are scaled down to this many together
+    max_pixels: int  # of all chosen frames together, which are scaled down to fit
     max_frame_pixels: int  # in one frame of the file
     max_decode_s: float
-    max_memory_bytes: int = MAX_MEMORY_BYTES  # the process that reads a file may use so much
+    max_memory_bytes: int = MAX_MEMORY_BYTES  # of the process that reads a file
 
     @classmethod
     def of(cls, config: MediaConfig) -> "VideoLimits":
@@ -88,7 +87,7 @@ class VideoLimits:
 
 @dataclass(frozen=True, slots=True)
 class VideoFile:
-    """A video file with a valid header, whose frames were counted."""
+    """A video file with a valid header and counted frames."""
 
     data: bytes
     task: VideoTask  # names the frames that the model sees, and their size
@@ -108,10 +107,10 @@ class VideoReader:
         self._sampling = sampling
         self._limits = limits
 
-    async def open(self, data: bytes, fps: float | None, allowance: Allowance) -> VideoFile:
+    async def open(self, data: bytes, fps: float | None, deadline: Deadline, tenant: str) -> VideoFile:
         """`fps`: frames to choose per second of video.
 
-        Raises InvalidImage if it is no video or exceeds a limit, and what the deadline raises.
+        Raises InvalidImage if the file is not a video or exceeds a limit, and what the deadline raises.
         """
         limits = self._limits
         task = VideoTask(
@@ -120,41 +119,41 @@ class VideoReader:
             container=container(data),
             max_frame_pixels=limits.max_frame_pixels,
         )
-        [(_, found)] = await self._read(data, task, _MAX_FACTS_BYTES, allowance)
+        [(_, found)] = await self._read(data, task, _MAX_FACTS_BYTES, deadline, tenant)
         (width, height), stamps = SIZE.unpack_from(found), np.frombuffer(found, np.float64, offset=SIZE.size)
         duration_s = _duration_s(stamps)
         wanted = self._sampling.choose(len(stamps), duration_s, fps)
         task = replace(task, wanted=wanted, size=fitting(width, height, limits.max_pixels // len(wanted)))
         return VideoFile(data, task, [float(stamps[at] - stamps[0]) for at in wanted], len(wanted) / duration_s)
 
-    async def decode(self, file: VideoFile, allowance: Allowance) -> Clip:
-        """Raises InvalidImage, and what the deadline raises."""
+    async def decode(self, file: VideoFile, deadline: Deadline, tenant: str) -> Clip:
+        """Decode the chosen frames. Raises InvalidImage, and what the deadline raises."""
         max_bytes = 3 * file.num_pixels + SIZE.size * len(file.times)
-        frames = await self._read(file.data, file.task, max_bytes, allowance)
+        frames = await self._read(file.data, file.task, max_bytes, deadline, tenant)
         stack = FrameStack(len(file.times))
         for index, (_, found) in enumerate(frames):
             stack.add(sent_pixels(found))
             frames[index] = (b"", b"")  # so that no frame is in memory twice for long
         return stack.clip(file.times, file.fps)
 
-    async def _read(self, data: bytes, task: VideoTask, max_bytes: int, allowance: Allowance) -> list[Frame]:
+    async def _read(self, data: bytes, task: VideoTask, max_bytes: int, deadline: Deadline, tenant: str) -> list[Frame]:
         try:
-            return await self._processes.read(task, data, max_bytes, allowance.deadline, allowance.tenant)
+            return await self._processes.read(task, data, max_bytes, deadline, tenant)
         except ReadingFailed as error:
             raise undecodable(error, self._limits.max_decode_s, _ADVICE) from error
 
 
 def _duration_s(stamps: np.ndarray) -> float:
-    """The duration of the video; the last frame lasts as long as the others on average."""
+    """Return the duration of the video. The last frame is assumed to last as long as the others on average."""
     between = float(stamps[-1] - stamps[0])
     return between * len(stamps) / (len(stamps) - 1) if between > 0 else 1.0
 
 
 class FrameFiles:
-    """A video that is given as image files with valid headers. They are decoded one after the other."""
+    """A video given as image files with valid headers, which are decoded one after the other."""
 
     def __init__(self, frames: Sequence[ImageFile], fps: float, limits: VideoLimits):
-        """`fps`: frames per second of video. Raises InvalidImage if the headers say that the frames differ in size."""
+        """`fps`: frames per second of video. Raises InvalidImage if the headers state different sizes."""
         self._frames = frames
         self._fps = fps
         self._frame_pixels = limits.max_pixels // len(frames)

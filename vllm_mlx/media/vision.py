@@ -15,12 +15,11 @@ import numpy as np
 from ..core.config import PROBE_PIXELS
 from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.lru import LRU
-from ..core.memory import MemoryBudget
+from ..core.memory import ByteRoom, MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .decode import Clip, Decoded, DecodedImage
-from .limits import ByteRoom
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia
 from .renderers import (
     FAULTS,
@@ -65,7 +64,7 @@ class VisionProbe:
 
 
 def image_trial(text: str, processor: ModelProcessor, images: ImageRenderer) -> Trial:
-    """`text` holds two markers. Raises one of `REFUSALS`."""
+    """Render two images in `text`, which has two markers. Raises one of `REFUSALS`."""
     noises = [noise(seed) for seed in (1, 2)]
     ids, inputs = processor.run(text, images=[images.fit(image) for image in noises], keep_all=True)
     items: list[MediaItem] = []
@@ -94,12 +93,12 @@ def _in_pieces(text: str, videos: VideoRenderer) -> Trial:
     rendered = videos.render(clip, piece_pixels=1)
     start = ids.index(videos.token_id)
     if tuple(ids[start : start + len(rendered.token_ids)]) != rendered.token_ids:
-        raise ValueError("it writes a video in another way if there is text")
+        raise ValueError("it writes a video in a different way if there is text")
     return Trial(PromptInputs(token_ids=tuple(ids), media=rendered.placed(start)), inputs)
 
 
 def trial_text(tokenizer: Tokenizer, kind: Literal["image", "video"], number: int) -> str:
-    """A rendered conversation with `number` images or videos. Raises one of `TEMPLATE_FAILURES`, or TemplateError."""
+    """Render a conversation with `number` images or videos. Raises one of `TEMPLATE_FAILURES`, or TemplateError."""
     content = number * [{"type": "text", "text": "one"}, {"type": kind}]
     return tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
 
@@ -164,12 +163,12 @@ class VisionProcessor:
         raise unusable(path, "its processor does not write one image at a time")
 
     def set_memory(self, memory: MemoryBudget) -> None:
-        """Set how much may be kept. Before this call nothing is."""
+        """Set how much may be kept. Nothing is kept before this call."""
         self._room.max_bytes = memory.encoder_inputs_bytes
         self._known.resize(memory.rendered_bytes)
 
     def scale_down_to(self, max_pixels: int | None) -> None:
-        """Lower the limit of images and frames to what the encoder reads in time."""
+        """Lower the limit of images and frames to what the encoder reads in time, if that is known."""
         if max_pixels is not None:
             self._max_pixels = self._images.max_pixels = max_pixels
             if isinstance(self._videos, VideoRenderer):
@@ -182,12 +181,12 @@ class VisionProcessor:
 
     @property
     def video_marker(self) -> str | None:
-        """None if the model takes no videos."""
+        """What a chat template writes for a video; None if the model takes no videos."""
         return None if isinstance(self._videos, NoVideos) else self._videos.marker
 
     @property
     def no_videos(self) -> str | None:
-        """Why the model takes none: the end of "This model takes no videos: …". None if it takes them."""
+        """The end of the sentence "This model takes no videos: …"; None if it takes videos."""
         return self._videos.reason if isinstance(self._videos, NoVideos) else None
 
     @property
@@ -197,7 +196,7 @@ class VisionProcessor:
     def recall(self, remake: Remake, part: MediaPart, content: bytes) -> RenderedMedia | None:
         """Return the earlier rendering of the part, if it is known. `content`: the salt and the digest of its file.
 
-        Its encoder inputs are computed on demand, by `remake`.
+        `remake` computes the encoder inputs on demand.
         """
         known = self._known.get((content, _max_side(part)))
         return None if known is None else self._with_inputs(known, (), partial(remake, part, known.digest))

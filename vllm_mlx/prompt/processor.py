@@ -20,8 +20,8 @@ from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer, read_json
 from ..guidance.constraint_builder import ConstraintBuilder
 from ..guidance.grammar_compiler import MAX_BYTES
-from ..media.parts import media_parts, replace_media
 from ..media.rendered import RenderedMedia
+from ..media.sources import media_parts, replace_parts
 from ..media.vision import VisionProcessor
 from .chat import ChatPrompt, ChatPrompts
 from .context_window import ContextWindow
@@ -149,7 +149,7 @@ class RequestProcessor:
         rendered_media: tuple[RenderedMedia, ...] = ()
         if rendered is not None:
             rendered_media = tuple(rendered[part] for part in media_parts(request))
-            request = replace_media(request, {part: _known_part(part, media) for part, media in rendered.items()})
+            request = replace_parts(request, {part: (_known_part(part, media),) for part, media in rendered.items()})
         budget = SchemaBudget()
         schemas = declared_schemas(request, budget)
         chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline)

@@ -25,7 +25,7 @@ from ..core.messages import (
 )
 from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
-from ..media.parts import media_parts
+from ..media.sources import media_parts
 from .system_turns import SystemTurns
 
 # Private characters. They stand for a marker that is part of the conversation's own text while it is rendered.

@@ -57,7 +57,7 @@ def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
 
 
 def _at_all(layer: mx.array, seen: mx.array) -> mx.array:
-    """`layer: (placeholders, hidden)` spread over `seen: (1, tokens)`, with zeros for the text between placeholders."""
+    """Spread `layer: (placeholders, hidden)` over `seen: (1, tokens)`, with zeros for text between placeholders."""
     if layer.shape[0] != seen.sum().item():
         raise Unsupported("This family's images have tokens that the vision encoder does not fill at every depth.")
     rows = mx.maximum(mx.cumsum(seen[0].astype(mx.int32)) - 1, 0)
@@ -70,17 +70,17 @@ def input_arrays(inputs: Mapping[str, np.ndarray] | EncoderInputs) -> dict[str, 
 
 
 def chunk_positions(media: Iterable[MediaItem], start: int, end: int) -> np.ndarray:
-    """Positions of the row's tokens `[start, end)` on three axes: `(3, end - start)`, int32. `media` are in order.
+    """Return positions of the row's tokens `[start, end)` on three axes: `(3, end - start)`, int32.
 
-    Qwen2-VL (arXiv 2409.12191): text advances all axes by one a token; text after an image or a video continues after
-    its longest axis.
+    `media` are in order. Qwen2-VL (arXiv 2409.12191): text advances all axes by one a token; text after an image or a
+    video continues after its longest axis.
     """
     positions = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))
     moved = 0
     for item in media:
         if item.offset >= end:
             break
-        assert item.layout is not None, "only media with a layout have positions of their own"
+        assert item.layout is not None, "only media with a layout have such positions"
         low, high = max(item.offset, start), min(item.end, end)
         if low < high:
             layout = item.layout.positions[:, low - item.offset : high - item.offset]
@@ -91,7 +91,7 @@ def chunk_positions(media: Iterable[MediaItem], start: int, end: int) -> np.ndar
 
 
 def text_delta(media: Iterable[MediaItem]) -> int:
-    """The position of a token after all media, less its index."""
+    """Return the position of a token after all media, minus its index."""
     return sum(item.layout.advance - item.length for item in media if item.layout is not None)
 
 

@@ -1,0 +1,67 @@
+"""Reads the documents of requests, and renders their images and videos. Knows no prompt."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from ..core.errors import InvalidDocument
+from ..core.messages import DocumentPart, MediaPart, ShownPart, TextPart
+from ..core.request import Request
+from ..core.tasks import Deadline
+from ..media.documents import DocumentText
+from ..media.loader import MediaLoader
+from ..media.rendered import RenderedMedia
+from ..media.sources import document_parts, naming, replace_parts
+from ..media.vision import VisionProcessor
+
+
+class MediaRequests:
+    """Reads documents and renders images and videos. Those that were rendered before are decoded only to be encoded."""
+
+    def __init__(self, vision: VisionProcessor | None, loader: MediaLoader, wake: Callable[[], None]):
+        """`vision` is None for a model that takes no images. `wake` is called when encoder inputs were made again."""
+        self._vision = vision
+        self._loader = loader
+        self._wake = wake
+
+    async def close(self) -> None:
+        await self._loader.close()
+
+    async def read_documents(self, request: Request, *, deadline: Deadline) -> Request:
+        """The request with texts and images in the place of its documents.
+
+        If one cannot be read, a line of text says why. Raises InvalidDocument if the user has just sent it, and what
+        the deadline raises.
+        """
+        if not (asked := document_parts(request)):
+            return request
+        read = await self._loader.read(tuple(asked), salt=request.cache_salt, tenant=request.tenant, deadline=deadline)
+        parts: dict[DocumentPart, tuple[ShownPart, ...]] = {}
+        for number, (part, found) in enumerate(read.items(), 1):
+            if isinstance(found, DocumentText):
+                parts[part] = found.parts
+                continue
+            if asked[part]:
+                with naming(part, number):
+                    raise InvalidDocument(found.reason)
+            parts[part] = (TextPart(f"[This document could not be read: {found.reason}]"),)
+        return replace_parts(request, parts)
+
+    async def render(
+        self, parts: tuple[MediaPart, ...], *, salt: str, tenant: str, deadline: Deadline
+    ) -> dict[MediaPart, RenderedMedia]:
+        """Every part as it was rendered before, or else rendered from its pixels.
+
+        Raises RequestError, and what the deadline raises.
+        """
+        assert self._vision is not None, "a model that takes no images refuses them before"
+        remake = partial(self._remake, salt)
+        render, recall = partial(self._vision.render, remake), partial(self._vision.recall, remake)
+        return await self._loader.load(parts, render, salt=salt, tenant=tenant, recall=recall, deadline=deadline)
+
+    def _remake(self, salt: str, part: MediaPart, digest: bytes) -> "Future[RenderedMedia]":
+        """Called on the engine thread."""
+        assert self._vision is not None, "it has encoder inputs"
+        made = self._loader.start(part, partial(self._vision.render_again, digest), salt)
+        made.add_done_callback(lambda _: self._wake())
+        return made
