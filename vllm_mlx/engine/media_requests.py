@@ -16,7 +16,7 @@ from ..media.vision import VisionProcessor
 
 
 class MediaRequests:
-    """Reads documents and renders images and videos. Those that were rendered before are decoded only to be encoded."""
+    """Reads documents, and renders images and videos. A known image or video is decoded only to be encoded."""
 
     def __init__(self, vision: VisionProcessor | None, loader: MediaLoader, wake: Callable[[], None]):
         """`vision` is None for a model that takes no images. `wake` is called when encoder inputs were made again."""
@@ -28,7 +28,7 @@ class MediaRequests:
         await self._loader.close()
 
     async def read_documents(self, request: Request, *, deadline: Deadline) -> Request:
-        """The request with texts and images in the place of its documents.
+        """Return the request with texts and images in place of its documents.
 
         If one cannot be read, a line of text says why. Raises InvalidDocument if the user has just sent it, and what
         the deadline raises.
@@ -50,7 +50,7 @@ class MediaRequests:
     async def render(
         self, parts: tuple[MediaPart, ...], *, salt: str, tenant: str, deadline: Deadline
     ) -> dict[MediaPart, RenderedMedia]:
-        """Every part as it was rendered before, or else rendered from its pixels.
+        """Return every part as it was rendered before, or else render it from its pixels.
 
         Raises RequestError, and what the deadline raises.
         """
@@ -60,7 +60,7 @@ class MediaRequests:
         return await self._loader.load(parts, render, salt=salt, tenant=tenant, recall=recall, deadline=deadline)
 
     def _remake(self, salt: str, part: MediaPart, digest: bytes) -> "Future[RenderedMedia]":
-        """Called on the engine thread."""
+        """Start to render a part again. Called on the engine thread."""
         assert self._vision is not None, "it has encoder inputs"
         made = self._loader.start(part, partial(self._vision.render_again, digest), salt)
         made.add_done_callback(lambda _: self._wake())

@@ -91,7 +91,7 @@ class MediaInputs:
     """
 
     def __init__(self, make: Callable[[], "Future[RenderedMedia]"], room: ByteRoom, arrays: Sequence[Arrays] = ()):
-        """`room`: the budget of all encoder inputs that wait; `arrays`: those that are known, for each item."""
+        """`room`: the budget of all encoder inputs that wait; `arrays`: the known ones, for each item."""
         num_bytes = sum(array.nbytes for given in arrays for array in given.values())
         has_room = room.enter(num_bytes)
         self._make = make

@@ -71,10 +71,10 @@ def container(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoLimits:
-    max_pixels: int  # of all chosen frames together, which are scaled down to fit
+    max_pixels: int  # all chosen frames together, which are scaled down to fit
     max_frame_pixels: int  # in one frame of the file
     max_decode_s: float
-    max_memory_bytes: int = MAX_MEMORY_BYTES  # of the process that reads a file
+    max_memory_bytes: int = MAX_MEMORY_BYTES  # limit of the process that reads a file
 
     @classmethod
     def of(cls, config: MediaConfig) -> "VideoLimits":

@@ -26,7 +26,7 @@ from ..core.errors import InvalidImage, setting
 
 FRAME = struct.Struct(">cI")  # the header of a frame: its kind, and the length of its contents
 REFUSED, END = b"r", b"e"  # kinds of frames that every task sends
-TEXT, IMAGE = b"t", b"i"  # of a PDF; the text of a page follows its image, if it has one
+TEXT, IMAGE = b"t", b"i"  # a PDF's pages: the text of a page follows its image, if it has one
 STAMPS, PIXELS = b"s", b"p"  # the width, height and times of a video; one image
 SIZE = struct.Struct("=II")  # the beginning of both: width and height
 ENCRYPTED, DAMAGED, TOO_MUCH_TEXT = "encrypted", "damaged", "text"  # why a PDF is refused; or its number of pages
