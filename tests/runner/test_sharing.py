@@ -16,7 +16,7 @@ from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache import layers
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import PrefillChunk, StepPlan
-from vllm_mlx.runner import sharing
+from vllm_mlx.runner import proofs
 from vllm_mlx.runner.batch import Batch, regroup
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.device import DeviceWatch
@@ -113,7 +113,7 @@ def test_a_model_that_changes_masks_is_found_out(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "qwen3_5", "glm4_moe_lite"])
 def test_rows_that_choose_other_experts_alone_share_a_forward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In half precision, too, three rows in groups equal three merged ones, however much one row alone differs."""
-    monkeypatch.setattr(sharing, "SAME_LOGITS", 2.0)
+    monkeypatch.setattr(proofs, "SAME_LOGITS", 2.0)
     model = load(name)
     if name.startswith("qwen3"):  # MLX's CPU backend has experts in float32 only
         model.module.set_dtype(mx.bfloat16)

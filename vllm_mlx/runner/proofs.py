@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 _GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
 _LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # what libraries raise
-_SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
-_SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
+SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
+SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
 _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
 
 
@@ -58,7 +58,7 @@ def sharing_fault(model: Model) -> str | None:
             raise
         logger.info("Rows cannot share a forward pass: %s: %s", type(error).__name__, first_line(error, 200))
         return "its layers compute attention in a way of their own"
-    return None if likeness >= _SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+    return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
 
 
 def _equals_merged(model: Model, together: mx.array) -> bool:
@@ -70,7 +70,7 @@ def _equals_merged(model: Model, together: mx.array) -> bool:
             rows, regroup([group for row in rows for group in row.groups], [{row.seq_ids[0] for row in rows}])
         )
         logits = mx.stack([merged.forward(), merged.forward()], axis=1).astype(mx.float32)
-        return _least_cosine(logits, together) >= _SAME_KERNELS
+        return _least_cosine(logits, together) >= SAME_KERNELS
     except _LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise
@@ -91,7 +91,7 @@ def batching_fault(model: Model) -> str | None:
         if device_fault(error) is not None:
             raise
         return f"{type(error).__name__}: {first_line(error, 200)}"
-    return None if likeness >= _SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+    return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
 
 
 def resume_fault(model: Model) -> str | None:
@@ -106,7 +106,7 @@ def resume_fault(model: Model) -> str | None:
             raise
         logger.info("No row can resume: %s: %s", type(error).__name__, first_line(error, 200))
         return f"a copy of its state ({names}) cannot be used"
-    if likeness >= _SAME_LOGITS:
+    if likeness >= SAME_LOGITS:
         return None
     return f"a row that resumes from a copy of its state ({names}) differs from one that computes it"
 
