@@ -31,7 +31,7 @@ class OutputParser:
         reasoning: ReasoningFormat | None,
         tools: tuple[ToolFormat, ...],
         *,
-        schemas: Schemas | None = None,  # of the declared tools; without them, every call counts
+        schemas: Schemas | None = None,  # the declared tools; without them, every call counts
         tokens: frozenset[str] = frozenset(),  # the tokenizer's; tags among them count only as special pieces
         starts_in_reasoning: bool = False,
         opening: ReasoningOpening = ReasoningOpening.ANYWHERE,

@@ -1,4 +1,4 @@
-"""Finds the formats of a checkpoint and those that the user named, and makes the parser of a reply."""
+"""Finds the formats of a checkpoint and the ones that the user named, and makes the parser of a reply."""
 
 import re
 import secrets

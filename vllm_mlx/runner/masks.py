@@ -96,7 +96,7 @@ class Masks:
     def _fail(self, seq_id: int, error: Exception) -> None:
         if not isinstance(error, GenerationError):
             logger.error("A guided reply failed", exc_info=error)
-            error = GenerationError(f"The reply cannot be guided any further: {type(error).__name__}: {error}")
+            error = GenerationError("The reply cannot be guided any further, because of an error in the server.")
         self._failed.append((seq_id, error))
         self.drop(seq_id)
 
