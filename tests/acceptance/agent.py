@@ -106,7 +106,7 @@ async def ask(engine: EngineClient, request: Request) -> tuple[Row, FinishedRepl
     async with await engine.submit(request) as generation:
         async for _, event in generation:
             assert not isinstance(event, Failed), event
-        [choice] = generation._replies.values()
+        [choice] = generation.by_sequence.values()
     return choice.seq, choice.finished
 
 

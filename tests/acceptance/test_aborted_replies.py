@@ -56,7 +56,7 @@ async def leave(engine: EngineClient, kind: type[GenerationEvent], num_events: i
             num_seen += isinstance(event, kind)
             if num_seen == num_events:
                 break
-        [choice] = generation._replies.values()
+        [choice] = generation.by_sequence.values()
     _, entries = await settled(engine)
     return Left(request(), choice.finished.message, choice.seq.num_prompt_tokens, entries)
 

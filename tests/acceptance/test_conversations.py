@@ -275,4 +275,4 @@ async def rows_of(engine: EngineClient, request: Request) -> list[Row]:
     async with await engine.submit(request) as generation:
         async for _ in generation:
             pass
-        return [choice.seq for choice in generation._replies.values()]
+        return [choice.seq for choice in generation.by_sequence.values()]

@@ -54,7 +54,7 @@ def test_without_the_sorted_list_nothing_is_found() -> None:
     put(tree, range(20), start=10, state=FakeState(20))
     put(tree, [*range(10), 77], start=10, state=FakeState(11))
     assert resumed(tree, range(21)) == ("prefix", 20)
-    for paths in tree._store.spaces.values():
+    for paths in tree.store.spaces.values():
         paths._keys.clear()
         paths._leaves.clear()
     assert resumed(tree, range(21)) == ("miss", 0)
@@ -96,7 +96,7 @@ def test_the_index_takes_at_most_16_bytes_a_token_and_counts_them() -> None:
     assert tree.stats.entry_count == 40
     assert tree.stats.index_bytes <= 16 * 40 * 5_000
     assert tree.used_bytes == tree.stats.index_bytes + sum(entry.segment_bytes for entry in tree.entries())
-    keys = [key for paths in tree._store.spaces.values() for key, _ in paths]
+    keys = [key for paths in tree.store.spaces.values() for key, _ in paths]
     assert sum(map(sys.getsizeof, keys)) <= tree.stats.index_bytes
 
 

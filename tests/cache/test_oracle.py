@@ -191,7 +191,7 @@ def contents_of_tree(tree: PrefixTree) -> dict[Any, Any]:
             node.last_used,
             (node.hits, node.forks, node.state_hits if node.state is not None else 0),
         )
-        for space, paths in tree._store.spaces.items()
+        for space, paths in tree.store.spaces.items()
         for key, leaf in paths
         for node in leaf.path()
     }

@@ -78,7 +78,7 @@ def test_a_request_that_takes_too_long_is_ended(checkpoint):
         long = await collect(engine, request(max_tokens=4000))
         await until_idle(engine)
         short = await collect(engine, request(max_tokens=3))
-        assert not engine._queue._timers, "none outlives its request"
+        assert not engine.queue.timers, "none outlives its request"
         await engine.shutdown(0)
         return long, short
 

@@ -136,7 +136,7 @@ def test_two_hundred_clients_that_vanish_leave_no_row(engine):
     expected = text_of(asyncio.run(collect(engine, request())))
     asyncio.run(run())
     assert text_of(asyncio.run(collect(engine, request()))) == expected
-    assert not engine._generations
+    assert not engine.generations
 
 
 @row("S4-35")
@@ -181,7 +181,7 @@ def test_a_cancelled_task_leaves_no_row_and_no_error(engine, caplog, when):
     with caplog.at_level(logging.WARNING):
         before, after = asyncio.run(run())
     assert errors == [] and caplog.records == []
-    assert after["failed"] == before["failed"] and engine.is_healthy and not engine._generations
+    assert after["failed"] == before["failed"] and engine.is_healthy and not engine.generations
 
 
 def test_shutdown_drains_then_fails_what_is_left(checkpoint):

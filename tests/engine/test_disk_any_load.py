@@ -35,8 +35,8 @@ class Server:
         disk, tree = open_disk(config), self.engine.cache_tree
         assert disk is not None and disk.folder is not None and tree is not None
         self.folder = disk.folder
-        planner, model = self.engine.scheduler.prefix_cache, self.engine.runner._model
-        planner._fingerprint = fingerprint
+        planner, model = self.engine.scheduler.prefix_cache, self.engine.runner.model
+        planner.fingerprint = fingerprint
         tree.add_model(fingerprint, model.resume_rule, s_per_token=1.0)
         self.engine.attach(disk.start(tree, model, "", fingerprint, 1.0), disk.report)
         self.disk = self.engine.disk

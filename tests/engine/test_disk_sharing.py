@@ -117,7 +117,7 @@ def test_state_of_another_version_is_not_found_and_removed(path: Path, tmp_path:
 def test_versions_of_what_computes_state_are_part_of_its_fingerprint(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, model = find_checkpoint(str(path)), Driver(path).engine.runner._model
+    checkpoint, model = find_checkpoint(str(path)), Driver(path).engine.runner.model
     before = fingerprint(checkpoint, model)
     for name in ("mlx", "mlx-lm"):
         with monkeypatch.context() as patching:

@@ -45,7 +45,7 @@ def test_rows_that_join_and_leave_share_one_forward_pass(
         before = num_passes
         driver.step()
         assert num_passes - before <= 1
-        most = max(most, *(len(batch.seqs) for batch in driver.engine.runner._batches), 0)
+        most = max(most, *(len(batch.seqs) for batch in driver.engine.runner.batches), 0)
     assert most == len(LENGTHS)
     for index, prompt in enumerate(prompts):
         expected, _ = plain_loop(path, prompt, NUM_TOKENS - 5 * index)

@@ -29,7 +29,7 @@ def test_chunks_and_cache_and_rows_give_way(checkpoint: Callable[..., Path], nam
     tight = Driver(path)
     row_bytes = tight.engine.facts.footprint.bytes_at(640)
     assert tight.generate([PROMPTS[0]], max_tokens=40) == [expected[0]]
-    tight.engine.watch._limit_bytes = mx.get_active_memory() + 2 * row_bytes
+    tight.engine.watch.limit_bytes = mx.get_active_memory() + 2 * row_bytes
     seq_ids = [tight.add(ids, 40) for ids in PROMPTS]
     tight.run()
     assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == expected
@@ -59,14 +59,14 @@ def test_an_idle_engine_gives_memory_back_under_pressure(checkpoint: Callable[..
     tree = driver.engine.cache_tree
     assert tree is not None
     for rise in range(2):
-        driver.engine.watch._system = lambda: SystemMemory(pressure=Pressure.CRITICAL)
+        driver.engine.watch.system = lambda: SystemMemory(pressure=Pressure.CRITICAL)
         before = tree.used_bytes
         driver.engine.yield_memory(driver.deliver)
         assert tree.used_bytes <= before // 2, f"rise {rise}"
         num_steps = driver.engine.num_steps
         driver.engine.yield_memory(driver.deliver)
         assert driver.engine.num_steps == num_steps, "only a change counts"
-        driver.engine.watch._system = lambda: SystemMemory(pressure=Pressure.NORMAL)
+        driver.engine.watch.system = lambda: SystemMemory(pressure=Pressure.NORMAL)
         driver.engine.yield_memory(driver.deliver)
 
 
@@ -77,7 +77,7 @@ def test_the_thread_looks_at_the_memory_while_nobody_asks(checkpoint: Callable[.
         nonlocal pressure
         await collect(client, request("Some words that are kept"))
         engine = await client.ask(lambda engine: engine)
-        engine.watch._system = lambda: SystemMemory(pressure=pressure)
+        engine.watch.system = lambda: SystemMemory(pressure=pressure)
         tree = engine.cache_tree
         assert tree is not None
         before = await client.ask(lambda _: tree.used_bytes)

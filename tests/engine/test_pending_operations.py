@@ -23,7 +23,7 @@ PROMPTS = ([5, 6, 7], [8] * 30)
 
 def pending(driver: Driver) -> int:
     """Unevaluated operations behind every array of every cache."""
-    return num_pending(array for batch in driver.engine.runner._batches for array in held(batch.leaves))
+    return num_pending(array for batch in driver.engine.runner.batches for array in held(batch.leaves))
 
 
 def held(caches: Any) -> Iterator[mx.array]:
@@ -42,7 +42,7 @@ def decode(path: Path, num_steps: tuple[int, int], num_rows: int = 2) -> list[in
     for num in num_steps:
         while max(seq.num_output_tokens for seq in driver.seqs.values()) < num:
             driver.step()
-        assert [len(batch.seqs) for batch in driver.engine.runner._batches] == [num_rows]
+        assert [len(batch.seqs) for batch in driver.engine.runner.batches] == [num_rows]
         counts.append(pending(driver))
     return counts
 

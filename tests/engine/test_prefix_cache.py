@@ -222,7 +222,7 @@ def test_damaged_state_is_dropped_and_the_reply_is_right(model, driver):
     ids = prompt(80)
     run(driver, ids)
     tree = driver.engine.cache_tree
-    for node in tree._store.nodes():
+    for node in tree.store.nodes():
         node.segment = replace(node.segment, blocks=(), windows=Stack.of([]))
         node.state = None if node.state is None else replace(node.state, widths=())
     assert check(driver, path, ids) == 0

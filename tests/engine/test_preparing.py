@@ -110,7 +110,7 @@ def test_a_caller_that_leaves_ends_the_preparation(engine, blocked, monkeypatch)
         await asyncio.to_thread(blocked[0].wait, 30)
         counted.cancel()
         await asyncio.gather(counted, return_exceptions=True)
-        assert counted.cancelled() and ended.is_set() and not engine._queue._preparing
+        assert counted.cancelled() and ended.is_set() and not engine.queue.num_preparing
 
     asyncio.run(main())
 

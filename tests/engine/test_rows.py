@@ -107,7 +107,7 @@ def test_an_aborted_row_leaves_nothing_and_nobody_notices(driver):
 def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
     good_prompt = prompt(40)
     expected = driver.generate([good_prompt], max_tokens=10)[0]
-    model = type(driver.engine.runner._model)
+    model = type(driver.engine.runner.model)
     prefill = model.prefill
 
     def failing(self, seq, start, end, caches):

@@ -48,7 +48,7 @@ def test_the_first_rows_run_nothing_that_was_not_run(
     path = checkpoint(name)
     driver, guiding = Driver(path, prefix_cache=False), Guiding(path)
     operations.clear()
-    warm_up(driver.engine.runner._model)
+    warm_up(driver.engine.runner.model)
     warmed = set(operations)
     operations.clear()
     for row, sampling in enumerate((GREEDY, HOT, GREEDY)):
@@ -66,6 +66,6 @@ def test_nothing_of_it_stays(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("qwen3")
     engine = load_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30), find_checkpoint(path))
     before = mx.get_active_memory()
-    warm_up(engine.runner._model)
+    warm_up(engine.runner.model)
     assert mx.get_active_memory() - before < 4096
     assert engine.num_rows == 0

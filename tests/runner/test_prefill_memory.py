@@ -65,6 +65,6 @@ def test_a_reply_goes_on_growing_in_steps(checkpoint: Callable[..., Path]) -> No
     widths = set()
     while driver.engine.has_work:
         driver.step()
-        groups = (group for batch in driver.engine.runner._batches for group in batch.groups)
+        groups = (group for batch in driver.engine.runner.batches for group in batch.groups)
         widths |= {leaf.keys.shape[2] for group in groups for leaf in leaves(group.kv)}
     assert widths == {1024, 1280}

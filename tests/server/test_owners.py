@@ -89,7 +89,7 @@ def test_a_fault_behind_the_submission_leaves_nothing(
                     answer = client.post(path, json=body)
                     assert answer.status_code != 429
         eventually(lambda: client.get("/v1/status").json()["requests"] == [])
-        assert not server.engine._queue._preparing and not server.engine._queue._timers
+        assert not server.engine.queue.num_preparing and not server.engine.queue.timers
         for path, body in REQUESTS.values():
             assert client.post(path, json=body).status_code == 200
 

@@ -119,7 +119,7 @@ class FailingDevice:
         works(*args)
         self._running[number] = self._text
         self._note(number, args, waits=waits or not self._is_late)
-        batches = [batch.leaves for batch in self._runner._batches]
+        batches = [batch.leaves for batch in self._runner.batches]
         self._garble(written, [chunk] if chunk else [*self._runner._prefilled.values(), *batches, self.fresh])
 
     def _note(self, number: int, args: Iterable[Any], *, waits: bool) -> None:
@@ -159,7 +159,7 @@ def _seam() -> tuple[str, Any]:
 def failing_device(runner: Runner) -> Iterator[FailingDevice]:
     """No submission fails before `fail` names it."""
     device = FailingDevice(runner)
-    model = type(runner._model)
+    model = type(runner.model)
     makes, evaluates, launches, waits, reads = (
         model.new_caches, mx.eval, mx.async_eval, mx.synchronize, mx.array.tolist
     )  # fmt: skip

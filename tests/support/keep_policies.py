@@ -90,7 +90,7 @@ class Clairvoyant:
 
     def _leaves(self) -> list[Node]:
         assert self._tree is not None
-        return [leaf for paths in self._tree._store.spaces.values() for leaf in paths.leaves]
+        return [leaf for paths in self._tree.store.spaces.values() for leaf in paths.leaves]
 
     def _shared(self, leaves: Sequence[Node], first: int) -> NDArray[np.int64]:
         """Tokens of each leaf's path that each request from the first on can resume after."""

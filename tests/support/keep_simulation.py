@@ -228,7 +228,7 @@ class Simulation:
             if int(now // DAY) != self._today:
                 self._today, self._written_today = int(now // DAY), 0
             self._disk.touch(SPACE, key, now=now)
-            leaf, common = self._memory._store.nearest(SPACE, key)
+            leaf, common = self._memory.store.nearest(SPACE, key)
             if leaf is not None and common:
                 path = leaf.at(common).path()
                 for node in path:
@@ -243,7 +243,7 @@ class Simulation:
 
     def _forget_evicted(self) -> None:
         """Take the mark from nodes that the disk has no more."""
-        for leaf in [leaf for paths in self._memory._store.spaces.values() for leaf in paths.leaves]:
+        for leaf in [leaf for paths in self._memory.store.spaces.values() for leaf in paths.leaves]:
             assert leaf.key is not None
             stored = self._disk.common_length(SPACE, leaf.key)
             for node in leaf.path():

@@ -42,7 +42,7 @@ class PrefixTree:
         )
         self._min_cut = min_cut
         self._worth = worth
-        self._store = NodeStore()
+        self.store = NodeStore()
         self._pins: dict[int, Node] = {}  # by Match.pin_id
         self._num_pins_made = 0
         self._now = 0.0  # the latest time that a caller has passed
@@ -50,7 +50,7 @@ class PrefixTree:
 
     def add_model(self, fingerprint: str, rule: ResumeRule, *, s_per_token: float | None = None) -> None:
         """`s_per_token` are the seconds to recompute one of its tokens. The last call counts."""
-        assert self._store.rules.setdefault(fingerprint, rule) == rule, "one fingerprint, one rule"
+        assert self.store.rules.setdefault(fingerprint, rule) == rule, "one fingerprint, one rule"
         if s_per_token is not None or fingerprint not in self._speeds:
             self._speeds[fingerprint] = self._s_per_token if s_per_token is None else s_per_token
 
@@ -61,19 +61,19 @@ class PrefixTree:
     @property
     def used_bytes(self) -> int:
         """The size of all segments, states, nodes and the index."""
-        return self._store.used_bytes
+        return self.store.used_bytes
 
     @property
     def used_buffers(self) -> int:
         """Live buffers of the device that segments and states hold."""
-        return self._store.used_buffers
+        return self.store.used_buffers
 
     # Look-ups
 
     def match(self, space: Space, key: bytes, *, now: float) -> Match:
         """Find the deepest resume point on the key's path, before its last token. It is pinned until `release`."""
         self._now = max(self._now, now)
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         node, length = deepest_resumable(leaf, min(common, num_tokens(key) - 1))
         if leaf is None or node is None:
             self._counters.misses += 1
@@ -98,21 +98,21 @@ class PrefixTree:
 
     def common_length(self, space: Space, key: bytes) -> int:
         """Number of tokens in the longest stored prefix, resumable or not. The call changes nothing."""
-        return self._store.nearest(space, key)[1]
+        return self.store.nearest(space, key)[1]
 
     def resume_length(self, space: Space, key: bytes) -> int:
         """The position at which `match` would resume. The call changes nothing."""
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         return deepest_resumable(leaf, min(common, num_tokens(key) - 1))[1]
 
     def path(self, space: Space, key: bytes) -> list[Node]:
         """The nodes that hold the longest stored prefix of the key, in order. Callers must not change them."""
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         return leaf.at(common).path() if leaf is not None and common else []
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, starting from the leaves. Callers must not change them."""
-        return self._store.nodes()
+        return self.store.nodes()
 
     def release(self, match: Match) -> None:
         """Remove the match's pin. A second call does nothing."""
@@ -123,7 +123,7 @@ class PrefixTree:
     def touch(self, space: Space, key: bytes, *, now: float) -> None:
         """Note that the key's tokens were used by a match in another tree, which holds copies of them."""
         self._now = max(self._now, now)
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         if leaf is not None and common:
             self._touch(leaf.at(common))
 
@@ -153,14 +153,14 @@ class PrefixTree:
         end = num_tokens(key)
         assert 0 <= start <= window_start <= end
         self._now = max(self._now, now)
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         if common < start:
             self._counters.inserts_unattached += 1
             return False
-        if not self._store.rules[space[0]].needs_state:
+        if not self.store.rules[space[0]].needs_state:
             state = None
         at = leaf.at(common) if leaf is not None and common else None
-        insertion = Insertion(self._store, space=space, key=key, now=self._now)
+        insertion = Insertion(self.store, space=space, key=key, now=self._now)
         with ExitStack() as failing:  # a split copies, which can fail
             failing.callback(insertion.undo)
             node = insertion.put(at, common, start, segment, window_start, state)
@@ -210,7 +210,7 @@ class PrefixTree:
     def shrink_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
         if not self._is_within(num_bytes):
-            queue = self._victims(self._store.nodes())
+            queue = self._victims(self.store.nodes())
             while not self._is_within(num_bytes) and self._evict_next(queue, num_bytes):
                 pass
         return self.used_bytes
@@ -243,7 +243,7 @@ class PrefixTree:
         If no bytes are lacking, there are too many buffers, so a leaf is removed completely.
         """
         if node.num_children:
-            self._store.set_state(node, None, now=self._now)
+            self.store.set_state(node, None, now=self._now)
             return None
         if node.rule.needs_state or num_bytes <= 0:
             return self._retreat(node, node.start)
@@ -256,7 +256,7 @@ class PrefixTree:
 
         The mark is removed when the node gets a state or other KV.
         """
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         if leaf is not None and common == num_tokens(key) and (node := leaf.at(common)).end == common:
             node.is_copied = True
 
@@ -267,7 +267,7 @@ class PrefixTree:
 
         The path then ends at its last resume point at or before `keep`. Returns the bytes freed.
         """
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         before = self.used_bytes
         if leaf is not None and leaf.end == common:
             self._retreat(leaf, keep)
@@ -279,14 +279,14 @@ class PrefixTree:
         Use it for a provisional resume point. A state stays if it is pinned, or if a request has resumed from it,
         unless it `is_lost`. Returns the bytes freed.
         """
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         before = self.used_bytes
         if leaf is None or common < num_tokens(key):
             return 0
         node = leaf.at(common)
         is_free = is_lost or (not node.pins and not node.state_hits)
         if node.end == common and node.state is not None and is_free:
-            self._store.set_state(node, None, now=self._now)
+            self.store.set_state(node, None, now=self._now)
             self._retreat(node, node.end)
         return before - self.used_bytes
 
@@ -296,7 +296,7 @@ class PrefixTree:
         These states stay: the first one (the prefix that several conversations share ends there), the last
         `keep_last`, those at the positions `keep`, the last one before a fork, and pinned ones.
         """
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         before = self.used_bytes
         if leaf is None or not common:
             return 0
@@ -307,7 +307,7 @@ class PrefixTree:
         near = {point for point, end in before_forks if end - point <= NEAR_FORK}
         for node in stateful[1 : max(1, len(stateful) - keep_last)]:
             if node.end not in near and not node.pins and node.end not in keep:
-                self._store.set_state(node, None, now=self._now)
+                self.store.set_state(node, None, now=self._now)
         return before - self.used_bytes
 
     def drop(self, space: Space, key: bytes, *, start: int = 0) -> int:
@@ -316,12 +316,12 @@ class PrefixTree:
         Use it for damage that a restore has found in the piece that begins at `start`. A pin does not keep a damaged
         node, because its match holds its own references. Returns the bytes freed.
         """
-        leaf, common = self._store.nearest(space, key)
+        leaf, common = self.store.nearest(space, key)
         before = self.used_bytes
         if leaf is None or common <= start:
             return 0
         damaged = leaf.at(start + 1)
-        for other in self._store.spaces[space].under(key[: (start + 1) * WORD_BYTES]):
+        for other in self.store.spaces[space].under(key[: (start + 1) * WORD_BYTES]):
             if other.at(start + 1) is damaged:
                 self._remove_through(other, damaged)
         self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.pins}
@@ -332,7 +332,7 @@ class PrefixTree:
     def clear(self, *, fingerprint: str | None = None, salts: str = "") -> int:
         """Remove unpinned state of one model or of all, of salts that begin with `salts`. Returns the bytes freed."""
         before = self.used_bytes
-        for space, paths in list(self._store.spaces.items()):
+        for space, paths in list(self.store.spaces.items()):
             if fingerprint in (None, space[0]) and space[1].startswith(salts):
                 for leaf in paths.leaves:
                     self._retreat(leaf, 0)
@@ -343,9 +343,9 @@ class PrefixTree:
 
         Nodes are freed with the last reference to them, so the caller can spread that over time.
         """
-        spaces = [space for space in self._store.spaces if space[1].startswith(salts)]
+        spaces = [space for space in self.store.spaces if space[1].startswith(salts)]
         self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.space not in spaces}
-        return [leaf for space in spaces for leaf in self._store.detach(space)]
+        return [leaf for space in spaces for leaf in self.store.detach(space)]
 
     def _retreat(self, leaf: Node, limit: int) -> Node | None:
         """Cut a path back to its last resume point at or before `limit`, or to a node that others use or pin.
@@ -355,28 +355,28 @@ class PrefixTree:
         node: Node | None = leaf
         while node is not None and node.num_children == 0 and not node.pins:
             if (point := node.resumable_up_to(limit)) is not None:
-                self._store.cut(node, point)
+                self.store.cut(node, point)
                 return node
-            node = self._store.remove_leaf(node)
+            node = self.store.remove_leaf(node)
         return node
 
     def _remove_through(self, leaf: Node, last: Node) -> None:
         """Remove the nodes at the end of a path that have no children, up to and including `last`, pinned or not."""
         node: Node | None = leaf
         while node is not None and node.num_children == 0:
-            parent = self._store.remove_leaf(node)
+            parent = self.store.remove_leaf(node)
             node.pins = 0
             node = parent if node is not last else None
 
     # Inspection
 
     def entries(self) -> Iterator[Entry]:
-        return (entry_of(node) for node in sorted(self._store.nodes(), key=lambda node: node.node_id))
+        return (entry_of(node) for node in sorted(self.store.nodes(), key=lambda node: node.node_id))
 
     @property
     def stats(self) -> TreeStats:
-        return tree_stats(self._store, self._counters, max_bytes=self._max_bytes)
+        return tree_stats(self.store, self._counters, max_bytes=self._max_bytes)
 
     def check_integrity(self) -> None:
         """Raises AssertionError that names the broken invariant."""
-        check_integrity(self._store, tuple(self._pins.values()))
+        check_integrity(self.store, tuple(self._pins.values()))

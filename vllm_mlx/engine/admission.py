@@ -42,8 +42,8 @@ class AdmissionQueue:
         self._max_queue_s = config.max_queue_s
         self._max_request_s = config.max_request_s
         self._running_replies = running_replies
-        self._preparing: Counter[str] = Counter()  # replies whose prompts are being prepared, by tenant
-        self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
+        self.num_preparing: Counter[str] = Counter()  # replies whose prompts are being prepared, by tenant
+        self.timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
         self._refusals = Refusals()
         self.num_refused = 0
 
@@ -54,20 +54,20 @@ class AdmissionQueue:
         Each tenant has a share of the queue. A tenant that holds no place always finds room for one reply.
         """
         tenant, replies = request.tenant, self._running_replies()
-        held = Counter(self._preparing)
+        held = Counter(self.num_preparing)
         held.update(reply.tenant for reply in replies)
         is_first = not held[tenant] and (num_choices == 1 or not replies)
         if not is_first and not has_room(held, tenant, num_choices, self._max_open):
             error = self._refusal(replies)
             await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
             raise error
-        self._preparing[tenant] += num_choices
+        self.num_preparing[tenant] += num_choices
         try:
             yield
         finally:
-            self._preparing[tenant] -= num_choices
-            if not self._preparing[tenant]:
-                del self._preparing[tenant]
+            self.num_preparing[tenant] -= num_choices
+            if not self.num_preparing[tenant]:
+                del self.num_preparing[tenant]
 
     def _refusal(self, replies: Collection[ReplyStats]) -> TooManyRequests:
         now = time.monotonic()
@@ -88,10 +88,10 @@ class AdmissionQueue:
         if self._max_request_s is not None:
             timers.append(loop.call_later(self._max_request_s, self._took, generation, self._max_request_s))
         if timers:
-            self._timers[id(generation)] = timers
+            self.timers[id(generation)] = timers
 
     def left(self, generation: Generation) -> None:
-        for timer in self._timers.pop(id(generation), ()):
+        for timer in self.timers.pop(id(generation), ()):
             timer.cancel()
 
     def _waited(self, generation: Generation, limit_s: float) -> None:

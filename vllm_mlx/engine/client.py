@@ -66,10 +66,10 @@ class EngineClient:
         self.preparations = preparations
         self._monitor = Monitor(config, processor, thread, pool)
         self.model_facts = self._monitor.model_facts  # `/v1/status` reports them
-        self._queue = AdmissionQueue(config, self._running_replies)
+        self.queue = AdmissionQueue(config, self._running_replies)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
-        self._generations: dict[int, Generation] = {}  # by sequence id
+        self.generations: dict[int, Generation] = {}  # by sequence id
         self._seq_ids = itertools.count()
         self._keeper = ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None)
         self._is_closing = False
@@ -96,7 +96,7 @@ class EngineClient:
         """
         self._check_open()
         self._loop = asyncio.get_running_loop()
-        async with self._queue.preparing(request, request.sampling.n):
+        async with self.queue.preparing(request, request.sampling.n):
             prepared, progress = await self.preparations.prepare(request)
         self._check_open()
         replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
@@ -106,9 +106,9 @@ class EngineClient:
             abort=self._thread.abort,
             closed=self._forget,
         )
-        self._queue.watch(generation)
+        self.queue.watch(generation)
         self._awake.hold()
-        self._generations |= dict.fromkeys(generation.seq_ids, generation)
+        self.generations |= dict.fromkeys(generation.seq_ids, generation)
         self._thread.add([reply.seq for reply in replies.values()])
         return generation  # from here on the caller owns it: nothing after `add` may fail
 
@@ -125,7 +125,7 @@ class EngineClient:
         Raises RequestError; ContextLengthExceeded for a prompt that is so long that it is not tokenised.
         """
         try:
-            async with self._queue.preparing(request, 1):
+            async with self.queue.preparing(request, 1):
                 prepared, _ = await self.preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:
@@ -137,7 +137,7 @@ class EngineClient:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""
         moment = await self._monitor.moment()
         replies = [*self._running_replies(), *self.preparations.replies]
-        return engine_status(moment, replies, self._queue.num_refused)
+        return engine_status(moment, replies, self.queue.num_refused)
 
     async def metrics(self) -> Iterable[Metric]:
         """The figures in Prometheus' form. Raises EngineDead."""
@@ -180,7 +180,7 @@ class EngineClient:
         save_s = _HURRIED_SAVE_S if self._is_closing else _SAVE_S
         self._is_closing = True
         deadline = asyncio.get_running_loop().time() + drain_s
-        while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
+        while self.generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self._fail_all(ShuttingDown())
         await self._keeper.finish(_TRIM_S)  # before what they leave is written to disk
@@ -217,17 +217,17 @@ class EngineClient:
             yield Reply(index, seq, self.processor.output(prepared), stats, partial(self._keeper.take, prepared))
 
     def _open_generations(self) -> list[Generation]:
-        return list(dict.fromkeys(self._generations.values()))
+        return list(dict.fromkeys(self.generations.values()))
 
     def _running_replies(self) -> list[ReplyStats]:
         return [reply for generation in self._open_generations() for reply in generation.replies]
 
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
-            self._generations.pop(seq_id, None)
-        if not self._generations:
+            self.generations.pop(seq_id, None)
+        if not self.generations:
             self._awake.release()
-        self._queue.left(generation)
+        self.queue.left(generation)
         self._monitor.totals.end(generation.all_replies)
 
     # -- called on the engine thread
@@ -250,7 +250,7 @@ class EngineClient:
 
     def _dispatch(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:
-            generation = self._generations.get(update.seq_id)
+            generation = self.generations.get(update.seq_id)
             if generation is not None:
                 self._monitor.totals.take(generation.stats(update.seq_id), update, time.monotonic())
                 generation.put(update)

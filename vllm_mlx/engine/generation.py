@@ -224,7 +224,7 @@ class Generation:
         self.num_prompt_tokens = len(prepared.prompt.token_ids)
         self.prompt_change = None if prepared.compared is None else prepared.compared.change
         self.seq_ids = tuple(replies)
-        self._replies = replies
+        self.by_sequence = replies
         self._abort = abort
         self._closed = closed
         self._updates: list[SequenceUpdate | VLLMMLXError] = []
@@ -233,19 +233,21 @@ class Generation:
     @property
     def replies(self) -> list[ReplyStats]:
         """The progress of the replies that have not ended."""
-        return [reply.stats for reply in self._replies.values() if reply.is_open]
+        return [reply.stats for reply in self.by_sequence.values() if reply.is_open]
 
     @property
     def all_replies(self) -> list[ReplyStats]:
-        return [reply.stats for reply in self._replies.values()]
+        return [reply.stats for reply in self.by_sequence.values()]
 
     def stats(self, seq_id: int) -> ReplyStats:
-        return self._replies[seq_id].stats
+        return self.by_sequence[seq_id].stats
 
     def cancel(self, request_id: str) -> bool:
         """End all replies, or the one with this id, with Cancelled. Returns False if none of them runs."""
-        names = {seq_id: (self.request.request_id, reply.stats.request_id) for seq_id, reply in self._replies.items()}
-        ending = [seq_id for seq_id in names if self._replies[seq_id].is_open and request_id in names[seq_id]]
+        names = {
+            seq_id: (self.request.request_id, reply.stats.request_id) for seq_id, reply in self.by_sequence.items()
+        }
+        ending = [seq_id for seq_id in names if self.by_sequence[seq_id].is_open and request_id in names[seq_id]]
         self._abort(ending)
         for seq_id in ending:
             self.put(SequenceUpdate(seq_id=seq_id, error=Cancelled()))
@@ -266,7 +268,7 @@ class Generation:
 
         Updates that arrive while the consumer is busy are joined, so a slow reader gets fewer, longer deltas.
         """
-        while any(reply.is_open for reply in self._replies.values()):
+        while any(reply.is_open for reply in self.by_sequence.values()):
             await self._wake.wait()
             self._wake.clear()
             updates, self._updates = self._updates, []
@@ -281,14 +283,14 @@ class Generation:
 
     def _end_open_replies(self) -> list[Reply]:
         """Abort the sequences of the replies that still run, and return these replies."""
-        left = [reply for reply in self._replies.values() if reply.is_open]
+        left = [reply for reply in self.by_sequence.values() if reply.is_open]
         self._abort([reply.seq.seq_id for reply in left])
         return left
 
     def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
         if isinstance(item, VLLMMLXError):
             return [(reply.index, event) for reply in self._end_open_replies() for event in reply.fail(item)]
-        reply = self._replies[item.seq_id]
+        reply = self.by_sequence[item.seq_id]
         events = reply.take(item)
         if events and isinstance(events[-1], Finished) and item.finish_reason is None:
             self._abort([item.seq_id])  # its text ended it, which the engine cannot know

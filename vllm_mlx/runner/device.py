@@ -151,9 +151,9 @@ class DeviceWatch:
         """
         self._cache_limit_bytes = cache_limit_bytes
         self._num_steps = 0
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._process_limit_bytes = process_limit_bytes or limit_bytes
-        self._system = system
+        self.system = system
         self._sample = UNKNOWN_SYSTEM
         self._sampled_cache_bytes = 0  # freed buffers that the sampled footprint counts
         self._is_new = False  # whether `overrun` has not seen the sample yet
@@ -196,7 +196,7 @@ class DeviceWatch:
 
     def _sampled(self) -> SystemMemory:
         """The system's figures. Each sample of the footprint includes the freed buffers that MLX keeps then."""
-        system = self._system()
+        system = self.system()
         if system is not self._sample:
             self._sample, self._sampled_cache_bytes, self._is_new = system, mx.get_cache_memory(), True
         return system
@@ -208,10 +208,10 @@ class DeviceWatch:
         mx.reset_peak_memory()
         _measuring_peak.release()
         self._peak_bytes = max(self._peak_bytes, peak)
-        if peak <= self._limit_bytes:
+        if peak <= self.limit_bytes:
             return NO_OVERRUN
-        return Overrun(peak_bytes=peak - self._limit_bytes, kept_bytes=max(0, active - self._limit_bytes))
+        return Overrun(peak_bytes=peak - self.limit_bytes, kept_bytes=max(0, active - self.limit_bytes))
 
     def usage(self) -> DeviceUsage:
         peak = max(self._peak_bytes, mx.get_peak_memory())
-        return DeviceUsage(mx.get_active_memory(), peak, mx.get_cache_memory(), self._limit_bytes, self._sampled())
+        return DeviceUsage(mx.get_active_memory(), peak, mx.get_cache_memory(), self.limit_bytes, self._sampled())

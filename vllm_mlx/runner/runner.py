@@ -56,10 +56,10 @@ class Runner:
     ):
         """`prefill_context` is entered while the graph of a chunk is built."""
         self._prefill_context = prefill_context
-        self._model = model
+        self.model = model
         self._watch = watch
         self._prefilled: dict[int, LayerCaches] = {}  # by seq_id: rows that do not decode yet
-        self._batches: list[Batch] = []
+        self.batches: list[Batch] = []
         self._in_flight: list[InFlight] = []
         self._masks = Masks()
         self._probe = mx.array(0)
@@ -67,17 +67,17 @@ class Runner:
 
     @property
     def num_rows(self) -> int:
-        return len(self._prefilled) + sum(len(batch.seqs) for batch in self._batches)
+        return len(self._prefilled) + sum(len(batch.seqs) for batch in self.batches)
 
     @property
     def media(self) -> MediaCache[Features] | None:
         """The cache of image features. None for a model that takes no images."""
-        return self._model.media
+        return self.model.media
 
     def live_bytes(self) -> int:
         """Bytes of all rows' state, including padding."""
         prefilled = sum(layers.state_bytes(caches) for caches in self._prefilled.values())
-        return prefilled + sum(batch.nbytes for batch in self._batches)
+        return prefilled + sum(batch.nbytes for batch in self.batches)
 
     def decode(self, plan: StepPlan) -> StepOutput:
         """Let leaving rows go, restore rows, and launch one forward pass for all groups but the isolated ones.
@@ -91,13 +91,13 @@ class Runner:
         self._arrange(forward_passes(_without(plan.decode, self._unstarted), plan.isolated), fences)
         arranged = time.perf_counter()
         unread, self._in_flight = self._in_flight, []
-        bound = [batch for batch in self._batches if self._masks.bind(batch.seqs)]
-        free = [batch for batch in self._batches if batch not in bound]
+        bound = [batch for batch in self.batches if self._masks.bind(batch.seqs)]
+        free = [batch for batch in self.batches if batch not in bound]
         self._launch(free, self._launch_one, fences)
         started = [batch for batch in bound if self._run(batch, _start, fences)]
         tokens = self._read(unread, fences)
         self._redraw(free, fences)
-        self._launch([batch for batch in started if batch in self._batches], self._draw, fences)
+        self._launch([batch for batch in started if batch in self.batches], self._draw, fences)
         decode_s = None
         if plan.prefill and self._in_flight:
             unread, self._in_flight = self._in_flight, []
@@ -148,7 +148,7 @@ class Runner:
         """Drop all rows, after a step that failed outside of any row's work."""
         self._drain()
         self._prefilled.clear()
-        self._batches.clear()
+        self.batches.clear()
         self._in_flight.clear()
         self._masks.clear()
         mx.clear_cache()
@@ -172,7 +172,7 @@ class Runner:
     def _redraw(self, launched: Iterable[Batch], fences: "_RowFences") -> None:
         """Sample again if a token that was read meanwhile restricts the next one, which was sampled already."""
         for batch in launched:
-            if batch in self._batches and self._masks.bind(batch.seqs):
+            if batch in self.batches and self._masks.bind(batch.seqs):
                 self._in_flight = [drawn for drawn in self._in_flight if drawn.seqs is not batch.seqs]
                 self._launch([batch], self._draw_again, fences)
 
@@ -192,7 +192,7 @@ class Runner:
                 self._lose(launched.seqs, fences)
             else:
                 tokens += read
-        unknown = next((token.token_id for token in tokens if not 0 <= token.token_id < self._model.vocab_size), None)
+        unknown = next((token.token_id for token in tokens if not 0 <= token.token_id < self.model.vocab_size), None)
         if unknown is not None:
             raise DeviceFault(f"The device sampled {unknown}, which is no token id")
         self._masks.feed(tokens)
@@ -201,9 +201,9 @@ class Runner:
     def _lose(self, seqs: Iterable[Sequence], fences: "_RowFences") -> None:
         """Drop the state of rows whose work failed, and of rows that have shared a batch with them since."""
         lost = {seq.seq_id for seq in seqs}
-        tainted = [batch for batch in self._batches if not lost.isdisjoint(batch.seq_ids)]
+        tainted = [batch for batch in self.batches if not lost.isdisjoint(batch.seq_ids)]
         for batch in tainted:
-            self._batches.remove(batch)
+            self.batches.remove(batch)
             fences.suspect(batch.seqs)
         self._in_flight = [
             launched for launched in self._in_flight if lost.isdisjoint(seq.seq_id for seq in launched.seqs)
@@ -240,15 +240,15 @@ class Runner:
 
     def _prefill_chunk(self, chunk: PrefillChunk) -> float:
         """Run a chunk. Returns its seconds, without the time to encode its images."""
-        self._model.encode(chunk.seq, chunk.start, chunk.end)
+        self.model.encode(chunk.seq, chunk.start, chunk.end)
         start = time.perf_counter()
         caches = self._prefilled.get(chunk.seq.seq_id)
         allocation: AbstractContextManager[None] = nullcontext()
         if caches is None:
-            caches = self._prefilled[chunk.seq.seq_id] = self._model.new_caches()
+            caches = self._prefilled[chunk.seq.seq_id] = self.model.new_caches()
             allocation = layers.reserving(caches, chunk.seq.num_tokens)
         with self._prefill_context(), allocation:
-            self._model.prefill(chunk.seq, chunk.start, chunk.end, caches)
+            self.model.prefill(chunk.seq, chunk.start, chunk.end, caches)
         layers.leave_window(caches)
         layers.complete(layers.state_arrays(caches))
         return time.perf_counter() - start
@@ -272,16 +272,16 @@ class Runner:
         """Take out a row that leaves, if no other row lies in its buffers. Returns None if one does."""
         if (caches := self._prefilled.pop(seq_id, None)) is not None:
             return (*layers.split(caches), 0)
-        batch = next((batch for batch in self._batches if seq_id in batch.seq_ids), None)
+        batch = next((batch for batch in self.batches if seq_id in batch.seq_ids), None)
         if batch is None or seq_id in returning:
             return None
         if len(batch.seqs) == 1:
-            self._batches.remove(batch)
+            self.batches.remove(batch)
         return batch.take_out(seq_id)
 
     def _capture(self, capture: Capture, row: leaving.OwnRow | None = None) -> Snapshot | None:
         """Copy the state of a row, or of `row` if it was taken out. Returns None if that fails: nothing is stored."""
-        span, window = (capture.row_length, capture.start, capture.end), self._model.window
+        span, window = (capture.row_length, capture.start, capture.end), self.model.window
         with _cache_fence():
             if row is not None:
                 return Snapshot(capture, *leaving.hand_over(*row, *span, window))
@@ -291,7 +291,7 @@ class Runner:
 
     def _restore(self, restore: Restore) -> bool:
         seq, match = restore.seq, restore.match
-        caches = self._model.new_caches()
+        caches = self.model.new_caches()
         with _cache_fence() as fence:
             snapshot.restore(caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens)
             self._prefilled[seq.seq_id] = caches
@@ -302,36 +302,36 @@ class Runner:
         if seq_id in self._prefilled:
             kv, states = layers.split(self._prefilled[seq_id])
             return snapshot.view(kv, 0, states, 0, length)
-        batch = next((batch for batch in self._batches if seq_id in batch.seq_ids), None)
+        batch = next((batch for batch in self.batches if seq_id in batch.seq_ids), None)
         return None if batch is None else batch.view(seq_id, length)
 
     def _arrange(self, passes: Rows[Rows[Rows[Sequence]]], fences: "_RowFences") -> None:
         """Make the batches hold exactly these forward passes, which consist of groups."""
         wanted = [[{seq.seq_id for seq in group} for group in groups] for groups in passes]
-        if [[set(group.seq_ids) for group in batch.groups] for batch in self._batches] == wanted:
+        if [[set(group.seq_ids) for group in batch.groups] for batch in self.batches] == wanted:
             return
-        held = [*self._batches, *self._start_rows(passes, fences)]
+        held = [*self.batches, *self._start_rows(passes, fences)]
         places = {seq_id: (batch, index) for batch in held for index, seq_id in enumerate(batch.seq_ids)}
         wanted = [[ids & places.keys() for ids in groups] for groups in wanted]
         wanted = [left for groups in wanted if (left := [ids for ids in groups if ids])]
         for batch in held:
             batch.let_go()
         groups = iter(regroup([group for batch in held for group in batch.groups], list(chain(*wanted))))
-        self._batches = [_batch([next(groups) for _ in ids], held, places) for ids in wanted]
+        self.batches = [_batch([next(groups) for _ in ids], held, places) for ids in wanted]
 
     def _start_rows(self, passes: Rows[Rows[Rows[Sequence]]], fences: "_RowFences") -> list[Batch]:
         """Start the rows that do not decode yet. A row that fails is left out."""
-        begun = {seq_id for batch in self._batches for seq_id in batch.seq_ids}
+        begun = {seq_id for batch in self.batches for seq_id in batch.seq_ids}
         coming = [seq for groups in passes for group in groups for seq in group if seq.seq_id not in begun]
         started = (fences.run([seq], partial(self._start, seq)) for seq in coming)
         return [batch for batch in started if batch is not None]
 
     def _start(self, seq: Sequence) -> Batch:
         """Make a batch of one row that begins to decode: it feeds the last known token."""
-        caches = self._prefilled.pop(seq.seq_id, None) or self._model.new_caches()
+        caches = self._prefilled.pop(seq.seq_id, None) or self.model.new_caches()
         self._masks.start(seq)
         # the plan already counts the token that this step feeds
-        return Batch.of_row(self._model, seq, caches, seq.num_computed_tokens - 1)
+        return Batch.of_row(self.model, seq, caches, seq.num_computed_tokens - 1)
 
 
 def _batch(groups: list[Group], held: Iterable[Batch], places: Mapping[int, tuple[Batch, int]]) -> Batch:

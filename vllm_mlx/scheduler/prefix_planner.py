@@ -43,7 +43,7 @@ class PrefixPlanner:
         snapshot_every: int,
     ):
         self.tree = tree
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._rule = rule
         self._resumes_anywhere = not rule.needs_state and rule.window is None
         self._footprint = footprint
@@ -330,7 +330,7 @@ class PrefixPlanner:
             self.tree.set_limit(max(0, min(self._max_bytes, num_bytes) - reserved))
 
     def _space(self, seq: Sequence) -> Space:
-        return (self._fingerprint, seq.cache_salt)
+        return (self.fingerprint, seq.cache_salt)
 
     def _key(self, seq: Sequence, end: int) -> bytes:
         prompt = self._keys[seq.seq_id]
