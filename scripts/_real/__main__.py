@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
-from . import content, conversation, replies
+from . import content, conversation, racing, replies
 from .sources import GEMMA3, SMOLLM2, Source
 
 PARTS: dict[str, tuple[Callable[[Source, str], tuple[bool, list[str]]], str]] = {
     "replies": (replies.check, "greedy replies beside torch's, cold, cached, beside others, restored; drawn shares"),
     "conversation": (conversation.check, "twelve turns, and what the cache gives them"),
     "content": (content.check, "schemas, choices and tools"),
+    "bench": (racing.check, "ratios to mlx-lm's server; SmolLM2 alone, which has a chat template"),
 }
 MODELS = {
     f"{source.name}-{form}": (source, form)
@@ -21,6 +22,7 @@ MODELS = {
         (SMOLLM2, "float32"), (GEMMA3, "float32"), (SMOLLM2, "bfloat16"), (GEMMA3, "bfloat16"), (SMOLLM2, "4bit"),
     )
 }  # fmt: skip
+BENCHED = ("smollm2-float32",)  # unless --model names another
 SLOW_ON_CPU = ("conversation", "content")  # in float32 alone there, unless --model names another type
 
 
@@ -38,6 +40,8 @@ def main() -> int:
 
 
 def _models(part: str) -> Iterable[str]:
+    if part == "bench":
+        return BENCHED
     is_float32 = part in SLOW_ON_CPU and mx.default_device() != mx.gpu
     return [name for name, (_, form) in MODELS.items() if form == "float32" or not is_float32]
 
