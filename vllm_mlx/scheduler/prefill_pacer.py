@@ -166,8 +166,9 @@ class PrefillPacer:
             length = _power_of_two(min(in_memory, self._idle_length(start)))
             return _edge(start, length, grid=length)
         shortest = self.shortest_chunk(budget.seconds, start)
-        rest = -start % shortest
-        to_edge = rest if rest >= (_LEAST_TO_EDGE if shortest == GRID else 1) else rest + shortest
+        to_edge = -start % shortest or shortest
+        if to_edge < _LEAST_TO_EDGE and self.chunk_s(to_edge + shortest, start) <= budget.seconds:
+            to_edge += shortest
         longest = min(in_memory, max(to_edge, self.chunk_tokens(budget.seconds, start)))
         return _edge(start, longest, grid=min(GRID, _power_of_two(longest)))
 
