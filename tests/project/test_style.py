@@ -15,6 +15,7 @@ LONGER: dict[str, tuple[int, str]] = {}  # file → its own limit, and why it is
 MIN_LINES = 60  # of a file that one module alone imports and no test is named after
 MAX_PROSE = 100  # characters of a line of prose in docs
 MAX_FENCES = 12
+MAX_PRIVATE = 60  # uses of private attributes in tests, from outside; lower it when there are fewer
 PAGES = [
     page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.name != "requirements.md"
 ]
@@ -54,6 +55,13 @@ def test_a_small_file_serves_two_modules_or_has_tests_of_its_own() -> None:
         and len(file.read_text("utf-8").splitlines()) < MIN_LINES
     ]
     assert small == [], "merge them into the module that they belong to"
+
+
+def test_tests_enter_by_public_names() -> None:
+    files = [file for file in python_files() if file.is_relative_to(ROOT / "tests")]
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines()]
+    outside = [line for line in lines if not re.search(r"\b(self|cls)\._|scripts\._", line)]
+    assert sum(len(re.findall(r"\b[a-z_]+(?:\.[a-z_]+)*\._[a-z]\w*", line)) for line in outside) <= MAX_PRIVATE
 
 
 # Sentences
