@@ -68,7 +68,7 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
     assert ("Formats", "reasoning think, tool calls none") in facts
     assert [fact for name, fact in facts if name == "Off"] == [
         "images and videos: the checkpoint has no vision encoder",
-        "tool calls: the chat template shows no format of them",
+        "tool calls: the chat template shows no known format of tool calls",
     ]
 
 
