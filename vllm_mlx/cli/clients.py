@@ -1,4 +1,4 @@
-"""The clients that `launch` knows, and what each is told of a server. Starts nothing. docs/clients has a page for each.
+"""The clients that `launch` knows, and how each is set up. Starts nothing. docs/clients has a page for each.
 
 clients.toml describes them with templates: `{model}` and the other names of `Target.values` stand for the server's.
 """

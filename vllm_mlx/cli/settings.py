@@ -102,7 +102,7 @@ FORMS: Mapping[str, Form] = {
 
 
 class Settings(BaseModel):
-    """The settings that only the commands use. `AllSettings` adds those that the layers below declare."""
+    """The settings that only the commands use. `AllSettings` adds the settings of the layers below."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
