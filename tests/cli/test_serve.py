@@ -126,7 +126,9 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, checkpoint: C
 def test_a_file_of_records_that_cannot_be_written_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     line = refusal("some-org/some-model", "--port", "0", "--record-requests", str(tmp_path / "file" / "records"))
-    assert line.startswith("vllm-mlx: --record-requests") and line.endswith("cannot be written: File exists. Name another file.")
+    assert line.startswith("vllm-mlx: --record-requests") and line.endswith(
+        "cannot be written: File exists. Name another file."
+    )
 
 
 def test_an_open_door_is_refused_before_anything_loads() -> None:
