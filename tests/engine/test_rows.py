@@ -124,27 +124,6 @@ def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
     assert driver.generate([good_prompt], max_tokens=10)[0] == expected
 
 
-def test_rows_that_rest_for_the_prompt_of_another_tenant_go_on_exactly(driver):
-    streams = [(prompt(20 + 5 * number), HOT if number % 2 else GREEDY) for number in range(4)]
-    alone = [driver.generate([ids], max_tokens=40, sampling=sampling)[0] for ids, sampling in streams]
-    rows = [driver.add(ids, 40, sampling, tenant="ann") for ids, sampling in streams]
-    for _ in range(6):
-        driver.step()
-    num_rested = 0
-    chats = [prompt(number) for number in (1, 30, 90)]
-    asked = []
-    for ids in chats:
-        asked.append(driver.add(ids, 3, tenant="ben"))
-        for _ in range(4):
-            before = len(driver.replies[rows[0]].token_ids)
-            driver.step()
-            num_rested += len(driver.replies[rows[0]].token_ids) == before
-    driver.run()
-    assert num_rested >= 3, "the rows rested for each chat"
-    assert [driver.replies[seq_id].token_ids for seq_id in rows] == alone
-    assert [driver.replies[seq_id].token_ids for seq_id in asked] == driver.generate(chats, max_tokens=3)
-
-
 @row("S1-9")
 @pytest.mark.parametrize("name", cases([*USUAL, "gpt_oss", *OWN_STATE], ["nemotron_h", "gpt_oss"]))
 def test_preempted_rows_continue_exactly(checkpoint, name):

@@ -184,7 +184,7 @@ def test_parts_that_the_rules_leave_out_are_none() -> None:
         ({"fields": {"tool_calls": {"open_pattern": r"\s*"}}}, "no opening tag"),
         ({"fields": {"tool_calls": {"open": "\n", "content": "json"}}}, "no opening tag"),
         ({"version": 2, "fields": {}}, "version"),
-        ({"fields": {"thinking": "<think>"}}, "no object"),
+        ({"fields": {"thinking": "<think>"}}, "not an object"),
         ({"fields": {"thinking": {"close": "</think>"}}}, "no opening"),
         ({"fields": {"tool_calls": {"close": "</do>"}}}, "no opening tag"),
         ({"fields": {"tool_calls": {"open": "<do>", "content": "kv-lines"}}}, "kv-lines"),
