@@ -22,6 +22,7 @@ from .engine.disk import open_disk
 from .engine.loading import start_engine
 
 T = TypeVar("T")
+MAX_TOKENS = 256  # of a text that `generate` continues without a limit, as in mlx-lm
 Prompt = str | Items[int]
 Conversation = Items[Mapping[str, Any]]
 
@@ -85,9 +86,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several at once, given as texts or lists of token ids.
 
-        Results are in the order of the prompts.
+        Results are in the order of the prompts. Without `max_tokens` a reply ends after 256 tokens.
         """
         sampling = sampling_params or SamplingParams()
+        if sampling.max_tokens is None:
+            sampling = replace(sampling, max_tokens=MAX_TOKENS)
         return self._run_all(
             [
                 Request(request_id=f"generate-{number}", prompt=prompt, sampling=sampling)
@@ -106,6 +109,8 @@ class LLM:
         Messages and other keywords are those of a chat completion (`tools=[…]`, `temperature=0`). `sampling_params`
         replace all keywords of sampling.
         """
+        if isinstance(messages, str):
+            raise TypeError('chat takes a list of messages: [{"role": "user", "content": "…"}]')
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
         for number, conversation in enumerate(conversations):

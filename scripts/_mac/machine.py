@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 IS_MAC = sys.platform == "darwin"
-PACKAGES = ("vllm-mlx", "mlx", "mlx-metal", "mlx-lm", "mlx-vlm", "transformers", "llguidance")
+PACKAGES = ("vllm-mlx-server", "mlx", "mlx-metal", "mlx-lm", "mlx-vlm", "transformers", "llguidance")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 
+import vllm_mlx
 from tests.support.engine_driver import plain_loop
 from tests.support.rows import row
 from vllm_mlx import LLM, Guide, Regex, SamplingParams
 from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter
 from vllm_mlx.core.events import FinishReason
+from vllm_mlx.llm import MAX_TOKENS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -108,3 +110,17 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(llm):
     assert cut.text == whole.text and cut.num_prompt_tokens == whole.num_prompt_tokens
     cut, whole = llm.generate(["cut \ud83d", "cut \ufffd"], GREEDY)
     assert cut.text == whole.text and cut.num_prompt_tokens == whole.num_prompt_tokens
+
+
+def test_without_a_limit_a_text_ends_after_256_tokens(llm):
+    [output] = llm.generate([[3, 4, 5]], SamplingParams(temperature=0, ignore_eos=True))
+    assert output.outputs[0].usage.completion_tokens == MAX_TOKENS == 256
+
+
+def test_a_text_in_the_place_of_a_conversation_is_refused(llm):
+    with pytest.raises(TypeError, match="list of messages"):
+        llm.chat("hello")
+
+
+def test_the_package_shows_what_it_has():
+    assert {"LLM", "SamplingParams", "Guide"} <= set(dir(vllm_mlx))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.checkpoints import OWN_STATE
-from tests.support.engine_driver import GREEDY, Driver, RandomPrompts, plain_loop
+from tests.support.engine_driver import Driver, RandomPrompts, plain_loop
 from tests.support.rows import USUAL, cases, row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError

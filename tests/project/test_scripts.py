@@ -23,6 +23,7 @@ SCRIPTS = (
     "check-drift",
     "vllm-mlx",
     "lock",
+    "install",
 )
 TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz", "check-drift")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm", "sed")
@@ -115,6 +116,32 @@ def test_what_the_lock_files_name_is_installed_by_hash_and_again_once_they_chang
     with lock.open("a") as file:
         file.write("# changed\n")
     assert len(installed("serve")) == 2
+
+
+def test_install_links_the_command_of_the_clone_and_takes_it_away(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "a project")
+    executable(project / ".venv/bin/python", NOTING)
+    executable(project / ".venv/bin/vllm-mlx", "#!/bin/sh\n")
+    link = tmp_path / ".local/bin/vllm-mlx"
+    environment = {"PATH": f"{link.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "NOTES": str(tmp_path / "notes")}
+
+    def install(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = [str(project / "scripts/install"), *flags]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    for _ in range(2):
+        result = install()
+        assert result.returncode == 0 and link.readlink() == project / ".venv/bin/vllm-mlx"
+        assert "export PATH" not in result.stderr and "comes first" not in result.stderr
+    assert install("--uninstall").returncode == 0 and not link.is_symlink()
+    assert install("--uninstall").returncode == 1
+    link.write_text("another")
+    result = install()
+    assert result.returncode == 1 and "belongs to another installation" in result.stderr
+    assert link.read_text() == "another"
+    link.unlink()
+    environment["PATH"] = "/usr/bin:/bin"
+    assert "export PATH" in install().stderr
 
 
 @pytest.mark.parametrize("name", TOOLS_IN_FOLDERS)

@@ -19,7 +19,7 @@ from ..disk.faults import Damaged, FolderUnusable, InUse, NoRoom
 from ..disk.folder import Folder, Listing, look
 from ..disk.folder import verify as verified
 from ..disk.place import folder_of, nothing_in
-from .options import load_settings
+from .options import load_settings, server_settings
 from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .status import disk_line
 from .terminal import (
@@ -178,7 +178,7 @@ def memory(as_json: AsJson = False, url: UrlOption = None, api_key: KeyOption = 
 
 
 def _root(cache_dir: str | None) -> Path:
-    settings = load_settings({} if cache_dir is None else {"cache_dir": cache_dir})
+    settings = server_settings() if cache_dir is None else load_settings({"cache_dir": cache_dir})
     keeps = {"cache_disk": settings.cache_disk or None, "prefix_cache": True, "repeatable": False}
     return folder_of(settings.model_copy(update=keeps).engine_config().cache_dir)  # also where nothing more is kept
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -68,6 +69,8 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
     """Yield each check as soon as it is done. Checks that need MLX are skipped if MLX does not work."""
     settings = load_settings({} if model is None else {"model": model})
     yield check_python()
+    if is_other_installed():
+        yield Check("Package", "warning", "another vllm-mlx is installed beside this one: `pip uninstall vllm-mlx`")
     device = check_device()
     yield device
     if works := device.verdict != "bad":
@@ -104,6 +107,14 @@ def check_python() -> Check:
     if sys.platform == "darwin" and platform.machine() != "arm64":
         return Check("Python", "bad", f"{version}: this Python is for Intel; install one for Apple silicon")
     return Check("Python", "good", version)
+
+
+def is_other_installed() -> bool:
+    """Whether the package index's `vllm-mlx`, which is another program, is installed in this environment."""
+    try:
+        return distribution("vllm-mlx").read_text("direct_url.json") is None  # a clone's installation has this file
+    except PackageNotFoundError:
+        return False
 
 
 def check_device() -> Check:

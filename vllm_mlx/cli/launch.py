@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from .clients import CLIENTS, NO_KEY, Client, Target, write_own
-from .options import load_settings
+from .options import load_settings, service_settings
 from .own_server import own_server, run_client
 from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .settings import Settings
@@ -66,6 +66,11 @@ def launch(
     except NoServer as error:
         if url is not None or print_only:
             raise
+        if service_settings(Path.home()) is not None:
+            raise CommandFailed(
+                f"The service does not answer at {server.url}. `vllm-mlx service status` says why; while it loads, "
+                "wait and try again."
+            ) from error
         if (to_serve := _model_to_serve(model)) is None:
             raise CommandFailed(f"{error.message} Or name a model with --model, and launch starts a server.") from error
         sys.exit(_run_with_server(row, server, to_serve, context, arguments or ()))

@@ -6,20 +6,23 @@ Nothing slow is imported before signals are handled, and no model code before a 
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 if TYPE_CHECKING:
     import typer
 
 logger = logging.getLogger(__name__)
+COMMANDS = ("serve", "launch", "chat", "models", "status", "doctor", "cache", "bench", "service")
 
 
 def main() -> None:
     """Run the command that the arguments name. `serve` handles signals itself once it accepts requests."""
-    is_server = sys.argv[1:2] == ["serve"]
+    is_server = sys.argv[1:2] == ["serve"] or sys.argv[1:3] == ["service", "run"]
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number in usual if is_server else (signal.SIGINT,):
         if usual[number] is not signal.SIG_IGN:  # nohup, and a shell without a terminal, ignore a signal
@@ -38,6 +41,7 @@ def main() -> None:
 def make_app() -> "typer.Typer":
     """Make the Typer app of all commands."""
     import typer
+    from typer.core import TyperGroup
 
     from .bench import bench
     from .cache import cache_app
@@ -46,11 +50,19 @@ def make_app() -> "typer.Typer":
     from .launch import launch
     from .models import models_app
     from .options import takes_settings
+    from .service import service_app
     from .settings import Settings
     from .status import status
 
+    class InOrder(TyperGroup):
+        """Lists the commands in the order in which a user needs them."""
+
+        def list_commands(self, ctx: object) -> list[str]:
+            return list(COMMANDS)
+
     app = typer.Typer(
         name="vllm-mlx",
+        cls=InOrder,
         help="An inference server for Macs: models on MLX behind an OpenAI-compatible API.",
         no_args_is_help=True,
         add_completion=False,
@@ -79,6 +91,7 @@ def make_app() -> "typer.Typer":
         app.command()(command)
     app.add_typer(models_app, name="models")
     app.add_typer(cache_app, name="cache")
+    app.add_typer(service_app, name="service")
     return app
 
 
@@ -86,8 +99,22 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from .. import __version__
 
-        print(f"vllm-mlx {__version__}")
+        commit = _commit()
+        print(f"vllm-mlx {__version__}" + (f" (commit {commit})" if commit else ""))
         sys.exit()
+
+
+def _commit() -> str:
+    """Return the commit that a wheel was built from, or that a clone has; empty if neither is known."""
+    package = Path(__file__).parents[1]
+    if (built := package / "commit.txt").exists():
+        return built.read_text().strip()
+    if not (package.parent / ".git").exists():
+        return ""
+    command = ["git", "-C", str(package.parent), "rev-parse", "--short=10", "HEAD"]
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def reported(command: Callable[[], object]) -> None:

@@ -30,6 +30,8 @@ from .settings import (
 from .values import reason
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
+SERVICE_FILE = ".config/vllm-mlx/service.toml"  # below the home folder of the service's user
+SERVICE_KEYS = ".config/vllm-mlx/service-keys.toml"
 _METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "FILE"}
 _ConfigFile = Annotated[
     Path | None,
@@ -43,14 +45,23 @@ _ConfigFile = Annotated[
 ]
 
 
-def load_settings(flags: Mapping[str, Any], config_file: Path | None = None) -> Settings:
+def load_settings(
+    flags: Mapping[str, Any],
+    config_file: Path | None = None,
+    *,
+    key_file: Path | None = None,
+    with_variables: bool = True,
+) -> Settings:
     """Join the values of all origins. `flags` holds those of the command line by setting name.
 
-    Raises ConfigError, which names the origin of a bad value.
+    `key_file` is a second file of settings. Without `with_variables`, the environment is not read. Raises ConfigError,
+    which names the origin of a bad value.
     """
     path = config_file or _default_config_file()
     file = {} if path is None else _read_config_file(path)
-    variables = _variables()
+    if key_file is not None:
+        file |= _read_config_file(key_file)
+    variables = _variables() if with_variables else {}
     try:
         return AllSettings(**{**file, **variables, **flags})
     except ValidationError as error:
@@ -59,6 +70,22 @@ def load_settings(flags: Mapping[str, Any], config_file: Path | None = None) -> 
         origin = flag_name(name) if name in flags else env_name(name) if name in variables else f"`{name}` in {path}"
         value = "" if name == "api_key" else f", got {fault['input']!r}"
         raise ConfigError(f"{origin}{explain(fault)}{value}.") from error
+
+
+def server_settings() -> Settings:
+    """The settings of this user's service if one is installed, and those of `serve` otherwise. Raises ConfigError."""
+    return service_settings(Path.home()) or load_settings({})
+
+
+def service_settings(home: Path) -> Settings | None:
+    """The settings that a service was installed with, on which the environment has no effect. Raises ConfigError.
+
+    Returns None if the user with this home folder has none.
+    """
+    file = home / SERVICE_FILE
+    if not file.exists():
+        return None
+    return load_settings({}, file, key_file=home / SERVICE_KEYS, with_variables=False)
 
 
 def _default_config_file() -> Path | None:
@@ -102,14 +129,17 @@ def _did_you_mean(key: str, spell: Callable[[str], str] = str) -> str:
     return f" Did you mean `{spell(nearest[0])}`?" if nearest else ""
 
 
-def takes_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
-    """Turn `command(settings)` into a Typer command with one parameter for each setting, and `--config`.
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn `command(settings, ...)` into a Typer command with one parameter for each setting, and `--config`.
 
     Typer passes values on as strings; only the settings validate them, whatever their origin.
     """
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
     def run(config: Path | None = None, **values: Any) -> None:
-        command(load_settings({name: value for name, value in values.items() if value not in (None, [])}, config))
+        rest = {parameter.name: values.pop(parameter.name) for parameter in own}
+        given = {name: value for name, value in values.items() if value not in (None, [])}
+        command(load_settings(given, config), **rest)
 
     annotations = {name: _annotation(name, field, panel) for name, field, panel in settings_fields()}
     annotations["config"] = _ConfigFile
@@ -117,6 +147,8 @@ def takes_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in annotations.items()
     ]
+    parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    annotations |= {parameter.name: parameter.annotation for parameter in own}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = annotations
     run.__name__ = command.__name__

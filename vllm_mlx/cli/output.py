@@ -1,6 +1,7 @@
 """Writes to a terminal, pipe or file from a thread, so that a stopped reader blocks no caller. Knows no command."""
 
 import contextlib
+import itertools
 import logging
 import os
 import select
@@ -8,10 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 MAX_BYTES = 4 << 20  # bytes that may wait to be written; further lines are dropped and counted
 MAX_LINE = 16 * 1024  # characters of one line, stack traces included
+LOG_BYTES = 10_000_000  # of one file of a service's log
+LOG_FILES = 5
 FLUSH_S = 1.0  # how long the end of the process waits for a reader, who may have stopped
 
 
@@ -28,11 +32,15 @@ class Output:
     """One file descriptor and the thread that writes to it. The thread is a daemon: the process can end while it runs.
 
     `notice` makes the line that says how many lines were dropped. It is written once the reader has caught up.
+    `before` is called with the number of bytes before they are written.
     """
 
-    def __init__(self, fd: int, *, notice: Callable[[int], str] = _no_notice) -> None:
+    def __init__(
+        self, fd: int, *, notice: Callable[[int], str] = _no_notice, before: Callable[[int], None] | None = None
+    ) -> None:
         self._fd = fd
         self._notice = notice
+        self._before = before
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._num_bytes = 0  # size of the lines that wait or are being written
@@ -72,6 +80,8 @@ class Output:
                     self._changed.wait()
                 data = self._waiting.popleft()
             with contextlib.suppress(OSError):  # the reader or the terminal is gone
+                if self._before is not None:
+                    self._before(len(data))
                 _write(self._fd, data)
             with self._changed:
                 self._num_bytes -= len(data)
@@ -93,8 +103,8 @@ def _write(fd: int, data: bytes) -> None:
 class OutputHandler(logging.StreamHandler[Output]):
     """A log handler whose lines an `Output` writes, so that logging never waits."""
 
-    def __init__(self, fd: int) -> None:
-        super().__init__(Output(fd, notice=self._notice))
+    def __init__(self, fd: int, before: Callable[[int], None] | None = None) -> None:
+        super().__init__(Output(fd, notice=self._notice, before=before))
 
     def format(self, record: logging.LogRecord) -> str:
         return _cut(super().format(record))
@@ -124,3 +134,36 @@ def write_last(fd: int, text: str) -> None:
     last = Output(fd)
     last.write(text)
     last.flush(FLUSH_S)
+
+
+class LogFile:
+    """A log in files of a bounded size, for a process whose standard output and error both go there.
+
+    `path` gets the newest lines. When it is full, it is renamed to `path.1`, and so on; the oldest file is removed.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = LOG_BYTES, num_files: int = LOG_FILES) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._num_files = num_files
+
+    def open(self) -> None:
+        """Make the newest file the standard output and error of this process. Raises OSError."""
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        for stream in (1, 2):
+            os.dup2(fd, stream)
+        os.close(fd)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Begin a new file if the newest one would grow above its size. Raises OSError."""
+        if os.fstat(2).st_size + num_bytes > self._max_bytes:
+            files = log_files(self._path, self._num_files)
+            for older, newer in itertools.pairwise(files):
+                with contextlib.suppress(FileNotFoundError):
+                    newer.replace(older)
+            self.open()
+
+
+def log_files(path: Path, num_files: int = LOG_FILES) -> list[Path]:
+    """The names that a log's files may have, the oldest lines first."""
+    return [*(path.with_name(f"{path.name}.{number}") for number in range(num_files - 1, 0, -1)), path]

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ..core.urls import http_url
-from .options import load_settings
+from .options import server_settings
 from .settings import is_local, local_url
 from .terminal import CommandFailed, WrongUsage, option
 
@@ -177,7 +177,7 @@ def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False)
     A key from the settings is sent to this machine only; `as_admin` prefers an admin key.
     Raises WrongUsage, ConfigError.
     """
-    settings = load_settings({})
+    settings = server_settings()
     if url is None:
         if settings.port == 0:
             raise WrongUsage("The port is set to 0, which takes any free one: give the server's address with --url.")

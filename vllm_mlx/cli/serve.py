@@ -19,17 +19,20 @@ from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, EngineDead, VLLMMLXError
 from ..server.config import ServerConfig
 from .options import unknown_variables
-from .output import Output, OutputHandler, descriptor_of
+from .output import LogFile, Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
 from .terminal import BrokeDown, console, readable
 
 logger = logging.getLogger(__name__)
 
 
-def run_server(settings: Settings) -> None:
-    """Serve until a signal. Raises ConfigError for settings that are refused, and BrokeDown after any other error."""
+def run_server(settings: Settings, log: LogFile | None = None) -> None:
+    """Serve until a signal; `log` is the file of the log, if stderr is one.
+
+    Raises ConfigError before anything is served, and BrokeDown after any other error.
+    """
     try:
-        _serve(settings)
+        _serve(settings, log)
     except EngineDead as error:
         raise BrokeDown(error.message) from error
     except (VLLMMLXError, KeyboardInterrupt, SystemExit):
@@ -39,8 +42,8 @@ def run_server(settings: Settings) -> None:
         raise BrokeDown(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
 
 
-def _serve(settings: Settings) -> None:
-    configure_logging(settings.log_level)
+def _serve(settings: Settings, log: LogFile | None) -> None:
+    configure_logging(settings.log_level, log)
     for line in unknown_variables():
         logger.warning("%s", line)
     engine_config, config = accepted(settings)
@@ -227,9 +230,9 @@ def show(banner: Banner, screen: Console) -> None:
     Output(descriptor_of(sys.stdout)).write(captured.get())
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, log: LogFile | None = None) -> None:
     """Log our own messages at `level`, and of libraries only warnings and errors."""
-    handler = OutputHandler(descriptor_of(sys.stderr))
+    handler = OutputHandler(descriptor_of(sys.stderr), None if log is None else log.make_room)
     logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("vllm_mlx").setLevel(level.upper())

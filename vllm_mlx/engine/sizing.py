@@ -59,7 +59,7 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
             f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
             f"{setting('memory_budget')}."
         )
-    _look_at_wired_memory()
+    is_much_wired()
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
@@ -75,17 +75,19 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 
-def _look_at_wired_memory() -> None:
+def is_much_wired() -> bool:
+    """Whether so much of the machine's memory is wired that no model should be loaded now. Logs the figures."""
     wired, total = wired_bytes(), device_memory().total_bytes
     if wired is None:
-        return
+        return False
     logger.info("Wired before load: %.1f of %.1f GB", wired / 1e9, total / 1e9)
-    if wired > total * _MUCH_WIRED:
+    if is_much := wired > total * _MUCH_WIRED:
         logger.warning(
             "%.1f of %.1f GB are wired already. A killed server may have left them; a restart of the Mac frees them",
             wired / 1e9,
             total / 1e9,
         )
+    return is_much
 
 
 def _wire(config: EngineConfig, model: Model) -> None:

@@ -1,0 +1,286 @@
+"""`vllm-mlx service` under supervisors with the rules of launchd and systemd: real processes, files and sockets."""
+
+import itertools
+import os
+import plistlib
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from scripts._bench.servers import free_port
+from tests.support.supervisors import Machine
+from vllm_mlx.cli import service as cli
+from vllm_mlx.cli.options import service_settings
+from vllm_mlx.cli.output import log_files
+from vllm_mlx.cli.service import History, Place, last_lines, new_lines, texts
+from vllm_mlx.cli.settings import AllSettings, settings_fields
+from vllm_mlx.cli.supervisors import Job, Launchd, Systemd, program_path
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PATIENCE_S = 60.0
+_KEY = "sk-a-secret-of-this-service"
+_JOB = Job(
+    command=("/Users/me/.local/bin/vllm-mlx", "service", "run"),
+    home=Path("/Users/me"),
+    user=None,
+    early_log=Path("/Users/me/Library/Logs/vllm-mlx/service-start.log"),
+    stop_s=40,
+    environment={"HF_HOME": "/Volumes/My disk/hf"},
+)
+
+
+@pytest.fixture(params=[Launchd, Systemd])
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """A user's home and a supervisor; `vllm-mlx` is a script that runs this checkout."""
+    machine = Machine(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", machine.path)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(cli, "supervisor", request.param)
+    program(tmp_path, monkeypatch, "from vllm_mlx.cli.main import main; main()")
+    yield machine
+    machine.close()
+
+
+def program(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Install a `vllm-mlx` that runs `code`."""
+    path = folder / "bin" / "vllm-mlx"
+    path.write_text(f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(_ROOT)!r})\n{code}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(path)])
+
+
+def service(*arguments: str) -> tuple[int, str]:
+    """The exit code and the output of a command; an error is its message."""
+    result = CliRunner().invoke(cli.service_app, list(arguments))
+    message = getattr(result.exception, "message", None)
+    if message is None and result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return (result.exit_code, result.output) if message is None else (1, message)
+
+
+def wait_until(condition: object, what: str) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+def test_a_service_is_installed_answers_and_is_removed(machine: Machine, tmp_path: Path) -> None:
+    port = str(free_port())
+    arguments = ("install", "demo", "--port", port, "--api-key", _KEY, "--cache-disk", "0", "--drain-s", "20")
+    assert service(*arguments)[0] == 0
+    wait_until(lambda: service("status")[0] == 0, "the service does not answer")
+    assert "It serves demo." in service("status")[1]
+    assert machine.job is not None and machine.job.process is not None
+
+    # No key is in a definition, in the settings or in a command line.
+    argv = subprocess.run(["ps", "-o", "args=", str(machine.job.process.pid)], capture_output=True, text=True).stdout
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and _KEY in path.read_text(errors="replace")]
+    assert _KEY not in argv and files == [Place(tmp_path).keys]
+    assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
+
+    first = machine.job
+    assert service(*arguments)[0] == 0  # a second one replaces the first
+    assert machine.job is not first and first.codes == [0]
+    wait_until(lambda: service("status")[0] == 0, "the second service does not answer")
+
+    # A reply that runs while the service is removed is whole.
+    body = {"messages": [{"role": "user", "content": "Count to 30."}], "max_tokens": 60, "stream": True}
+    lines: list[str] = []
+
+    def stream() -> None:
+        with httpx.stream(
+            "POST",
+            f"http://127.0.0.1:{port}/v1/chat/completions",
+            json=body,
+            headers={"authorization": f"Bearer {_KEY}"},
+            timeout=60,
+        ) as reply:
+            lines.extend(reply.iter_lines())
+
+    client = threading.Thread(target=stream)
+    client.start()
+    wait_until(lambda: lines, "the reply does not begin")
+    assert service("uninstall")[0] == 0
+    client.join()
+    assert "data: [DONE]" in lines
+    assert machine.job is None
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and "bin" not in path.parts]
+    assert {path.name for path in left} <= {"service.log", ".lock"}, left
+    assert service("status") == (1, cli.NOT_INSTALLED)
+
+
+# What the process does, the starts that this gives, and what `status` says then.
+_ENDS = {
+    "setting": ("raise ConfigError('A setting is wrong.')", 1, "A setting is wrong."),
+    "done": ("sys.exit(0)", 1, None),
+    "usage": ("raise WrongUsage('It is not a flag.')", 1, "It is not a flag."),
+    "interrupted": ("sys.exit(130)", cli.MAX_SHORT_RUNS + 1, "It ended 5 times"),
+    "crash": ("raise BrokeDown('The GPU failed.')", cli.MAX_SHORT_RUNS + 1, "It ended 5 times"),
+    "kill": ("os.kill(os.getpid(), signal.SIGKILL)", cli.MAX_SHORT_RUNS + 1, "It ended 5 times"),
+}
+
+
+@pytest.mark.parametrize("end", _ENDS)
+def test_a_service_that_ends_is_started_so_often(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    code, num_starts, reason = _ENDS[end]
+    program(
+        tmp_path,
+        monkeypatch,
+        "import os, signal\n"
+        "from vllm_mlx.cli import serve, service\n"
+        "from vllm_mlx.cli.main import main\n"
+        "from vllm_mlx.cli.terminal import BrokeDown, WrongUsage\n"
+        "from vllm_mlx.core.errors import ConfigError\n"
+        f"def ended(*_):\n    {code}\n"
+        "serve.run_server = ended\n"
+        "service.wait_for_room = lambda _: None\n"
+        "main()",
+    )
+    assert service("install", "demo")[0] == 0
+    assert machine.job is not None and machine.job.thread is not None
+    machine.job.thread.join(_PATIENCE_S)
+    assert not machine.job.thread.is_alive() and machine.job.num_starts == num_starts
+    code, text = service("status")
+    assert code == 1 and (reason is None or reason in text)
+
+    assert service("restart")[0] == 0  # whoever asks for it gets new starts
+    machine.job.thread.join(_PATIENCE_S)
+    assert machine.job.num_starts == num_starts
+
+
+def test_a_taken_port_is_waited_for(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from vllm_mlx.server.run import listen
+
+    port = free_port()
+    held = listen("127.0.0.1", port)
+    assert service("install", "demo", "--port", str(port), "--cache-disk", "0")[0] == 0
+    time.sleep(2)
+    held.close()
+    wait_until(lambda: service("status")[0] == 0, "the service does not take the port")
+    assert machine.job is not None and machine.job.num_starts == 1
+    assert service("uninstall")[0] == 0
+
+
+def test_settings_that_serve_refuses_are_not_installed(machine: Machine, tmp_path: Path) -> None:
+    for wrong in (("no-such-model",), ("demo", "--host", "0.0.0.0"), ("demo", "--tool-call-parser", "unknown")):
+        code, text = service("install", *wrong)
+        assert code == 1 and text.endswith(".")
+    assert not Place(tmp_path).settings.exists() and machine.job is None
+
+
+def test_print_writes_nothing(machine: Machine, tmp_path: Path) -> None:
+    code, text = service("install", "demo", "--print", "--api-key", _KEY)
+    assert code == 0 and "vllm-mlx" in text and _KEY not in text
+    assert not (tmp_path / ".config").exists() and machine.job is None
+
+
+def test_every_setting_survives_the_files(tmp_path: Path) -> None:
+    """Each setting, with an example of its type, is read back as it was."""
+    (tmp_path / "keys").write_text("ann:sk-1\n")
+    examples = {
+        "api_key": ("sk-1", "sk-2"), "chat_template": "{{ 'a\"b\\\\n' }}", "cache_disk": 0, "memory_budget": "0.7",
+        "reasoning_config": '{"reasoning_start_str": "<a>", "reasoning_end_str": "</a>"}', "cache_memory": "2GB",
+        "limit_mm_per_prompt": "image=3", "api_key_file": str(tmp_path / "keys"), "max_body": "64MiB",
+    }  # fmt: skip
+    for name, field, _ in settings_fields():
+        value = examples.get(name, field.default)
+        if value is None:
+            continue
+        settings = AllSettings(**{name: list(value) if isinstance(value, tuple) else value})
+        written, keys = texts(settings)
+        place = Place(tmp_path)
+        place.write(place.settings, written)
+        place.write(place.keys, keys)
+        read = service_settings(place.home)
+        if name != "model":
+            assert getattr(read, name) == getattr(settings, name), name
+
+
+def test_the_definitions_are_what_the_supervisors_read() -> None:
+    values = plistlib.loads(Launchd(_JOB).definition().encode())
+    assert values["ProgramArguments"] == list(_JOB.command) and values["KeepAlive"] == {"SuccessfulExit": False}
+    assert values["ExitTimeOut"] == 40 and values["ProcessType"] == "Interactive" and "UserName" not in values
+    unit = Systemd(_JOB).definition()
+    assert 'Environment="HF_HOME=/Volumes/My disk/hf"' in unit and "Restart=on-failure" in unit
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "vllm-mlx.service"
+    unit.write_text(Systemd(_JOB).definition().replace(_JOB.command[0], sys.executable))
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    command = ["systemd-analyze", "verify", "--user", str(unit)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("called", "stays"),
+    [
+        ("/opt/homebrew/Cellar/vllm-mlx/0.9/bin/vllm-mlx", "/opt/homebrew/opt/vllm-mlx/bin/vllm-mlx"),
+        ("/Users/me/.local/bin/vllm-mlx", "/Users/me/.local/bin/vllm-mlx"),
+    ],
+)
+def test_the_path_of_the_program_survives_an_upgrade(called: str, stays: str) -> None:
+    assert program_path(called) == Path(stays)
+
+
+def test_starts_that_come_late_enough_are_no_loop() -> None:
+    history = History()
+    for now in (0.0, 1.0, 2.0, 3.0, 4.0, 200.0, 201.0, 202.0):
+        history = history.started(now)
+        assert not history.ends_too_often
+    for now in (203.0, 204.0, 205.0):
+        history = history.started(now)
+    assert history.ends_too_often
+
+
+_LINES = """
+import logging, os, sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from vllm_mlx.cli.output import LogFile
+from vllm_mlx.cli.serve import configure_logging
+log = LogFile(Path({path!r}))
+log.open()
+configure_logging("info", log)
+logger = logging.getLogger("vllm_mlx")
+for number in range({num}):
+    logger.info("%d %s", number, "x" * {length})
+    if number % 200 == 0:
+        logging.getLogger().handlers[0].stream.flush(60)
+        time.sleep(0.05)
+logging.getLogger().handlers[0].stream.flush(60)
+"""
+
+
+def test_100_mb_of_log_stay_within_their_files_and_lose_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "service.log"
+    num = 10_000
+    seen: list[str] = []
+    path.touch()
+    stream = new_lines(path)
+    reader = threading.Thread(target=lambda: seen.extend(itertools.islice(stream, num)), daemon=True)
+    reader.start()
+    time.sleep(2 * cli.FOLLOW_S)
+    code = _LINES.format(root=str(_ROOT), path=str(path), num=num, length=10_000)
+    subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL)
+    files = [file for file in log_files(path) if file.exists()]
+    assert len(files) == 5 and all(file.stat().st_size <= 10_000_000 for file in files)
+    kept = [int(line.split()[3]) for line in last_lines(path, num)]
+    assert kept == list(range(num - len(kept), num)) and len(kept) > 4_000
+    reader.join(_PATIENCE_S)
+    assert [int(line.split()[3]) for line in seen] == list(range(num))
