@@ -22,7 +22,14 @@ APP = make_app()
 COMMANDS = {name: command for name, command in get_command(APP).commands.items() if name != "serve"}  # type: ignore[attr-defined]
 COMMANDS_FLAGS = {
     flag
-    for command in (*COMMANDS.values(), *COMMANDS["models"].commands.values(), *COMMANDS["cache"].commands.values())
+    for command in (
+        *COMMANDS.values(),
+        *COMMANDS["models"].commands.values(),
+        *COMMANDS["cache"].commands.values(),
+        *(
+            command for name, command in COMMANDS["service"].commands.items() if name != "install"
+        ),  # it has all settings
+    )
     for parameter in command.params
     if parameter.param_type_name == "option"
     for flag in (*parameter.opts, *parameter.secondary_opts)
