@@ -181,6 +181,20 @@ def test_settings_that_serve_refuses_are_not_installed(machine: Machine, tmp_pat
     assert not Place(tmp_path).settings.exists() and machine.job is None
 
 
+def test_a_supervisor_that_refuses_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(cli, "supervisor", Systemd)
+    program(tmp_path, monkeypatch, "")
+    refusing = tmp_path / "bin" / "systemctl"
+    refusing.write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    code, text = service("install", "demo", "--api-key", _KEY)
+    assert code == 1 and text.endswith("Failed to connect to bus")
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "bin" not in path.parts] == []
+
+
 def test_print_writes_nothing(machine: Machine, tmp_path: Path) -> None:
     code, text = service("install", "demo", "--print", "--api-key", _KEY)
     assert code == 0 and "vllm-mlx" in text and _KEY not in text

@@ -73,19 +73,22 @@ def load_settings(
 
 
 def server_settings() -> Settings:
-    """The settings of this user's service if one is installed, and those of `serve` otherwise. Raises ConfigError."""
-    return service_settings(Path.home()) or load_settings({})
+    """The settings with which a server is looked for. Raises ConfigError.
+
+    The environment wins over the files of this user's service, which stand in the place of the config file.
+    """
+    return service_settings(Path.home(), with_variables=True) or load_settings({})
 
 
-def service_settings(home: Path) -> Settings | None:
-    """The settings that a service was installed with, on which the environment has no effect. Raises ConfigError.
+def service_settings(home: Path, *, with_variables: bool = False) -> Settings | None:
+    """The settings that a service was installed with. Raises ConfigError.
 
     Returns None if the user with this home folder has none.
     """
     file = home / SERVICE_FILE
     if not file.exists():
         return None
-    return load_settings({}, file, key_file=home / SERVICE_KEYS, with_variables=False)
+    return load_settings({}, file, key_file=home / SERVICE_KEYS, with_variables=with_variables)
 
 
 def _default_config_file() -> Path | None:

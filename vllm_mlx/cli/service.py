@@ -161,7 +161,11 @@ def install(
     place.write(place.history, History().text())
     place.write(place.early_log, "")
     place.write_definition(service)
-    service.start()
+    try:
+        service.start()
+    except CommandFailed:
+        _remove(place, service)
+        raise
     print(
         f"The service is installed: {service.name} starts it {'with this machine' if user else 'at log-in'}, and did."
     )
@@ -225,8 +229,7 @@ def uninstall(user: UserOption = None) -> None:
     place = Place.of(user)
     service = _installed(place)
     service.stop()
-    for path in (service.path, place.settings, place.keys, place.history, place.early_log):
-        path.unlink(missing_ok=True)
+    _remove(place, service)
     print(f"The service is removed. Its log stays in {place.log.parent}.")
 
 
@@ -347,6 +350,11 @@ def _newer_file(path: Path, stream: TextIO) -> TextIO | None:
         if other not in following[:1]:
             other.close()
     return following[0] if following else None
+
+
+def _remove(place: Place, service: Supervisor) -> None:
+    for path in (service.path, place.settings, place.keys, place.history, place.early_log):
+        path.unlink(missing_ok=True)
 
 
 def _supervisor(place: Place, drain_s: float | None = None) -> Supervisor:
