@@ -182,7 +182,7 @@ class NodeStore:
 class Insertion:
     """Inserts one key's tokens, reusing the tokens that are stored already, and records how to undo each change.
 
-    The insertion is undone if there is no room. It evicts nothing itself.
+    The insertion is undone if the segment does not fit. It evicts nothing itself.
     """
 
     def __init__(self, store: NodeStore, *, space: Space, key: bytes, now: float):

@@ -25,7 +25,7 @@ class Description:
     kind: str  # text, vision
     weights_bytes: int
     precision: str
-    context: int | None  # tokens; None: the checkpoint does not say
+    context: int | None  # tokens; None if the checkpoint does not say
     bytes_per_token: int  # attention state if every layer keeps it: an upper bound
     reasoning: str | None
     tools: str | None
@@ -100,7 +100,7 @@ class CachedModel:
     name: str
     disk_bytes: int
     folder: Path
-    facts: Description | None  # None: the checkpoint cannot be served
+    facts: Description | None  # None if the checkpoint cannot be served
     trouble: str = ""  # why it cannot be served
 
 

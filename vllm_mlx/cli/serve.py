@@ -113,9 +113,9 @@ class Banner:
     info: ModelInfo
     loaded: Mapping[str, Any]  # facts of the model, as /v1/status shows them
     text_only: bool
-    max_pixels: int | None  # the setting; None: the default, which is lower if the vision encoder is slow
+    max_pixels: int | None  # the setting; None for the default, which is lower if the vision encoder is slow
     budget_bytes: int
-    disk: DiskReport | None  # None: a setting turns the cache on disk off
+    disk: DiskReport | None  # None if a setting turns the cache on disk off
     load_s: float
     names: tuple[str, ...]
     api_keys: tuple[str, ...]

@@ -4,6 +4,7 @@
 process reports an end that a restart would not mend as a success, and keeps the reason for `service status`.
 """
 
+import itertools
 import json
 import os
 import pwd
@@ -128,7 +129,7 @@ class History:
     @property
     def ends_too_often(self) -> bool:
         """Whether the last starts each came so soon after the one before that its run was a short one."""
-        gaps = [later - earlier for earlier, later in zip(self.starts, self.starts[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(self.starts)]
         return len(gaps) == MAX_SHORT_RUNS and max(gaps) < SHORT_RUN_S + THROTTLE_S
 
     def text(self) -> str:
@@ -176,11 +177,10 @@ def install(
 def status(user: UserOption = None) -> None:
     """Say whether the service runs and answers, and why not. The exit code is 1 if it does not answer."""
     place = Place.of(user)
-    state = _supervisor(place).state()
-    history = History.read(place.history)
-    if not (place.settings.exists() and state.is_installed):
+    settings, state = _settings(place), _supervisor(place).state()
+    if not state.is_installed:
         raise CommandFailed(NOT_INSTALLED)
-    settings = _settings(place)
+    history = History.read(place.history)
     url = local_url(settings.host, settings.port)
     print(f"Process: {state.pid or 'none'}\nURL: {url}\nSettings: {place.settings}\nLog: {place.log}")
     if history.reason is not None and state.pid is None:
@@ -262,6 +262,7 @@ def wait_for_room(settings: Settings) -> None:
 
     Raises ConfigError if the port stays taken. Memory that stays wired is a matter of the load, which warns of it.
     """
+    from ..engine.macos import wired_bytes
     from ..engine.sizing import is_much_wired
     from ..server.run import listen
 
@@ -270,7 +271,7 @@ def wait_for_room(settings: Settings) -> None:
         is_late = time.monotonic() > deadline_s
         try:
             listen(settings.host, settings.port).close()
-            if is_late or not is_much_wired():
+            if is_late or not is_much_wired(wired_bytes()):
                 return
         except ConfigError:
             if is_late:

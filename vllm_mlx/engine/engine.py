@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, watch: DeviceWatch, facts: EngineFacts):
         self.facts = facts
         self.disk: DiskTier | None = None
-        self._disk_settings: DiskReport | None = None  # what is reported without a tier; None: a setting turns it off
+        self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
         self.scheduler = scheduler
         self.runner = runner

@@ -59,7 +59,7 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
             f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
             f"{setting('memory_budget')}."
         )
-    is_much_wired()
+    _log_wired_memory()
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
@@ -75,19 +75,22 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 
-def is_much_wired() -> bool:
-    """Whether so much of the machine's memory is wired that no model should be loaded now. Logs the figures."""
+def is_much_wired(wired: int | None) -> bool:
+    """Return whether loading a model deserves a warning while so many bytes of the machine's memory are wired."""
+    return wired is not None and wired > device_memory().total_bytes * _MUCH_WIRED
+
+
+def _log_wired_memory() -> None:
     wired, total = wired_bytes(), device_memory().total_bytes
     if wired is None:
-        return False
+        return
     logger.info("Wired before load: %.1f of %.1f GB", wired / 1e9, total / 1e9)
-    if is_much := wired > total * _MUCH_WIRED:
+    if is_much_wired(wired):
         logger.warning(
             "%.1f of %.1f GB are wired already. A killed server may have left them; a restart of the Mac frees them",
             wired / 1e9,
             total / 1e9,
         )
-    return is_much
 
 
 def _wire(config: EngineConfig, model: Model) -> None:

@@ -73,7 +73,7 @@ class Turns:
     def longest_prefill_s(self, max_stall_s: float, now_s: float) -> float:
         """Seconds that prefill may take in a step, for the sake of a tenant that may come and wait until its end.
 
-        There is no limit if one tenant alone was here recently. Called once a step.
+        The limit does not apply while only one tenant was here recently. Called once a step.
         """
         self._seen_s |= dict.fromkeys(self._num_here, now_s)
         if len(self._seen_s) > len(self._num_here):

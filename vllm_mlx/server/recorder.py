@@ -96,7 +96,7 @@ class RequestRecorder:
 
 
 def redacted(value: Any, salt: bytes, field: str = "") -> Any:
-    """Return the JSON value without its texts. Equal texts have equal letters, which nobody can compute without `salt`.
+    """Return the JSON value without its texts. Equal texts have equal letters, which depend on `salt`.
 
     `field`: the name of the value's field.
     """

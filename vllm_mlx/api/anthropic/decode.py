@@ -231,7 +231,7 @@ class Toolbox:
 
 
 def decode_tool_choice(choice: schema.MessagesToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
-    """Return the choice, and the maximum number of calls in one reply; None: any number.
+    """Return the choice, and the maximum number of calls in one reply, which is None if any number is allowed.
 
     A request that is about a web search alone is refused if there is none; from others it is left out.
     """
