@@ -68,6 +68,12 @@ def service(*arguments: str) -> tuple[int, str]:
     return (result.exit_code, result.output) if message is None else (1, message)
 
 
+def files_below(folder: Path) -> dict[Path, bytes]:
+    """The files of a home, but for its programs."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "bin" not in path.parts]
+    return {path: path.read_bytes() for path in paths}
+
+
 def wait_until(condition: object, what: str) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while not condition():  # type: ignore[operator]
@@ -192,7 +198,29 @@ def test_a_supervisor_that_refuses_leaves_no_file(tmp_path: Path, monkeypatch: p
     refusing.chmod(0o755)
     code, text = service("install", "demo", "--api-key", _KEY)
     assert code == 1 and text.endswith("Failed to connect to bus")
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and "bin" not in path.parts] == []
+    assert files_below(tmp_path) == {}
+
+
+def test_a_second_service_that_cannot_start_leaves_the_first(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, monkeypatch, "import signal; signal.pause()")
+    assert service("install", "demo", "--port", "8123", "--api-key", _KEY)[0] == 0
+    before = files_below(tmp_path)
+    for name in ("launchctl", "systemctl"):  # they refuse one start
+        shim = tmp_path / "bin" / name
+        real = shim.rename(shim.with_name(f"real-{name}"))
+        shim.write_text(
+            f'#!/bin/sh\ncase "$*" in *bootstrap*|*restart*) mv {real} {shim}; echo No. >&2; exit 1;; esac\n'
+            f'exec {real} "$@"\n'
+        )
+        shim.chmod(0o755)
+    code, text = service("install", "demo", "--port", "8124", "--api-key", "sk-another", "--drain-s", "9")
+    assert code == 1 and text.endswith("No.")
+    assert files_below(tmp_path) == before
+    assert machine.job is not None
+    wait_until(lambda: machine.job.process is not None, "the first service does not run")  # type: ignore[union-attr]
+    assert stat.S_IMODE(Place(tmp_path).keys.stat().st_mode) == 0o600
 
 
 def test_print_writes_nothing(machine: Machine, tmp_path: Path) -> None:

@@ -157,19 +157,26 @@ def install(
         kept = f"# {place.keys} gets the keys, with mode 600.\n" if keys else ""
         print(f"# {service.path}\n{service.definition()}\n# {place.settings}\n{written}{kept}", end="")
         return
-    place.write(place.settings, written)
-    place.write(place.keys, keys)
-    place.write(place.history, History().text())
-    place.write(place.early_log, "")
-    place.write_definition(service)
+    aside = {path: path.rename(f"{path}.before") for path in _files(place, service) if path.exists()}
     try:
+        place.write(place.settings, written)
+        place.write(place.keys, keys)
+        place.write(place.history, History().text())
+        place.write(place.early_log, "")
+        place.write_definition(service)
         service.start()
     except CommandFailed:
         _remove(place, service)
+        for path, old in aside.items():
+            old.rename(path)
+        if aside:
+            with suppress(CommandFailed):
+                service.start()  # the service that was there before
         raise
-    print(
-        f"The service is installed: {service.name} starts it {'with this machine' if user else 'at log-in'}, and did."
-    )
+    for old in aside.values():
+        old.unlink()
+    when = "with this machine" if user else "at log-in"
+    print(f"The service is installed: {service.name} starts it {when}, and did.")
     print(f"Settings: {place.settings}\nLog: {place.log}\n`vllm-mlx service status` says when it is ready.")
 
 
@@ -353,8 +360,12 @@ def _newer_file(path: Path, stream: TextIO) -> TextIO | None:
     return following[0] if following else None
 
 
+def _files(place: Place, service: Supervisor) -> tuple[Path, ...]:
+    return service.path, place.settings, place.keys, place.history, place.early_log
+
+
 def _remove(place: Place, service: Supervisor) -> None:
-    for path in (service.path, place.settings, place.keys, place.history, place.early_log):
+    for path in _files(place, service):
         path.unlink(missing_ok=True)
 
 
