@@ -78,6 +78,9 @@ def test_n_replies_with_seeds(llm):
         (lambda llm: llm.generate([[5] * 3000]), ContextLengthExceeded, "prompt"),
         (lambda llm: llm.chat([{"role": "nobody", "content": "x"}]), InvalidParameter, None),
         (lambda llm: llm.generate("x", SamplingParams(temperature=-1)), InvalidParameter, "temperature"),
+        (lambda llm: llm.generate("x", SamplingParams(top_k=1.5)), InvalidParameter, "top_k"),
+        (lambda llm: llm.generate("x", SamplingParams(top_p="a")), InvalidParameter, "top_p"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], top_k=1.5), InvalidParameter, "top_k"),
         (lambda llm: llm.generate("x", SamplingParams(logit_bias={5000: 1.0})), InvalidParameter, "logit_bias"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import pydantic.dataclasses
@@ -153,22 +154,22 @@ class SamplingParams:
     thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
 
     def __post_init__(self) -> None:
-        _check_range("max_tokens", self.max_tokens, 1, None)
+        _check_range("max_tokens", self.max_tokens, 1, None, is_whole=True)
         _check_range("temperature", self.temperature, 0, 2)
         _check_range("top_p", self.top_p, 0, 1, open_low=True)
-        _check_range("top_k", self.top_k, 0, None)
+        _check_range("top_k", self.top_k, 0, None, is_whole=True)
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_range("repetition_penalty", self.repetition_penalty, 0, None, open_low=True)
-        _check_range("n", self.n, 1, 128)
-        _check_range("min_tokens", self.min_tokens, 0, None)
-        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_range("n", self.n, 1, 128, is_whole=True)
+        _check_range("min_tokens", self.min_tokens, 0, None, is_whole=True)
+        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS, is_whole=True)
+        _check_range("seed", self.seed, -(2**63), 2**64 - 1, is_whole=True)
         _check_number("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_number("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
         for token_id in self.stop_token_ids:
-            _check_range("stop_token_ids", token_id, 0, None)
+            _check_range("stop_token_ids", token_id, 0, None, is_whole=True)
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias[{token_id}]", bias, -100, 100)
         check_stop("stop", self.stop)
@@ -207,10 +208,12 @@ def _check_number(name: str, items: Sized, most: int) -> None:
 
 
 def _check_range(
-    name: str, value: float | None, low: float | None, high: float | None, *, open_low: bool = False
+    name: str, value: Any, low: float | None, high: float | None, *, open_low: bool = False, is_whole: bool = False
 ) -> None:
     if value is None:
         return
+    if not isinstance(value, Integral if is_whole else Real):
+        raise InvalidParameter(f"`{name}` must be {'an integer' if is_whole else 'a number'}.", param=name)
     if isinstance(value, int):
         high = MAX_INTEGER if high is None else high
     elif not math.isfinite(value):
