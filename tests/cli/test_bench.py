@@ -30,10 +30,11 @@ def test_all_workloads_are_measured(demo_url: str) -> None:
 
 def test_a_table_is_printed(demo_url: str) -> None:
     result = run("bench", "--url", demo_url, "--workload", "new", "--concurrency", "1", "--requests", "1",
-                 "--prompt-words", "8", "--reply-tokens", "2")  # fmt: skip
+                 "--prompt-words", "8", "--reply-tokens", "2", COLUMNS="80")  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"demo at {demo_url}")
-    assert "TTFT p50" in result.stdout
+    assert "\nnew\n" in result.stdout and "TTFT p50" in result.stdout
+    assert "…" not in result.stdout and max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_wrong_input_and_failing_requests_are_one_sentence(demo_url: str) -> None:

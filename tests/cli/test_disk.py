@@ -87,7 +87,8 @@ def test_what_is_kept_is_listed_by_model_and_salt(tmp_path: Path) -> None:
     assert found.keys() == {(foreign, ""), (foreign, "ann/"), ("my model", "")}
     group = found[foreign, ""]
     assert (group["records"], group["tokens"], group["bytes"]) == (3, 6, 3 * TENSOR_BYTES)
-    shown = cache(tmp_path, "list")
+    shown = cache(tmp_path, "list", COLUMNS="80")
+    assert "…" not in shown.stdout and "salt ann/" in shown.stdout
     assert shown.returncode == 0 and "40 days ago" in shown.stdout and "my model" in shown.stdout
     assert f"{tmp_path}: " in shown.stdout and "in 5 records" in shown.stdout
 

@@ -20,7 +20,7 @@ def test_version() -> None:
 
 @row("S4-36")
 def test_help_names_every_flag() -> None:
-    words = set(re.findall(r"--[a-z-]+", run("serve", "--help").stdout))
+    words = set(re.findall(r"--[a-z-]+", run("serve", "--help-all").stdout))
     expected = {flag_name(name) for name, _, _ in settings_fields() if name not in POSITIONAL}
     assert expected | {"--config", "--help"} <= words
 
@@ -28,14 +28,32 @@ def test_help_names_every_flag() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["serve", "--port", "http"], "vllm-mlx: --port: input should be a valid integer"),
+        (["serve", "--port", "abc"], "vllm-mlx: --port must be a whole number, got 'abc'."),
+        (["serve", "--slow-client-s", "soon"], "vllm-mlx: --slow-client-s must be a number, got 'soon'."),
+        (["serve", "--log-level", "loud"], "vllm-mlx: --log-level must be 'debug', 'info', 'warning' or 'error', got"),
         (["serve", "--memory-budget", "24XB"], "vllm-mlx: --memory-budget: give bytes, such as 24GB"),
         (["serve", "--max-num-seqs", "0"], "vllm-mlx: --max-num-seqs must be greater than 0, got '0'."),
-        (["serve", "--config", "none.toml"], "vllm-mlx: Cannot read the config file none.toml: No such file"),
     ],
 )
-def test_a_wrong_value_is_one_line_and_exit_code_1(arguments: list[str], line: str) -> None:
-    assert refusal(*arguments).startswith(line)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
+    assert refusal(*arguments, code=2).startswith(line)
+
+
+def test_a_file_that_is_missing_is_no_wrong_command_line() -> None:
+    line = "vllm-mlx: Cannot read the config file none.toml: No such file"
+    assert refusal("serve", "--config", "none.toml").startswith(line)
+
+
+def test_a_name_that_no_model_has_brings_similar_ones() -> None:
+    line = run("serve", "Qwen3.5-9B").stderr.splitlines()[-1]
+    assert "No folder Qwen3.5-9B" in line and "Similar names: mlx-community/Qwen3.5-9B-MLX-4bit" in line
+
+
+def test_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for given in (tmp_path, tmp_path / "model.gguf", "gone.gguf"):
+        line = run("serve", str(given)).stderr.splitlines()[-1]
+        assert "is a GGUF file; this server loads MLX checkpoints." in line and "mlx-community" in line
 
 
 def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ..core.errors import VLLMMLXError
 from .remote import KeyOption, ModelOption, Remote, Reply, UrlOption, find_server
-from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, console, milliseconds, number_columns, option
+from .terminal import NARROW, AsJson, CommandFailed, WrongUsage, console, milliseconds, number_columns, option
 
 Messages = list[dict[str, Any]]
 Ask = Callable[[Messages], Reply]
@@ -246,7 +246,7 @@ def bench(
     rows = []
     for workload in chosen:
         for step in steps:
-            print(f"{workload}, {step} at the same time …", file=sys.stderr)
+            print(f"{workload}, {step} at the same time ...", file=sys.stderr)
             rows.append(_measure(ask_server, workload, step, requests, sizes, words))
     _show(server, name, rows, as_json=as_json)
     if failed := next((row.first_error for row in rows if row.first_error), None):
@@ -293,19 +293,20 @@ def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool) -> N
     else:
         screen = console()
         screen.print(f"{name} at {server.url}", markup=False)
-        screen.print(_table(rows))
+        for workload in dict.fromkeys(row.workload for row in rows):
+            screen.print(f"\n{workload}")
+            screen.print(_table([row for row in rows if row.workload == workload]))
 
 
 def _table(rows: list[Figures]) -> Table:
     names = ("At once", "Requests", "Prompt", "Cached", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s")
-    table = Table("Workload", *number_columns(*names), **TABLE)
+    table = Table(*number_columns(*names), **NARROW)
     for row in rows:
         good = row.requests - row.failed
         times = (row.ttft_p50_s, row.ttft_p99_s, row.itl_p50_s, row.itl_p99_s)
         table.add_row(
-            row.workload,
             str(row.concurrency),
-            f"{row.requests}" + (f", {row.failed} failed" if row.failed else ""),
+            f"{row.requests}" + (f"\n{row.failed} failed" if row.failed else ""),
             f"{row.prompt_tokens // good:,}" if good and row.prompt_tokens else "–",
             "–" if row.cached_share is None else f"{row.cached_share:.0%}",
             *("–" if seconds is None else milliseconds(seconds) for seconds in times),

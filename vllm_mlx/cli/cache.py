@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from rich.tree import Tree
 
 from ..disk.database import clear_kept
@@ -21,13 +22,14 @@ from ..disk.folder import verify as verified
 from ..disk.place import folder_of, nothing_in
 from .options import load_settings, server_settings
 from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
-from .status import disk_line
+from .status import disk_line, held_line
 from .terminal import (
     TABLE,
     AsJson,
     CommandFailed,
     ExitCode,
     WrongUsage,
+    confirm,
     console,
     duration,
     number_columns,
@@ -82,10 +84,11 @@ def _by_salt(found: Listing) -> list[dict[str, Any]]:
 
 
 def _table(listed: list[dict[str, Any]]) -> Table:
-    table = Table("Model", *number_columns("Records", "Tokens", "Size", "Last used"), "Salt", **TABLE)
+    table = Table(Column("Model", overflow="fold"), *number_columns("Records", "Tokens", "Size", "Last used"), **TABLE)
     for group in listed[:_MAX_ENTRIES]:
+        name = group["model"] + (f"\n  salt {group['salt']}" if group["salt"] else "")
         numbers = (f"{group['records']:,}", f"{group['tokens']:,}", readable(group["bytes"]))
-        table.add_row(group["model"], *numbers, f"{_age(max(0.0, time.time() - group['used']))} ago", group["salt"])
+        table.add_row(Text(name), *numbers, f"{_age(max(0.0, time.time() - group['used']))} ago")
     return table
 
 
@@ -107,7 +110,7 @@ def clear(
         raise WrongUsage("--salt and --model need a text: leave them out to clear everything.")
     root = None if url is not None else _folder(cache_dir)
     words = "".join(f" of {name} {text}" for name, text in (("salts like", salt), ("the model", model)) if text)
-    _confirm(f"The cached state{words} in {root or url} will be removed.", is_sure=yes)
+    confirm(f"The cached state{words} in {root or url} will be removed.", is_sure=yes)
     with _opened(root) as (folder, why):
         if folder is not None:
             num_records, freed = _clear_here(folder, salt or "", model)
@@ -228,17 +231,6 @@ def _age(seconds: float) -> str:
     return f"{seconds / _DAY_S:.0f} days" if seconds >= 2 * _DAY_S else duration(seconds)
 
 
-def _confirm(what: str, *, is_sure: bool) -> None:
-    """Ask, on a terminal. Raises WrongUsage elsewhere, and CommandFailed if the answer is no."""
-    if is_sure:
-        return
-    if not sys.stdin.isatty():
-        raise WrongUsage(f"{what} Add --yes to do that without a question.")
-    print(f"{what} Go on? [y/N] ", end="", file=sys.stderr, flush=True)  # not among what --json prints
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CommandFailed("Nothing was removed.")
-
-
 def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any], others: dict[str, int]) -> Tree:
     """Runs of tokens, each below the run that it continues, so that a shared beginning occurs once.
 
@@ -247,8 +239,8 @@ def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any], others: di
     if not counts.get("enabled"):
         return Tree("The prefix cache is off.")
     root = Tree(
-        f"{counts.get('entry_count', 0)} conversations, {counts.get('current_memory_mb', 0):,.1f} of "
-        f"{counts.get('max_memory_mb', 0):,.1f} MB; {counts.get('hits', 0)} hits, {counts.get('misses', 0)} misses, "
+        f"{counts.get('entry_count', 0)} conversations, {held_line(counts)}; "
+        f"{counts.get('hits', 0)} hits, {counts.get('misses', 0)} misses, "
         f"{counts.get('tokens_saved', 0):,} tokens not computed again"
     )
     if "disk" in counts:

@@ -41,12 +41,12 @@ def main() -> None:
 def make_app() -> "typer.Typer":
     """Make the Typer app of all commands."""
     import typer
-    from typer.core import TyperGroup
 
     from .bench import bench
     from .cache import cache_app
     from .chat import chat
     from .doctor import doctor
+    from .help import Command, Group
     from .launch import launch
     from .models import models_app
     from .options import takes_settings
@@ -54,7 +54,7 @@ def make_app() -> "typer.Typer":
     from .settings import Settings
     from .status import status
 
-    class InOrder(TyperGroup):
+    class InOrder(Group):
         """Lists the commands in the order in which a user needs them."""
 
         def list_commands(self, ctx: object) -> list[str]:
@@ -65,9 +65,8 @@ def make_app() -> "typer.Typer":
         cls=InOrder,
         help="An inference server for Macs: models on MLX behind an OpenAI-compatible API.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     flag = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -89,9 +88,11 @@ def make_app() -> "typer.Typer":
 
     for command in (chat, launch, status, doctor, bench):
         app.command()(command)
-    app.add_typer(models_app, name="models")
-    app.add_typer(cache_app, name="cache")
-    app.add_typer(service_app, name="service")
+    for name, group in (("models", models_app), ("cache", cache_app), ("service", service_app)):
+        app.add_typer(group, name=name, cls=Group)
+    for each in (app, models_app, cache_app, service_app):
+        for registered in each.registered_commands:
+            registered.cls = Command
     return app
 
 

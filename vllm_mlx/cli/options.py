@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from ..core.config import explain
 from ..core.errors import ConfigError
+from .help import show_all
 from .settings import (
     ENV_PREFIX,
     FORMS,
@@ -27,6 +28,7 @@ from .settings import (
     settings_fields,
     takes_several,
 )
+from .terminal import WrongFlag
 from .values import reason
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -43,6 +45,10 @@ _ConfigFile = Annotated[
         help="TOML file of settings. Default: `~/.config/vllm-mlx/config.toml`, if it exists.",
     ),
 ]
+_HelpAll = Annotated[
+    bool | None,
+    typer.Option("--help-all", callback=show_all, is_eager=True, help="Show all settings, by group, and exit."),
+]
 
 
 def load_settings(
@@ -55,7 +61,7 @@ def load_settings(
     """Join the values of all origins. `flags` holds those of the command line by setting name.
 
     `key_file` is a second file of settings. Without `with_variables`, the environment is not read. Raises ConfigError,
-    which names the origin of a bad value.
+    which names the origin of a bad value; for a flag it is WrongFlag.
     """
     path = config_file or _default_config_file()
     file = {} if path is None else _read_config_file(path)
@@ -69,7 +75,8 @@ def load_settings(
         name = str(fault["loc"][0])
         origin = flag_name(name) if name in flags else env_name(name) if name in variables else f"`{name}` in {path}"
         value = "" if name == "api_key" else f", got {fault['input']!r}"
-        raise ConfigError(f"{origin}{explain(fault)}{value}.") from error
+        kind = WrongFlag if name in flags else ConfigError
+        raise kind(f"{origin}{explain(fault)}{value}.") from error
 
 
 def server_settings() -> Settings:
@@ -133,19 +140,19 @@ def _did_you_mean(key: str, spell: Callable[[str], str] = str) -> str:
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn `command(settings, ...)` into a Typer command with one parameter for each setting, and `--config`.
+    """Turn `command(settings, ...)` into a Typer command with a parameter for each setting, `--config`, `--help-all`.
 
     Typer passes values on as strings; only the settings validate them, whatever their origin.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
-    def run(config: Path | None = None, **values: Any) -> None:
+    def run(config: Path | None = None, help_all: bool | None = None, **values: Any) -> None:
         rest = {parameter.name: values.pop(parameter.name) for parameter in own}
         given = {name: value for name, value in values.items() if value not in (None, [])}
         command(load_settings(given, config), **rest)
 
     annotations = {name: _annotation(name, field, panel) for name, field, panel in settings_fields()}
-    annotations["config"] = _ConfigFile
+    annotations |= {"config": _ConfigFile, "help_all": _HelpAll}
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in annotations.items()
@@ -172,7 +179,7 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
 
 
 def _help(name: str, field: FieldInfo) -> str:
-    default = default_text(field).replace("*", r"\*")  # Markdown would take the text between two as emphasis
+    default = default_text(field)
     several = " Repeat it for more." if takes_several(field) else ""
     return f"{help_text(name)}{several}" + (f" Default: {default}." if default else "")
 

@@ -76,6 +76,11 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "repetition_penalty", "max_tokens",
     ),
 }  # fmt: skip
+COMMON = frozenset({  # what `--help` shows; `--help-all` shows every setting
+    "served_model_name", "text_only", "chat_template", "enable_thinking", "host", "port", "api_key", "api_key_file",
+    "log_level", "max_model_len", "max_num_seqs", "memory_budget", "cache_memory", "cache_disk", "cache_dir",
+    "temperature", "max_tokens",
+})  # fmt: skip
 
 _BYTES = Form("SIZE", "Write bytes, such as `20MB`.", read_bytes)
 _MEMORY = Form("SIZE", "Write bytes, such as `24GB`, or a share of the machine's memory, such as `0.7`.", read_memory)

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
 from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import TABLE, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option, readable
+from .terminal import NARROW, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option, readable
 
 
 def status(
@@ -60,13 +59,12 @@ def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], Rendera
 _PARTS = (
     ("weights_bytes", "weights", "blue"),
     ("transient_bytes", "working", "red"),
-    ("image_bytes", "decoded images", "magenta"),
+    ("image_bytes", "room for images", "magenta"),
     ("live_bytes", "replies", "green"),
     ("media_bytes", "image features", "cyan"),
     ("cache_bytes", "cache", "yellow"),
 )
 _BAR_WIDTH = 60
-_PROGRESS_WIDTH = 12
 
 
 def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = None) -> RenderableType:
@@ -87,7 +85,7 @@ def _head(url: str, fields: Mapping[str, Any]) -> Text:
 
 
 def _figures(fields: Mapping[str, Any]) -> Table:
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, fact in _rows(fields):
         grid.add_row(Text(name, "dim"), Text(fact))
     return grid
@@ -110,7 +108,8 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "disk" in cache:
         rows.append(("On disk", disk_line(cache["disk"])))
     if errors := fields.get("last_errors"):
-        rows.append(("Last error", str(errors[0].get("message") or errors[0].get("code") or errors[0])))
+        last = errors[0]  # the words of another API key's error are hidden
+        rows.append(("Last error", str(last.get("message") or last.get("code") or f"HTTP {last.get('status', '?')}")))
     return rows
 
 
@@ -124,8 +123,12 @@ def _cache(cache: Mapping[str, Any]) -> str:
         return "off"
     kinds = ", ".join(f"{count} {kind}" for kind, count in (cache.get("hits_by_kind") or {}).items() if count)
     hits = f"{cache.get('hits', 0)} hits" + (f" ({kinds})" if kinds else "")
-    held = f"{cache.get('current_memory_mb', 0):,.1f} of {cache.get('max_memory_mb', 0):,.1f} MB"
-    return f"{hits}, {cache.get('misses', 0)} misses; {cache.get('entry_count', 0)} entries, {held}"
+    return f"{hits}, {cache.get('misses', 0)} misses; {cache.get('entry_count', 0)} entries, {held_line(cache)}"
+
+
+def held_line(cache: Mapping[str, Any]) -> str:
+    """Say how much of its memory the prefix cache uses."""
+    return " of ".join(readable(cache.get(key, 0) * 1e6) for key in ("current_memory_mb", "max_memory_mb"))
 
 
 def disk_line(disk: Mapping[str, Any] | None) -> str:
@@ -168,12 +171,8 @@ def _memory(memory: Mapping[str, Any]) -> list[RenderableType]:
 def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
     if not requests:
         return Text("No request is running.", "dim")
-    table = Table(
-        Column("Request", overflow="ellipsis", no_wrap=True, max_width=24),
-        *(Column(name, no_wrap=True) for name in ("Phase", "Progress")),
-        *number_columns("Prompt", "Cached", "Written", "tokens/s", "TTFT", "Time"),
-        **TABLE,
-    )
+    numbers = number_columns("Prompt", "Cached", "Written", "tokens/s", "TTFT", "Time")
+    table = Table(Column("Request", overflow="fold"), *numbers, **NARROW)
     for request in requests:
         table.add_row(*_row(request))
     return table
@@ -181,12 +180,11 @@ def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
 
 def _row(request: Mapping[str, Any]) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
+    phase = str(request.get("phase", "?")) + (", reads disk" if request.get("waits_for") == "disk" else "")
     return [
-        Text(str(request.get("request_id") or "–")),
-        Text(str(request.get("phase", "?")) + (", reads disk" if request.get("waits_for") == "disk" else "")),
-        ProgressBar(total=1.0, completed=float(request.get("progress") or 0), width=_PROGRESS_WIDTH),
+        Text(f"{request.get('request_id') or '–'}\n{phase}, {float(request.get('progress') or 0):.0%}"),
         f"{request.get('prompt_tokens', 0):,}",
-        f"{request.get('cached_tokens', 0):,}" + (" (disk)" if request.get("tier") == "disk" else ""),
+        f"{request.get('cached_tokens', 0):,}" + ("\n(disk)" if request.get("tier") == "disk" else ""),
         f"{request.get('completion_tokens', 0):,}",
         f"{request.get('tokens_per_second') or 0:.1f}",
         "" if ttft_s is None else milliseconds(float(ttft_s)),

@@ -1,5 +1,6 @@
 """What all commands share: a console that is safe for untrusted text, readable figures, and how a command ends."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Column
 
-from ..core.errors import VLLMMLXError
+from ..core.errors import ConfigError, VLLMMLXError
 
 # C0, DEL and C1 begin every sequence that moves the cursor, sets the clipboard or renames the window.
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
@@ -36,12 +37,13 @@ def option(flag: str, metavar: str | None, text: str, *, show_default: bool = Fa
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-TABLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1)}  # how all tables look
+TABLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1)}  # how tables look
+NARROW: dict[str, Any] = {**TABLE, "padding": 0}  # how tables of many numbers look
 
 
 def number_columns(*names: str) -> Iterator[Column]:
-    """Make columns of numbers for a table."""
-    return (Column(name, justify="right", no_wrap=True) for name in names)
+    """Make columns of numbers for a table. Where the terminal is too narrow, they are folded and never cut."""
+    return (Column(name, justify="right", overflow="fold") for name in names)
 
 
 class SafeConsole(Console):
@@ -56,7 +58,7 @@ def console() -> SafeConsole:
     return SafeConsole(highlight=False)
 
 
-def readable(num_bytes: int) -> str:
+def readable(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
@@ -71,6 +73,17 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def confirm(what: str, *, is_sure: bool) -> None:
+    """Ask, on a terminal. Raises WrongUsage elsewhere, and CommandFailed if the answer is no."""
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"{what} Add --yes to do that without a question.")
+    print(f"{what} Go on? [y/N] ", end="", file=sys.stderr, flush=True)  # not among what --json prints
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandFailed("Nothing was removed.")
 
 
 class ExitCode(IntEnum):
@@ -93,6 +106,10 @@ class WrongUsage(CommandFailed):
     """The command line is wrong."""
 
     exit_code = ExitCode.USAGE
+
+
+class WrongFlag(WrongUsage, ConfigError):
+    """A flag has a value that its setting does not take."""
 
 
 class BrokeDown(CommandFailed):

@@ -27,6 +27,7 @@ _RANGES = {
     "greater_than_equal": ("ge", "must be at least"),
     "less_than_equal": ("le", "must be at most"),
 }
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}  # by how the type of a fault begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ def explain(fault: Any) -> str:
     if fault["type"] in _RANGES:
         key, words = _RANGES[fault["type"]]
         return f" {words} {fault['ctx'][key]:.15g}"
+    if kind := _KINDS.get(fault["type"].partition("_")[0]) or fault.get("ctx", {}).get("expected"):
+        return f" must be {kind}"
     text = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
     return f": {text[:1].lower()}{text[1:]}"
 

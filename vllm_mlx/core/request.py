@@ -212,7 +212,8 @@ def _check_range(
 ) -> None:
     if value is None:
         return
-    if not isinstance(value, Integral if is_whole else Real):
+    is_number = isinstance(value, Integral if is_whole else Real)
+    if not is_number:
         raise InvalidParameter(f"`{name}` must be {'an integer' if is_whole else 'a number'}.", param=name)
     if isinstance(value, int):
         high = MAX_INTEGER if high is None else high

@@ -1,0 +1,48 @@
+"""How `--help` looks: each flag on a line of its own, and its text below it, within 80 columns. Knows no command."""
+
+import inspect
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from .settings import COMMON, PANELS
+
+_ALL = "vllm_mlx.help_all"  # a key of click's context
+
+
+class Command(TyperCommand):
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_parameters(self, ctx, formatter)
+
+
+class Group(TyperGroup):
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_parameters(self, ctx, formatter)
+        commands = [self.commands[name] for name in self.list_commands(ctx)]
+        rows = [(each.name, inspect.cleandoc(each.help or "").split("\n\n")[0]) for each in commands if not each.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def show_all(context: typer.Context, is_wanted: bool) -> None:
+    """Print the help with every setting, if the flag was given."""
+    if is_wanted:
+        context.meta[_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        is_argument = parameter.param_type_name == "argument"
+        heading = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
+        if heading in PANELS and _ALL not in ctx.meta:
+            heading = "Common settings" if parameter.name in COMMON else ""
+        if heading and (record := parameter.get_help_record(ctx)) is not None:
+            name = parameter.metavar or parameter.name.upper() if is_argument else record[0]
+            panels.setdefault(heading, []).append((typer.style(name, bold=True), record[1]))
+    for heading, rows in panels.items():
+        with formatter.section(heading):
+            formatter.write_dl(rows, col_max=2, col_spacing=2)  # no name fits, so each text begins on the next line
