@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.generate_docs import MAC_SIZES, mac_budget
-from tests.support.commands import refusal, run
+from tests.support.commands import address, refusal, run, served
 from vllm_mlx.cli.cache import cache_tree
 from vllm_mlx.cli.models import AGENT_CONTEXT, describe, fitting, recommended
 from vllm_mlx.core.errors import ConfigError
@@ -38,9 +38,44 @@ def test_what_is_cached_is_listed_with_what_it_speaks(hub: Path) -> None:
     facts = whole["facts"]
     assert (facts["architecture"], facts["kind"], facts["tools"]) == ("qwen3", "text", "hermes")
     assert facts["context"] == find_checkpoint(whole["folder"]).max_model_len
-    table = run("models", HF_HUB_CACHE=str(hub)).stdout
-    assert "org/whole" in table
-    assert "cannot be served" in table
+    long = f"org/{'a-long-name-' * 5}"
+    for name in ("org/whole", long):
+        if name == long:
+            (hub / "models--org--whole").rename(hub / f"models--org--{long.removeprefix('org/')}")
+        table = run("models", HF_HUB_CACHE=str(hub), COLUMNS="80").stdout
+        assert name in "".join(table.split()) and "qwen3, reasoning" in table
+        assert "cannot be served" in table and "…" not in table and max(map(len, table.splitlines())) <= 80
+
+
+def test_models_of_lm_studio_are_found_served_and_removed(tmp_path: Path, checkpoint: Callable[..., Path]) -> None:
+    name = "publisher/Some-Model-4bit"
+    folder = tmp_path / ".lmstudio/models" / name
+    shutil.copytree(checkpoint("qwen3"), folder)
+    gguf = tmp_path / ".cache/lm-studio/models/publisher/Other-GGUF"
+    gguf.mkdir(parents=True)
+    (gguf / "other.gguf").touch()
+    own = {"HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "none")}
+    other, model = json.loads(run("models", "--json", **own).stdout)
+    assert (model["name"], model["folder"], model["facts"]["architecture"]) == (name, str(folder), "qwen3")
+    assert other["name"] == "publisher/Other-GGUF" and "is a GGUF file" in other["trouble"]
+    line = run("serve", "some-model", **own).stderr.splitlines()[-1]
+    assert f"Similar names: {name} (on this machine)" in line
+    with served(name, **own) as (_, printed):
+        assert name in printed
+        port = address(printed).rpartition(":")[2]
+        line = refusal("models", "rm", name, "--yes", VLLM_MLX_PORT=port, **own)
+        assert line.endswith(f"uses {name}. Stop it first.")
+    assert "which frees" in refusal("models", "rm", name, code=2, VLLM_MLX_PORT="9", **own)
+    assert folder.exists()
+    assert run("models", "rm", name, "--yes", VLLM_MLX_PORT="9", **own).stdout.endswith(" freed.\n")
+    assert not folder.exists()
+    assert "is not a downloaded model" in refusal("models", "rm", name, "--yes", **own)
+
+
+def test_a_model_of_the_hub_is_removed_with_all_of_its_files(hub: Path) -> None:
+    result = run("models", "rm", "org/whole", "--yes", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT="9")
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in hub.iterdir()] == ["models--org--part"]
 
 
 def test_an_empty_cache_says_how_to_fill_it(tmp_path: Path) -> None:

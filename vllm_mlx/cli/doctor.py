@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import ConfigError, VLLMMLXError
-from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder
+from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder, nearest
 from .options import load_settings
 from .remote import Remote
 from .settings import Settings, local_url
@@ -255,10 +255,12 @@ def check_model(settings: Settings) -> Check:
     name = f"Model {settings.model}"
     folder = local_folder(settings.model)
     if folder is None:
-        from ..runner.checkpoint import is_hub_id
+        from ..runner.checkpoint import check_name
 
-        if not is_hub_id(settings.model):
-            return Check(name, "bad", "there is no folder of that name, and a name on Hugging Face is ORG/NAME")
+        try:
+            check_name(settings.model)
+        except ConfigError as error:
+            return Check(name, "bad", f"{error.message}{nearest(settings.model)}".rstrip("."))
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
     from ..engine.loading import checked_tokenizer
     from ..prompt.reply_formats import reply_formats

@@ -1,22 +1,27 @@
-"""`vllm-mlx models`: lists the checkpoints on this machine, and fetches one. It loads none.
+"""`vllm-mlx models`: lists the checkpoints on this machine, fetches one, and removes one. It loads none.
 
 recommended.toml has the checkpoints that `doctor` recommends.
 """
 
+import difflib
 import json
+import shutil
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Column, Table
+from rich.text import Text
 
 from ..core.errors import ConfigError
 from ..formats import detect_formats
 from ..runner.model_types import text_config
-from .terminal import TABLE, AsJson, WrongUsage, console, number_columns, option, readable
+from .remote import NoServer, find_server
+from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option, readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,31 +116,42 @@ def cache_folder() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """List the checkpoints in Hugging Face's cache, by name."""
+    """List the checkpoints in Hugging Face's cache and in LM Studio's folders, by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    try:
-        repos = scan_cache_dir().repos
-    except CacheNotFound:
-        return []
-    found = []
-    for repo in repos:
-        if repo.repo_type == "model" and repo.revisions:
-            latest = max(repo.revisions, key=lambda revision: revision.last_modified)
-            found.append(_cached(repo.repo_id, repo.size_on_disk, latest.snapshot_path))
-    return sorted(found, key=lambda model: model.name.lower())
+    from ..runner.checkpoint import LM_STUDIO
+
+    found: dict[str, CachedModel] = {}
+    with suppress(CacheNotFound):
+        for repo in scan_cache_dir().repos:
+            if repo.repo_type == "model" and repo.revisions:
+                latest = max(repo.revisions, key=lambda revision: revision.last_modified)
+                found[repo.repo_id] = _cached(repo.repo_id, repo.size_on_disk, latest.snapshot_path)
+    for folder in (folder for root in LM_STUDIO for folder in Path(root).expanduser().glob("*/*") if folder.is_dir()):
+        name = f"{folder.parent.name}/{folder.name}"
+        num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        found[name] = _cached(name, num_bytes, folder)
+    return sorted(found.values(), key=lambda model: model.name.lower())
 
 
 def local_folder(model: str) -> Path | None:
-    """Return the folder of a model: the demo's, its own, or one in the cache. Returns None if it must be downloaded."""
-    from ..runner.checkpoint import DEMO_PATH
+    """Return the folder of a model that is on this machine. Returns None if it must be downloaded."""
+    from ..runner.checkpoint import folder_of
 
-    if model == "demo":
-        return DEMO_PATH
-    if Path(model).expanduser().is_dir():
-        return Path(model).expanduser()
-    return next((cached.folder for cached in cached_models() if cached.name == model), None)
+    return folder_of(model) or next((cached.folder for cached in cached_models() if cached.name == model), None)
+
+
+def nearest(model: str) -> str:
+    """A sentence, after a space, with names that are similar to that of a missing model; empty if there are none."""
+    if local_folder(model) is not None:
+        return ""
+    here = [cached.name for cached in cached_models() if cached.facts is not None]
+    names = {name.rpartition("/")[2].lower(): name for name in [*(one.name for one in recommended()), *here]}
+    near = difflib.get_close_matches(model.rpartition("/")[2].lower(), names, n=3, cutoff=0.5)
+    near.sort(key=lambda name: names[name] not in here)
+    told = [names[name] + (" (on this machine)" if names[name] in here else "") for name in near]
+    return f" Similar names: {', '.join(told)}." if told else ""
 
 
 def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
@@ -149,6 +165,7 @@ AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
 _SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see engine/loading.py
 _COPIED_BYTES = 256 << 20  # what is copied in one evaluation
 _NUM_SHOWN = 3
+_ANSWER_S = 2.0  # a server that does not answer in time keeps no model from being removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +193,9 @@ def fitting(budget_bytes: int) -> list[Recommended]:
     return [one for one in reversed(recommended()) if one.needed_bytes(budget_bytes) <= budget_bytes][:_NUM_SHOWN]
 
 
-models_app = typer.Typer(help="List the checkpoints on this machine, or fetch one.", invoke_without_command=True)
+models_app = typer.Typer(
+    help="List the checkpoints on this machine, fetch one, or remove one.", invoke_without_command=True
+)
 
 
 @models_app.callback()
@@ -193,7 +212,7 @@ def models(
         print(f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
     else:
         console().print(_table(found))
-        print(f"In {cache_folder()}. Serve one with `vllm-mlx serve NAME`.")
+        print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
 
 
 @models_app.command()
@@ -216,21 +235,43 @@ def _summary(facts: Description) -> str:
     return f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}{context}"
 
 
+@models_app.command(name="rm")
+def remove(
+    model: Annotated[str, typer.Argument(metavar="NAME", help="Name, as `models` lists it.", show_default=False)],
+    yes: Annotated[bool, option("--yes", None, "Remove it without a question.")] = False,
+) -> None:
+    """Remove a checkpoint from this machine, and say what this frees. A model that is being served stays."""
+    found = next((cached for cached in cached_models() if cached.name == model), None)
+    if found is None:
+        raise CommandFailed(f"{model} is not a downloaded model. `vllm-mlx models` lists them.")
+    with suppress(NoServer, ConfigError):
+        server = replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S)
+        if local_folder(str(server.get("/v1/status").get("model"))) == found.folder:
+            raise CommandFailed(f"The server at {server.url} uses {model}. Stop it first.")
+    files = found.folder.parents[1] if found.folder.parent.name == "snapshots" else found.folder
+    size = readable(found.disk_bytes)
+    confirm(f"{files} will be removed, which frees {size}.", is_sure=yes)
+    try:
+        shutil.rmtree(files)
+    except OSError as error:
+        raise CommandFailed(f"{error.filename}: {error.strerror}.") from error
+    print(f"{model} is removed, {size} freed.")
+
+
 def _table(found: list[CachedModel]) -> Table:
     size, context = number_columns("Size", "Context")
-    name = Column("Name", overflow="fold")
-    table = Table(name, size, "Kind", "Architecture", "Weights", context, "Reasoning", "Tools", **TABLE)
+    table = Table(Column("Name", overflow="fold"), size, "Kind", "Weights", context, **TABLE)
     for model in found:
-        table.add_row(model.name, readable(model.disk_bytes), *_cells(model.facts))
+        facts = model.facts
+        if facts is None:
+            table.add_row(Text(f"{model.name}\n  cannot be served; --json says why"), readable(model.disk_bytes))
+            continue
+        formats = [f"{what} {name}" for what, name in (("reasoning", facts.reasoning), ("tools", facts.tools)) if name]
+        kind = facts.kind if facts.has_template else f"{facts.kind}, no chat"
+        context_text = f"{facts.context:,}" if facts.context else "?"
+        name = Text(f"{model.name}\n  {', '.join([facts.architecture, *formats])}")
+        table.add_row(name, readable(model.disk_bytes), kind, facts.precision, context_text)
     return table
-
-
-def _cells(facts: Description | None) -> tuple[str, ...]:
-    if facts is None:
-        return ("cannot be served",)
-    kind = facts.kind if facts.has_template else f"{facts.kind}, no chat"
-    context = f"{facts.context:,}" if facts.context else "?"
-    return kind, facts.architecture, facts.precision, context, facts.reasoning or "–", facts.tools or "–"
 
 
 def _fields(model: CachedModel) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from rich.text import Text
 from .. import __version__
 from ..cache.stats import DiskReport
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
-from ..core.errors import ConfigError, EngineDead, VLLMMLXError
+from ..core.errors import ConfigError, EngineDead, ModelLoadError, VLLMMLXError
 from ..server.config import ServerConfig
+from .models import nearest
 from .options import unknown_variables
 from .output import LogFile, Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
@@ -35,6 +36,8 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
         _serve(settings, log)
     except EngineDead as error:
         raise BrokeDown(error.message) from error
+    except ModelLoadError as error:
+        raise ModelLoadError(error.message + nearest(settings.model)) from error
     except (VLLMMLXError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:

@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 DEMO = "demo"  # names the checkpoint that comes with the package
 DEMO_PATH = Path(__file__).parent.parent / "demo"
+LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")  # folders of LM Studio's models, as ORG/NAME
+_GGUF = (
+    "{} is a GGUF file; this server loads MLX checkpoints. Look for the same model in mlx-community on Hugging Face."
+)
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
@@ -82,16 +86,27 @@ def _header(file: Path) -> bytes:
         return stream.read(int.from_bytes(stream.read(8), "little"))
 
 
+def folder_of(model: str, revision: str | None = None) -> Path | None:
+    """Return the folder of "demo", of a path, or of a model of LM Studio. Returns None if there is no such folder."""
+    if model == DEMO:
+        return DEMO_PATH
+    is_of_lm_studio = revision is None and is_hub_id(model)
+    places = [model, *(f"{root}/{model}" for root in LM_STUDIO if is_of_lm_studio)]
+    return next((folder for place in places if (folder := Path(place).expanduser()).is_dir()), None)
+
+
 def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Checkpoint:
     """Find a local folder, "demo", or a Hugging Face id, whose files are downloaded if they are missing.
 
-    Raises ModelLoadError.
+    A model that LM Studio has under this id is not downloaded again. Raises ModelLoadError.
     """
-    path = DEMO_PATH if model == DEMO else Path(model).expanduser()
-    if not path.is_dir():
+    path = folder_of(model, revision)
+    if path is None:
         path = download(model, revision)
     elif revision is not None:
         raise ModelLoadError(f"{setting('revision')} is for models on Hugging Face, and {model} is a folder here.")
+    if (gguf := next(path.glob("*.gguf"), None)) is not None and not any(path.glob("model*.safetensors")):
+        raise ModelLoadError(_GGUF.format(gguf))
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ModelLoadError(f"{path} is not a checkpoint: it has no config.json. Point to the folder that holds it.")
@@ -138,10 +153,17 @@ def is_hub_id(model: str) -> bool:
     return not model.startswith((".", "/", "~")) and model.count("/") == 1
 
 
-def download(model: str, revision: str | None = None) -> Path:
-    """Download the files that are missing and return the folder. Progress goes to stderr. Raises ModelLoadError."""
+def check_name(model: str) -> None:
+    """Raise ModelLoadError if a model that has no folder here cannot be on Hugging Face in MLX's format."""
+    if model.lower().endswith("gguf"):
+        raise ModelLoadError(_GGUF.format(model))
     if not is_hub_id(model):
         raise ModelLoadError(f"No folder {model}. Give a folder that exists, or a Hugging Face id such as org/name.")
+
+
+def download(model: str, revision: str | None = None) -> Path:
+    """Download the files that are missing and return the folder. Progress goes to stderr. Raises ModelLoadError."""
+    check_name(model)
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))
     except GatedRepoError as error:
