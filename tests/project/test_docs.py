@@ -37,7 +37,7 @@ COMMANDS_FLAGS = {
 FLAGS = (
     COMMANDS_FLAGS
     | {flag_name(name) for name in SETTINGS if name not in POSITIONAL}
-    | {"--config", "--help", "--version"}
+    | {"--config", "--help", "--help-all", "--install-completion", "--version"}
 )
 # The tools' flags, and what the tools tell git, npm and uv: whatever a file in scripts/ spells.
 TOOLS_FLAGS = {

@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 DEMO = "demo"  # names the checkpoint that comes with the package
 DEMO_PATH = Path(__file__).parent.parent / "demo"
 LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")  # folders of LM Studio's models, as ORG/NAME
-_GGUF = (
-    "{} is a GGUF file; this server loads MLX checkpoints. Look for the same model in mlx-community on Hugging Face."
-)
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
@@ -106,7 +103,7 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
     elif revision is not None:
         raise ModelLoadError(f"{setting('revision')} is for models on Hugging Face, and {model} is a folder here.")
     if (gguf := next(path.glob("*.gguf"), None)) is not None and not any(path.glob("model*.safetensors")):
-        raise ModelLoadError(_GGUF.format(gguf))
+        raise _is_gguf(gguf)
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ModelLoadError(f"{path} is not a checkpoint: it has no config.json. Point to the folder that holds it.")
@@ -124,6 +121,11 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
             f"start with {setting('trust_remote_code')}."
         )
     return Checkpoint(path, config)
+
+
+def _is_gguf(model: Path | str) -> ModelLoadError:
+    advice = "Look for the same model in mlx-community on Hugging Face."
+    return ModelLoadError(f"{model} is a GGUF file; this server loads MLX checkpoints. {advice}")
 
 
 def _no_weights(path: Path) -> str:
@@ -156,7 +158,7 @@ def is_hub_id(model: str) -> bool:
 def check_name(model: str) -> None:
     """Raise ModelLoadError if a model that has no folder here cannot be on Hugging Face in MLX's format."""
     if model.lower().endswith("gguf"):
-        raise ModelLoadError(_GGUF.format(model))
+        raise _is_gguf(model)
     if not is_hub_id(model):
         raise ModelLoadError(f"No folder {model}. Give a folder that exists, or a Hugging Face id such as org/name.")
 
