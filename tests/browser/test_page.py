@@ -2,12 +2,15 @@
 
 import base64
 import io
+import json
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
+import openai
 import pytest
 from PIL import Image
 
@@ -20,12 +23,38 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs the `brows
 pytestmark = pytest.mark.browser
 expect = playwright.expect
 WAIT_MS = 60_000
+OTHER_HOST = "mac.example"  # a page over plain http from another machine has no clipboard
+HOSTILE = """\
+# Title
+
+**bold** and *italic*, `code <b>`, <script>document.title='taken'</script> <img src=x onerror="document.title='taken'">
+[good](https://example.com/a_(b)) [bad](javascript:document.title='taken') ![image](https://example.com/x.png)
+[https://example.org](https://example.com/other) [data](data:text/html,<script>1</script>)
+
+1. first
+   - inner
+
+     ```python
+     print("<i>hello</i>")
+     ```
+2. second
+
+| A | B |
+|---|:-:|
+| <svg onload=alert(1)> | [c](vbscript:x) |
+
+> quoted
+
+```html
+<script>document.title='taken'</script>
+"""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=shutil.which("chromium"))
+        rules = f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1"
+        found = started.chromium.launch(executable_path=shutil.which("chromium"), args=[rules])
         yield found
         found.close()
 
@@ -33,7 +62,9 @@ def browser() -> Iterator[object]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     kept = tmp_path_factory.mktemp("kept")
-    with engine_served(DEMO_PATH, max_num_seqs=8, cache_dir=str(kept), cache_disk_bytes=10**9) as running:
+    options = {"host_names": (OTHER_HOST,), "served_model_names": ("demo", "alias")}
+    disk = {"cache_dir": str(kept), "cache_disk_bytes": 10**9}
+    with engine_served(DEMO_PATH, options=options, max_num_seqs=8, **disk) as running:
         yield running
 
 
@@ -55,13 +86,27 @@ def page(browser, server):
     yield page
     context.close()
     assert complaints == []
-    assert all(url.startswith((server.url, "data:")) for url in asked)
+    own = (server.url, f"http://{OTHER_HOST}:{server.port}/", "data:")
+    assert all(url.startswith(own) for url in asked)
 
 
 def picture(page, name: str) -> None:
     """Where somebody wants to look: PAGE_PICTURES names a folder."""
     if folder := os.environ.get("PAGE_PICTURES"):
         page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
+def answer(page, text: str) -> None:
+    """Let the server's next replies be this text, in pieces of seven characters."""
+    pieces = [{"choices": [{"delta": {"content": text[at : at + 7]}}]} for at in range(0, len(text), 7)]
+    body = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+    headers = {"content-type": "text/event-stream"}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(headers=headers, body=body))
+
+
+def opened(page) -> None:
+    """Open all that is folded."""
+    page.evaluate("document.querySelectorAll('main details').forEach((each) => { each.open = true; })")
 
 
 def send(page, text: str) -> None:
@@ -146,6 +191,119 @@ def test_words_are_shown_as_words(page) -> None:
     assert page.title() == "vllm-mlx"
 
 
+def test_a_reply_is_shown_as_markdown_and_does_nothing(page) -> None:
+    answer(page, HOSTILE)
+    page.get_by_role("link", name="Chat", exact=True).click()
+    expect(page.get_by_label("Message")).to_be_focused()
+    send(page, "Show it.")
+    last_answer(page)
+    reply = page.locator("#messages article.assistant .text").last
+    for element, text in {
+        "h4": "Title", "strong": "bold", "em": "italic", "p > code": "code <b>", "ol > li": "first", "ul > li": "inner",
+        "li pre": 'print("<i>hello</i>")', "td": "<svg onload=alert(1)>", "blockquote": "quoted",
+        "div.code:last-child pre": "<script>document.title='taken'</script>",
+    }.items():  # fmt: skip
+        expect(reply.locator(element).first).to_contain_text(text)
+    links = [(link.inner_text(), link.get_attribute("href")) for link in reply.locator("a").all()]
+    other = "https://example.com/other"
+    expected = [("good", "https://example.com/a_(b)"), ("image", "https://example.com/x.png"), (other, other)]
+    assert links == expected
+    assert {link.get_attribute("rel") for link in reply.locator("a").all()} == {"noopener noreferrer"}
+    assert reply.locator("script, img, svg, iframe, [onerror], [onload]").count() == 0
+    assert "[bad](javascript:" in reply.inner_text() and page.title() == "vllm-mlx"
+    reply.locator("ol").get_by_role("button", name="Copy the code").click()
+    page.get_by_label("Message").press("ControlOrMeta+v")
+    expect(page.get_by_label("Message")).to_have_value('print("<i>hello</i>")')
+    picture(page, "markdown")
+
+
+def test_markdown_does_not_depend_on_where_a_stream_is_cut(page) -> None:
+    differing = page.evaluate(
+        """async (text) => {
+          const { markdownView } = await import("/page/markdown.js");
+          const place = () => document.createElement("div"), [growing, cuts] = [place(), []];
+          const grow = markdownView(growing);
+          for (let end = 0; end <= text.length; end += 1) {
+            const whole = place();
+            grow(text.slice(0, end));
+            markdownView(whole)(text.slice(0, end));
+            if (!growing.isEqualNode(whole)) cuts.push(end);
+          }
+          return cuts;
+        }""",
+        HOSTILE,
+    )
+    assert differing == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", OTHER_HOST])
+def test_what_connect_copies_works(page, server: Running, host: str) -> None:
+    origin = f"http://{host}:{server.port}"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(origin)
+    page.get_by_role("link", name="Connect", exact=True).click()
+    assert page.evaluate("isSecureContext") is (host != OTHER_HOST)
+
+    def copied(text: str) -> str:
+        page.get_by_role("button", name=f"Copy {text}", exact=True).click()
+        page.get_by_text("Copied").first.wait_for()
+        page.get_by_label("Message").fill("")
+        page.get_by_label("Message").press("ControlOrMeta+v")
+        return page.get_by_label("Message").input_value()
+
+    assert copied(f"vllm-mlx launch claude --url {origin}")
+    base_url, anthropic_url, model = copied(f"{origin}/v1"), copied(origin), copied("demo")
+    assert (base_url, anthropic_url, model) == (f"{origin}/v1", origin, "demo")
+    page.get_by_role("button", name="Copy alias", exact=True).wait_for()
+    if host == OTHER_HOST:
+        return  # only the browser knows where that is
+    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+    client = openai.OpenAI(base_url=base_url, api_key="any")
+    assert "5" in client.chat.completions.create(model=model, messages=messages).choices[0].message.content
+    other = anthropic.Anthropic(base_url=anthropic_url, api_key="any")
+    assert "5" in other.messages.create(model=model, messages=messages, max_tokens=50).content[0].text
+    picture(page, "connect")
+
+
+def test_requests_are_shown_by_their_client_and_the_last_ten_replies_first(page, server: Running) -> None:
+    with server.http(headers={"user-agent": "agent/1.2 (Mac; x)"}) as client:
+        ask = {"prompt": "Once", "max_tokens": 1}
+        ids = [client.post("/v1/completions", json=ask).json()["id"] for _ in range(11)]
+    rows = page.locator("#replies tr")
+    expect(rows.first.locator("td").nth(1)).to_have_attribute("title", f"agent/1.2 (Mac; x)\n{ids[-1]}")
+    expect(rows).to_have_count(10)
+    assert rows.first.locator("td").nth(1).inner_text() == "agent/1.2"
+    assert rows.first.locator("td").nth(2).inner_text() == "completions"
+    page.get_by_role("button", name="Show all").click()
+    assert rows.count() > 10
+    page.get_by_role("button", name="Show the last 10").click()
+    expect(rows).to_have_count(10)
+
+
+def test_nothing_is_shown_before_the_first_status(page, server: Running) -> None:
+    held = []
+    page.route("**/v1/status/stream", held.append)
+    page.reload()
+    page.wait_for_timeout(500)
+    assert page.locator("main").is_hidden() and len(held) == 1
+    held[0].continue_()
+    page.locator("#tiles dd").first.wait_for()
+    page.unroute("**/v1/status/stream")
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_nothing_is_wider_than_the_screen(page, width: int) -> None:
+    answer(page, HOSTILE + "x" * 500)
+    page.set_viewport_size({"width": width, "height": 900})
+    send(page, "y" * 500)
+    last_answer(page)
+    opened(page)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        picture(page, f"{width}-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_it_fits_a_telephone(page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     send(page, "Count to 5.")
@@ -165,6 +323,10 @@ def test_nothing_serious_stands_in_anyone_s_way(page, scheme: str, width: int) -
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.locator("#tiles dd").first.wait_for()
+    answer(page, HOSTILE)
+    send(page, "Show it.")
+    last_answer(page)
+    opened(page)
     found = axe.Axe().run(page).response["violations"]
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
@@ -175,11 +337,16 @@ def test_it_asks_for_the_key_and_shows_nothing_without(browser, checkpoint) -> N
         page.set_default_timeout(WAIT_MS)
         page.goto(running.url)
         dialog = page.get_by_role("dialog")
-        for key in ("wrong", "right"):
+        for key in ("wrong", "wröng →"):
             dialog.get_by_label("API key", exact=True).fill(key)
-            assert page.locator("#tiles dd").count() == 0
             page.keyboard.press("Enter")
-            page.wait_for_timeout(500)
+            expect(dialog.get_by_role("alert")).to_contain_text("key")
+            assert page.locator("#tiles dd").count() == 0 and page.locator("main").is_hidden()
+        picture(page, "key")
+        dialog.get_by_label("API key", exact=True).fill("right")
+        page.keyboard.press("Enter")
         page.get_by_text("Live").wait_for()
+        assert page.locator("#errors li").count() == 0
+        assert "Programs need an API key" in page.locator("#connect-key").text_content()
         assert "tokens of context" in page.locator("#model").inner_text()
         page.close()

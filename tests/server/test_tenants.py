@@ -60,7 +60,7 @@ def test_a_holder_cancels_its_own_requests(server: Running, ann: httpx.Client, b
         lines = running.iter_lines()
         next(lines)
         [hidden] = ben.get("/v1/status").json()["requests"]
-        assert hidden["request_id"] is None and hidden["max_tokens"] == ENDLESS["max_tokens"]
+        assert hidden["request_id"] is hidden["client"] is None and hidden["max_tokens"] == ENDLESS["max_tokens"]
         with server.http(headers={"x-api-key": "ann"}) as beside:
             [request] = beside.get("/v1/status").json()["requests"]
             path = f"/v1/requests/{request['request_id']}/cancel"
@@ -103,6 +103,7 @@ def test_a_holder_sees_no_words_and_ids_of_another_s_requests(ann: httpx.Client,
     assert [(error["status"], error["code"]) for error in mine] == [
         (error["status"], error["code"]) for error in theirs
     ]
+    assert {error["client"] for error in theirs} == {None} and mine[0]["client"].startswith("python-httpx")
     assert {error["path"] for error in theirs} == {"/v1/…", "/v1/chat/completions"}
     assert own.json()["last_replies"][0]["request_id"] == reply_id
     assert all("tenant" not in entry for entry in (*mine, *theirs, *own.json()["last_replies"]))

@@ -175,6 +175,32 @@ def test_what_failed_lately_is_told_without_a_word_of_a_prompt(client: httpx.Cli
     assert abs(error["time"] - time.time()) < 60
 
 
+def test_each_request_names_its_client_without_control_characters(server: Running, client: httpx.Client) -> None:
+    agent = "agent/1.0 (a\tb \x85c) " + "x" * 1000
+    ask = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=ask, headers={"user-agent": agent.encode("latin-1")}) as reply:
+        lines = reply.iter_lines()  # its end would close the stream
+        next(lines)
+        with server.http() as beside:
+            [running] = documented_reply(beside, "/v1/status")["requests"]
+    assert running["path"] == "/v1/completions" and len(running["client"]) < 250
+    assert running["client"].startswith("agent/1.0 (ab c) xxx") and running["client"].isprintable()
+    client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1}, headers={"user-agent": "short"})
+    client.post("/v1/completions", json={"prompt": 3}, headers={"user-agent": ""})
+    status = documented_reply(client, "/v1/status")
+    assert status["last_replies"][0]["client"] == "short"
+    assert status["last_errors"][0]["client"] is None
+    assert status["served_model_names"] == ["tiny", "alias"]
+
+
+def test_a_watcher_without_the_key_is_no_error_of_the_server(checkpoint) -> None:
+    with engine_served(checkpoint("qwen3"), options={"api_keys": ("right",)}) as running, running.http() as client:
+        for path in ("/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache", "/v1/models"):
+            assert client.get(path).status_code == 401
+        errors = client.get("/v1/status", headers={"x-api-key": "right"}).json()["last_errors"]
+        assert [error["path"] for error in errors] == ["/v1/models"]
+
+
 def test_a_watcher_does_not_hold_up_the_end_of_the_server(checkpoint) -> None:
     with engine_served(checkpoint("qwen3")) as running:
         watcher = running.connect()

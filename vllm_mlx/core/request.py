@@ -250,6 +250,8 @@ class Request:
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission
+    client: str | None = None  # the name that the client gives itself; only the status shows it
+    path: str = ""  # the endpoint that got the request
 
     def __post_init__(self) -> None:
         """Refuse two tools of one name: no call could say which of them it means. Raises InvalidParameter."""

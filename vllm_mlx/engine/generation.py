@@ -136,6 +136,8 @@ def _replies(request: Request) -> list[ReplyStats]:
         ReplyStats(
             request_id=request.request_id if num_replies == 1 else f"{request.request_id}-{index}",
             tenant=request.tenant,
+            client=request.client,
+            path=request.path,
             max_tokens=request.sampling.max_tokens or 0,
             arrived_s=now if request.arrived_s is None else request.arrived_s,
             queued_s=now,

@@ -69,7 +69,7 @@ def create_app(
     app.include_router(anthropic_routes(engine, config, models))
     app.include_router(responses_routes(engine, config, models, responses))
     app.include_router(models_routes(engine, models, searches=config.web_search is not None))
-    app.include_router(status_routes(engine, recent, history))
+    app.include_router(status_routes(engine, models.names, recent, history))
     app.include_router(page_routes())
     return app
 

@@ -100,6 +100,7 @@ class RequestRecord:
     method: str
     path: str
     started_s: float
+    client: str | None = None  # its user agent
     status: int = 0
     reply_id: str | None = None
     model: str | None = None
@@ -119,8 +120,12 @@ class RequestRecord:
     _usages: dict[int, Usage] = field(default_factory=dict)
 
     @property
+    def is_watching(self) -> bool:
+        return self.method == "GET" and self.path in WATCHED_PATHS
+
+    @property
     def is_quiet(self) -> bool:
-        if self.method == "GET" and self.path in WATCHED_PATHS:
+        if self.is_watching:
             return self.status < 400 or self.status == CLIENT_GONE
         return self.path in QUIET_PATHS
 
@@ -175,6 +180,7 @@ class RequestRecord:
         return {
             "time": round(time.time(), 3),
             "request_id": self.reply_id,
+            "client": self.client,
             "path": self.path,
             "model": self.model,
             "prompt_tokens": usage.prompt_tokens,

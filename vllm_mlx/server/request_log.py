@@ -40,7 +40,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope), scope["method"], cut(scope["path"]), time.monotonic())
+        path, client = cut(scope["path"]), _client(scope)
+        record = RequestRecord(_request_id(scope), scope["method"], path, time.monotonic(), client)
         scope.setdefault("state", {})["record"] = record
         self._requests.add(record)
 
@@ -67,7 +68,7 @@ class RequestLog:
         finally:
             record.key_name = scope["state"].get("key_name")
             self._note(record, tenant_of(scope))
-            self._unknown.warn(Headers(scope=scope).get("user-agent", ""), record)
+            self._unknown.warn(record)
             body, record.body = record.body, None
             line = record.line(time.monotonic())
             if self._recorder is not None and body is not None:
@@ -76,16 +77,20 @@ class RequestLog:
                 requests_logger.info("%s", line)
 
     def _note(self, record: RequestRecord, tenant: str) -> None:
-        """Keep replies and errors for the status, except if the client left or asked for a path that is not ours."""
+        """Keep replies and errors for the status.
+
+        A client that left, a path that is not ours and a watcher, such as the page before it has a key, are no errors.
+        """
         if record.finish_reasons:
             self._recent.add_reply(record.last_reply(), tenant=tenant)
         failed = record.error_code is not None or record.status >= 400
         is_gone = record.status == CLIENT_GONE and record.error_code is None
-        if failed and not is_gone and record.path.startswith("/v1/"):
+        if failed and not is_gone and not record.is_watching and record.path.startswith("/v1/"):
             self._recent.add_error(
                 {
                     "time": round(time.time(), 3),
                     "request_id": record.request_id,
+                    "client": record.client,
                     "path": shown(record.path),
                     "status": record.status,
                     "code": record.error_code,
@@ -130,8 +135,8 @@ class UnknownFieldLog:
     def __init__(self) -> None:
         self._warned: set[tuple[str, str, str]] = set()
 
-    def warn(self, user_agent: str, record: RequestRecord) -> None:
-        client = cut(user_agent) or "A client"
+    def warn(self, record: RequestRecord) -> None:
+        client = record.client or "A client"
         for unknown in record.unknown_fields.patterns:
             about = (client, record.path, unknown)
             if about in self._warned or len(self._warned) >= MAX_WARNINGS:
@@ -147,6 +152,12 @@ class UnknownFieldLog:
 def _as_header(field: str) -> str:
     """Return the name in the characters of a header. It is cut, since some clients accept 8 KiB of headers at most."""
     return quote(field, safe=".[]")[:MAX_FIELD]
+
+
+def _client(scope: Scope) -> str | None:
+    """Return the user agent, cut and without control characters, or None if the client sent none."""
+    agent = cut(Headers(scope=scope).get("user-agent", ""))
+    return "".join(filter(str.isprintable, agent)).strip() or None
 
 
 def _request_id(scope: Scope) -> str:

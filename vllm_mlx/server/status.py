@@ -6,7 +6,7 @@ It has the types of `/v1/status` and `/v1/cache`, and decides what each client m
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
@@ -49,6 +49,7 @@ class LastReply(TypedDict):
 
     time: float
     request_id: str | None
+    client: str | None
     path: str
     model: str | None
     prompt_tokens: int
@@ -72,10 +73,11 @@ class OtherReplies(TypedDict):
 
 
 class LastError(TypedDict):
-    """A request that failed. `request_id` and `message` are null if it was sent with another API key."""
+    """A request that failed. `request_id`, `client` and `message` are null if it was sent with another API key."""
 
     time: float
     request_id: str | None
+    client: str | None
     path: str
     status: int
     code: str | None
@@ -86,6 +88,7 @@ class ServerStatus(EngineFigures):
     """The engine's figures, running requests, and the last replies and errors, newest first. Times are Unix times."""
 
     time: float
+    served_model_names: list[str]
     requests: list[ReplyProgress]
     last_replies: list[LastReply]
     other_replies: OtherReplies
@@ -164,17 +167,18 @@ class Recent:
     def add_error(self, error: LastError, *, tenant: str) -> None:
         self._errors.append((tenant, error))
 
-    def status_for(self, scope: Scope, engine: EngineStatus) -> ServerStatus:
+    def status_for(self, scope: Scope, engine: EngineStatus, names: Sequence[str] = ()) -> ServerStatus:
         """Build the status that this client may see.
 
         Holders of an admin key see everything, and so does everybody if there is one key or none. Of other keys,
-        clients see replies as one sum, and requests and errors without words and ids.
+        clients see replies as one sum, and requests and errors without words, ids and clients.
         """
         viewer = None if is_admin(scope) else tenant_of(scope)
         others: list[Any] = [reply for owner, reply in self._replies if viewer not in (None, owner)]
         status = {
             "time": round(time.time(), 3),
             **engine,
+            "served_model_names": list(names),
             "requests": [_visible(viewer, entry["tenant"], entry) for entry in engine["requests"]],
             "last_replies": [reply for owner, reply in reversed(self._replies) if viewer in (None, owner)],
             "other_replies": {
@@ -191,7 +195,7 @@ def _visible(viewer: str | None, owner: str, entry: Mapping[str, Any]) -> Mappin
     hidden = {name: value for name, value in entry.items() if name != "tenant"}
     if viewer is None or viewer == owner:
         return hidden
-    hidden["request_id"] = None
+    hidden["request_id"] = hidden["client"] = None
     if "message" in hidden:
         hidden["message"] = None
     if hidden.get("path") not in (None, *_PATHS):
@@ -246,19 +250,22 @@ class History:
         return list(self._samples)
 
 
-def status_routes(engine: EngineClient, recent: Recent, history: History) -> APIRouter:
+def status_routes(engine: EngineClient, names: Sequence[str], recent: Recent, history: History) -> APIRouter:
+    """`names`: the names under which the checkpoint is served."""
     router = APIRouter(tags=["Server"])
-    _add_status(router, engine, recent, history)
+    _add_status(router, engine, names, recent, history)
     _add_cancel(router, engine)
     _add_cache(router, engine)
     _add_health(router, engine)
     return router
 
 
-def _add_status(router: APIRouter, engine: EngineClient, recent: Recent, history: History) -> None:
+def _add_status(
+    router: APIRouter, engine: EngineClient, names: Sequence[str], recent: Recent, history: History
+) -> None:
     async def visible_to(scope: Scope) -> ServerStatus:
         figures = await engine.status()
-        return recent.status_for(scope, figures)
+        return recent.status_for(scope, figures, names)
 
     @router.get("/v1/status", responses={200: {"model": ServerStatus}})
     async def status(http: Request) -> Response:

@@ -71,8 +71,10 @@ async def submit(
 
 
 def owned(request: Request, http: HTTPRequest) -> Request:
-    """Return the request with its tenant and arrival time."""
-    return with_tenant(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
+    """Return the request with its tenant, client, endpoint and arrival time."""
+    record = record_of(http.scope)
+    known = replace(request, arrived_s=record.started_s, client=record.client, path=record.path)
+    return with_tenant(known, http.scope)
 
 
 async def reply_to(

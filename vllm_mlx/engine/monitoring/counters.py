@@ -101,9 +101,14 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 class ReplyProgress(TypedDict):
-    """The progress of a waiting or running reply. `request_id` is null if it was sent with another API key."""
+    """The progress of a waiting or running reply.
+
+    `client` is the client's user agent. It and `request_id` are null if the request was sent with another API key.
+    """
 
     request_id: str | None
+    client: str | None
+    path: str
     status: Literal["waiting", "running"]
     phase: Phase
     waits_for: Literal["disk"] | None  # cached state is read from disk before the sequence can run
@@ -137,6 +142,8 @@ class ReplyStats:
     request_id: str
     seq_id: int | None = None  # None while the prompt is prepared
     tenant: str = ""  # the owner of the request
+    client: str | None = None
+    path: str = ""
     prompt_tokens: int = 0  # 0 while the prompt is prepared
     max_tokens: int
     arrived_s: float  # when the request came, before its prompt was prepared
@@ -193,6 +200,8 @@ class ReplyStats:
         return {
             "request_id": self.request_id,
             "tenant": self.tenant,
+            "client": self.client,
+            "path": self.path,
             "status": "waiting" if self.phase == "queued" else "running",
             "phase": self.phase,
             "waits_for": "disk" if self.phase == "queued" and self.seq_id in reading else None,

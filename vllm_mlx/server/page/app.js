@@ -1,19 +1,27 @@
 // Follows the server's status and displays it. The chat and the drawing of the cache have their own files.
 
 import { drawCache, showDisk } from "./cache.js";
-import { startChat } from "./chat.js";
+import { startChat, useModel } from "./chat.js";
+import { showConnect } from "./connect.js";
 import { byId, bytes, count, element, seconds, share } from "./dom.js";
 import { decades, Plot } from "./plots.js";
 import { events, json } from "./server.js";
 
 const CACHE_EVERY_MS = 5000;
 const RETRY_MS = 2000;
+const FEW_REPLIES = 10;
+const MAX_NAME = 28;
 const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Reserved for one step"], ["media", "Encoded images"], ["image", "Reserved for images"], ["free", "Free"], ["lacking", "Unavailable"]];
 
 const throughput = new Plot(byId("throughput"), ["generation", "prefill"], { unit: "tokens per second" });
 const latency = new Plot(byId("latency"), ["between tokens, p50", "between tokens, p99", "to first token, p50"], { unit: "seconds", scale: decades, write: seconds });
 
+let isShown = false, showsAllReplies = false, last = null;
+
 function show(status) {
+  last = status;
+  if (!isShown) start(status);
+  showConnect(status);
   const { inter_token_s: gap, ttft_s: ttft, queue_s: queue } = status.latency;
   plot(status.time, status, gap.p50, gap.p99, ttft.p50);
   throughput.draw();
@@ -27,6 +35,14 @@ function show(status) {
   showErrors(status.last_errors);
 }
 
+// Only now is there anything to display.
+function start(status) {
+  isShown = true;
+  for (const place of [document.querySelector("main"), byId("links")]) place.hidden = false;
+  byId("connect").open = status.total_requests_processed === 0;
+  followCache();
+}
+
 function plot(time, { generation_tps: replies, prompt_tps: prompts }, ...waits) {
   throughput.add(time, [replies, prompts]);
   latency.add(time, waits);
@@ -37,28 +53,30 @@ async function showPast() {
   for (const sample of data) plot(sample.time, sample, sample.inter_token_p50_s, sample.inter_token_p99_s, sample.ttft_p50_s);
 }
 
-function showHead({ model, architecture, build, model_facts: facts, uptime_s: uptime }) {
+function showHead({ model, architecture, served_model_names: names, build, model_facts: facts, uptime_s: uptime }) {
   byId("model").textContent = `${model} · ${architecture} · ${count(facts.max_model_len)} tokens of context`;
   byId("build").textContent = `vllm-mlx ${build.version}, MLX ${build.mlx} on ${build.device}, Python ${build.python}, ${build.platform}; up ${seconds(uptime)}`;
   byId("images-field").hidden = !facts.takes_images;
+  useModel(names[0]);
 }
 
 function showTiles(status, gap, ttft, queue) {
   const tiles = [
-    ["Generation, tokens/s", status.generation_tps.toFixed(1)],
-    ["Prefill, tokens/s", status.prompt_tps.toFixed(0)],
-    ["Running", count(status.num_running)],
-    ["Waiting", count(status.num_waiting)],
-    ["Prompt tokens cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens))],
-    ["Cached prompt tokens", count(status.total_cached_tokens)],
-    ["Time to first token, p50", seconds(ttft.p50)],
-    ["Time between tokens, p50", seconds(gap.p50)],
-    ["Time between tokens, p99", seconds(gap.p99)],
-    ["Time in the queue, p99", seconds(queue.p99)],
-    ["Stalls", count(status.stalls.total)],
-    ["Finished requests", count(status.total_requests_processed)],
+    ["Generation, tokens/s", status.generation_tps.toFixed(1), "Tokens of replies that were written, of all requests together, per second of the last ten."],
+    ["Prefill, tokens/s", status.prompt_tps.toFixed(0), "Tokens of prompts that were computed, per second of the last ten. Cached tokens do not count."],
+    ["Running", count(status.num_running), "Replies whose prompt is being computed or whose text is being written."],
+    ["Waiting", count(status.num_waiting), "Replies that wait until a place and memory are free."],
+    ["Prompt tokens cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens)), "The share of all tokens of prompts since the start that came from the prefix cache and took no time."],
+    ["Cached prompt tokens", count(status.total_cached_tokens), "The number of these tokens."],
+    ["Time to first token, p50", seconds(ttft.p50), "Half of the replies of the last minute began sooner than this after their request."],
+    ["Time between tokens, p50", seconds(gap.p50), "Half of the tokens of the last minute came sooner than this after the one before."],
+    ["Time between tokens, p99", seconds(gap.p99), "All but one in a hundred tokens came sooner than this: the pauses that one notices are longer."],
+    ["Time in the queue, p99", seconds(queue.p99), "All but one in a hundred requests of the last minute waited less than this for a place."],
+    ["Stalls", count(status.stalls.total), `Pauses within a reply, since the start, of more than ${seconds(status.stalls.threshold_s)}.`],
+    ["Finished requests", count(status.total_requests_processed), "Requests that ended since the start, in any way."],
   ];
-  byId("tiles").replaceChildren(...tiles.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  byId("tiles").replaceChildren(...tiles.map(([name, value, meaning]) => element("div", { title: meaning }, element("dt", {}, name), element("dd", {}, value))));
+  if (!byId("meanings").childElementCount) byId("meanings").replaceChildren(...tiles.flatMap(([name, , meaning]) => [element("dt", {}, name), element("dd", {}, meaning)]));
 }
 
 // Rows are kept, so that a focused button stays focused.
@@ -80,14 +98,15 @@ function showRequests(listed) {
 function requestRow(id, isOwn) {
   const cell = (name, type = "number") => element("td", { "data-name": name, class: type });
   const button = element("button", { type: "button", "aria-label": `Cancel ${id}`, onclick: () => cancel(id, button) }, "Cancel");
-  return element("tr", { "data-id": id }, element("td", {}, element("code", { title: id }, shortId(id))), cell("phase", ""),
+  return element("tr", { "data-id": id }, cell("client", ""), cell("path", ""), cell("phase", ""),
     element("td", {}, element("progress", { max: 1, value: 0, "aria-label": `Progress of ${id}` })),
     cell("prompt"), cell("cached"), cell("reply"), cell("rate"), cell("elapsed"), element("td", {}, ...(isOwn ? [button] : [])));
 }
 
 function fillRow(row, request) {
+  row.querySelector("[data-name=client]").title = request.client ? `${request.client}\n${request.id}` : request.id;
   const texts = {
-    phase: request.phase + (request.waits_for === "disk" ? ", reads disk" : ""), prompt: count(request.prompt_tokens),
+    client: request.request_id === null ? OTHERS : clientName(request), path: endpoint(request), phase: request.phase + (request.waits_for === "disk" ? ", reads disk" : ""), prompt: count(request.prompt_tokens),
     cached: share(request.cached_tokens / request.prompt_tokens) + fromDisk(request),
     reply: `${count(request.completion_tokens)} of ${count(request.max_tokens)}`, rate: request.tokens_per_second.toFixed(1), elapsed: seconds(request.elapsed_s),
   };
@@ -106,7 +125,15 @@ async function cancel(id, button) {
   }
 }
 
-const shortId = (id) => (id.length > 20 ? `${id.slice(0, 16)}…` : id);
+// The name and version at the beginning of a user agent. Browsers all begin with the name of a browser of old.
+function clientName({ client }) {
+  if (!client) return "unnamed";
+  if (client.startsWith("Mozilla/")) return "browser";
+  const name = client.split(/[ ;,]*[(;,]/, 1)[0] || client;
+  return name.length > MAX_NAME ? `${name.slice(0, MAX_NAME)}…` : name;
+}
+
+const endpoint = ({ path }) => path.replace(/^\/v1\//, "");
 
 function showMemory(memory) {
   const parts = MEMORY.map(([key, name], index) => ({ name, index, value: memory[`${key}_bytes`] })).filter((part) => part.value > 0);
@@ -124,16 +151,19 @@ const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
 function showReplies(replies, others) {
   const number = (text) => element("td", { class: "number" }, text);
-  byId("replies").replaceChildren(...replies.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
-    element("td", {}, element("code", { title: reply.request_id ?? "" }, shortId(reply.request_id ?? ""))), number(count(reply.prompt_tokens)),
+  const listed = showsAllReplies ? replies : replies.slice(0, FEW_REPLIES);
+  byId("replies").replaceChildren(...listed.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
+    element("td", { title: `${reply.client ?? ""}\n${reply.request_id ?? ""}`.trim() }, clientName(reply)), element("td", {}, endpoint(reply)), number(count(reply.prompt_tokens)),
     number(count(reply.expected_tokens)), number(count(reply.cached_tokens) + fromDisk(reply)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
+  byId("all-replies").hidden = replies.length <= FEW_REPLIES;
+  byId("all-replies").textContent = showsAllReplies ? `Show the last ${FEW_REPLIES}` : `Show all ${replies.length}`;
   byId("no-replies").hidden = replies.length + others.num_replies > 0;
   byId("other-replies").hidden = !others.num_replies;
   byId("other-replies").textContent = `Other keys had ${count(others.num_replies)} of the last replies: ${count(others.prompt_tokens)} tokens of prompts, ${count(others.cached_tokens)} of them cached.`;
 }
 
 function showErrors(errors) {
-  byId("errors").replaceChildren(...errors.map((error) => element("li", {}, `${clock(error.time)} `, element("code", {}, `${error.status} ${error.path}`), ` ${error.message ?? error.code ?? ""}`)));
+  byId("errors").replaceChildren(...errors.map((error) => element("li", {}, `${clock(error.time)} `, element("code", { title: error.request_id }, `${error.status} ${error.path}`), error.client ? ` from ${clientName(error)}:` : "", ` ${error.message ?? error.code ?? ""}`)));
   byId("no-errors").hidden = errors.length > 0;
 }
 
@@ -171,6 +201,15 @@ async function followCache() {
   }
 }
 
+byId("all-replies").addEventListener("click", () => {
+  showsAllReplies = !showsAllReplies;
+  showReplies(last.last_replies, last.other_replies);
+});
+byId("to-chat").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("chat").scrollIntoView();
+  byId("prompt").focus({ preventScroll: true });
+});
+byId("to-connect").addEventListener("click", () => { byId("connect").open = true; });
 startChat();
 follow();
-followCache();

@@ -1,11 +1,19 @@
-// A chat with the served model: streamed, with images and folded reasoning. Keeps the conversation in this page only.
+// A chat with the served model: streamed, as Markdown, with images and folded reasoning. Keeps the conversation in this page only.
 
 import { byId, count, element, share } from "./dom.js";
-import { events, json } from "./server.js";
+import { markdownView } from "./markdown.js";
+import { events } from "./server.js";
+
+const DRAW_EVERY_MS = 40, REST = 4; // drawing a long reply takes at most a fifth of the time
+const NEAR_PX = 60;
 
 let conversation = [];
 let running = null; // AbortController of the running reply
 let model = null;
+
+export function useModel(name) {
+  model = name;
+}
 
 export function startChat() {
   byId("chat-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
@@ -59,7 +67,6 @@ async function reply(view) {
   const mine = conversation;
   let reasoning = "", usage = null;
   try {
-    model ??= (await json("/v1/models")).data[0].id;
     const body = { model, messages: conversation, stream: true, stream_options: { include_usage: true } };
     const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: running.signal };
     for await (const { data } of events("/v1/chat/completions", options)) {
@@ -73,8 +80,10 @@ async function reply(view) {
       view.update(message.content, reasoning);
     }
   } catch (error) {
+    view.finish();
     view.note(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
   }
+  view.finish();
   if (reasoning) message.reasoning_content = reasoning;
   if (message.content || reasoning) mine.push(message);
   else mine.pop();
@@ -92,22 +101,43 @@ function addMessage(role, name, text, images) {
   const reasoningText = element("div", { class: "text" });
   const fold = element("details", { hidden: "" }, element("summary", {}, "Reasoning"), reasoningText);
   const article = element("article", { class: role }, element("h3", {}, name), fold, words, ...images.map(imageElement));
-  const log = byId("messages");
+  const log = byId("messages"), show = markdownView(words);
   log.append(article);
-  const follow = () => { log.scrollTop = log.scrollHeight; };
-  follow();
+  log.scrollTop = log.scrollHeight;
+  let content = "", reasoning = "";
+  const drawing = paced(() => following(log, () => {
+    show(content);
+    reasoningText.textContent = reasoning;
+    fold.hidden = !reasoning;
+  }));
   return {
-    update(content, reasoning) {
-      words.textContent = content;
-      reasoningText.textContent = reasoning;
-      fold.hidden = !reasoning;
-      follow();
+    update(...texts) {
+      [content, reasoning] = texts;
+      drawing.later();
     },
-    note(line, isBad = false) {
-      article.append(element("p", { class: isBad ? "bad" : "muted" }, line));
-      follow();
-    },
+    finish: () => drawing.now(),
+    note: (line, isBad = false) => following(log, () => article.append(element("p", { class: isBad ? "bad" : "muted" }, line))),
   };
+}
+
+// Stays at the end of what grows, unless the user has scrolled up to read.
+function following(log, change) {
+  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX;
+  change();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
+}
+
+// Calls `draw` soon, and so rarely that a long reply leaves most of the time to everything else.
+function paced(draw) {
+  let timer = null, tookMs = 0;
+  const now = () => {
+    clearTimeout(timer);
+    timer = null;
+    const began = performance.now();
+    draw();
+    tookMs = performance.now() - began;
+  };
+  return { now, later: () => { timer ??= setTimeout(now, Math.max(DRAW_EVERY_MS, REST * tookMs)); } };
 }
 
 function setBusy(isBusy) {

@@ -5,29 +5,49 @@ import { byId } from "./dom.js";
 const KEY = "vllm-mlx-key";
 let asking = null;
 
+export const usesKey = () => sessionStorage.getItem(KEY) !== null;
+
 export async function request(path, options = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
     const response = await fetch(path, { ...options, headers });
     if (response.status !== 401) return response;
-    if (sessionStorage.getItem(KEY) === key) await (asking ??= askForKey());
+    if (sessionStorage.getItem(KEY) === key) await (asking ??= askForKey(key ? "The server no longer accepts this tab's key." : ""));
   }
 }
 
-function askForKey() {
-  const dialog = byId("key-dialog");
+// Shows the dialog until the server accepts a key, or the user closes it.
+function askForKey(reason) {
+  const dialog = byId("key-dialog"), field = byId("key");
   sessionStorage.removeItem(KEY);
-  byId("key").value = "";
+  field.value = "";
   dialog.showModal();
+  byId("key-error").textContent = reason;
+  byId("key-form").onsubmit = async (event) => {
+    event.preventDefault();
+    byId("key-error").textContent = "";
+    const key = field.value.trim(), fault = await faultOf(key);
+    if (!fault) {
+      sessionStorage.setItem(KEY, key);
+      dialog.close();
+    } else {
+      byId("key-error").textContent = fault;
+      field.select();
+    }
+  };
   return new Promise((done) => {
-    dialog.addEventListener("close", () => {
-      asking = null;
-      const key = byId("key").value.trim();
-      if (key) sessionStorage.setItem(KEY, key);
-      done();
-    }, { once: true });
+    dialog.addEventListener("close", () => { asking = null; done(); }, { once: true });
   });
+}
+
+async function faultOf(key) {
+  try {
+    const { status } = await fetch("/v1/status/history", { headers: { authorization: `Bearer ${key}` } });
+    return status === 401 ? "The server refused this key. Check it and try again." : "";
+  } catch {
+    return "This key could not be checked: the server does not answer, or the key has characters that cannot be sent.";
+  }
 }
 
 export async function json(path, options) {
