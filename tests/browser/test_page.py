@@ -201,7 +201,7 @@ def test_a_reply_is_shown_as_markdown_and_does_nothing(page) -> None:
     for element, text in {
         "h4": "Title", "strong": "bold", "em": "italic", "p > code": "code <b>", "ol > li": "first", "ul > li": "inner",
         "li pre": 'print("<i>hello</i>")', "td": "<svg onload=alert(1)>", "blockquote": "quoted",
-        "div.code:last-child pre": "<script>document.title='taken'</script>",
+        "blockquote ~ .code pre": "<script>document.title='taken'</script>",
     }.items():  # fmt: skip
         expect(reply.locator(element).first).to_contain_text(text)
     links = [(link.inner_text(), link.get_attribute("href")) for link in reply.locator("a").all()]

@@ -65,7 +65,7 @@ async function send() {
 async function reply(view) {
   const message = { role: "assistant", content: "" };
   const mine = conversation;
-  let reasoning = "", usage = null;
+  let reasoning = "", usage = null, fault = null;
   try {
     const body = { model, messages: conversation, stream: true, stream_options: { include_usage: true } };
     const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: running.signal };
@@ -80,10 +80,10 @@ async function reply(view) {
       view.update(message.content, reasoning);
     }
   } catch (error) {
-    view.finish();
-    view.note(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
+    fault = error;
   }
   view.finish();
+  if (fault) view.note(fault.name === "AbortError" ? "Stopped." : fault.message, fault.name !== "AbortError");
   if (reasoning) message.reasoning_content = reasoning;
   if (message.content || reasoning) mine.push(message);
   else mine.pop();
