@@ -23,6 +23,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs the `brows
 pytestmark = pytest.mark.browser
 expect = playwright.expect
 WAIT_MS = 60_000
+expect.set_options(timeout=WAIT_MS)
 OTHER_HOST = "mac.example"  # a page over plain http from another machine has no clipboard
 HOSTILE = """\
 # Title
@@ -282,10 +283,11 @@ def test_requests_are_shown_by_their_client_and_the_last_ten_replies_first(page,
 
 def test_nothing_is_shown_before_the_first_status(page, server: Running) -> None:
     held = []
-    page.route("**/v1/status/stream", held.append)
+    page.route("**/v1/status/stream", lambda route: held.append(route))
     page.reload()
-    page.wait_for_timeout(500)
-    assert page.locator("main").is_hidden() and len(held) == 1
+    while not held:
+        page.wait_for_timeout(50)
+    assert page.locator("main").is_hidden() and page.locator("#connection").inner_text() == "Connecting…"
     held[0].continue_()
     page.locator("#tiles dd").first.wait_for()
     page.unroute("**/v1/status/stream")
