@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.sources import ROOT
 from tests.support.commands import COMMAND, served
 from vllm_mlx.cli.serve import refuse_open_door
 from vllm_mlx.cli.terminal import ExitCode
@@ -56,6 +57,22 @@ def test_the_printed_request_is_answered_and_ctrl_c_ends_the_server(
         assert process.wait(timeout=20) == 0
     *_, stopping, last = log.read_text().splitlines()
     assert stopping.endswith("Ctrl-C again ends them now.") and last.endswith("INFO Stopped.")
+
+
+def test_a_clone_without_the_command_on_the_path_is_told_of_its_script(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    link = tmp_path / "vllm-mlx"
+    link.symlink_to(Path(sys.executable).with_name("vllm-mlx"))  # as scripts/install makes it
+    in_clone, installed = (sys.executable, "-m", "vllm_mlx"), (str(link),)
+    for command, path, is_told in (
+        (in_clone, "/bin", True),
+        (in_clone, f"{tmp_path}:/bin", False),
+        (installed, "/bin", False),
+    ):
+        with served(str(checkpoint("qwen3")), command=command, PATH=path) as (_, printed):
+            told = f"{ROOT}/scripts/install puts `vllm-mlx` on your PATH for good"
+            assert (told.replace(" ", "") in "".join(printed.split())) == is_told, printed
 
 
 EARLY = """

@@ -3,10 +3,12 @@
 import json
 import logging
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -78,6 +80,7 @@ def _serve(settings: Settings, log: LogFile | None) -> None:
         api_keys=settings.api_keys,
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
+        install=install_command(sys.argv[0]),
     )
     app = create_app(engine, config, engine.memories.responses, recorder)
     run(
@@ -124,6 +127,7 @@ class Banner:
     api_keys: tuple[str, ...]
     url: str  # without a path
     host: str  # the address that the server listens on
+    install: str | None = None  # the command that puts `vllm-mlx` on the PATH; None if it is there
 
     def print_to(self, console: Console) -> None:
         console.print(f"\n[bold]vllm-mlx {__version__}[/bold] is ready, {self.load_s:.1f} s after loading began\n")
@@ -151,6 +155,7 @@ class Banner:
             *self._on_disk(),
             ("URL", f"{self.url}/v1" + ("" if is_local(self.host) else f", open to the network on {self.host}")),
             ("Page", f"{self.url}/ in a browser: status and a chat"),
+            *([("Install", f"{self.install} puts `vllm-mlx` on your PATH for good")] if self.install else []),
         ]
         if info.model not in self.names:
             rows.insert(1, ("From", info.model))
@@ -207,6 +212,13 @@ class Banner:
             lines.append(f"-H {header}" if show_key else '-H "Authorization: Bearer $API_KEY"')
         lines.append(f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}")
         return " \\\n  ".join(lines)
+
+
+def install_command(program: str) -> str | None:
+    """Return the command that puts `vllm-mlx` on the PATH, if `program` lies in a clone and the PATH lacks it."""
+    script = Path(__file__).resolve().parents[2] / "scripts/install"
+    in_clone = script.exists() and Path(program).absolute().is_relative_to(script.parents[1])
+    return shlex.quote(str(script)) if in_clone and shutil.which("vllm-mlx") is None else None
 
 
 def layers(loaded: Mapping[str, Any]) -> str:
