@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/configuration.md, docs/api.md and docs/cli.md from the code. It leaves prose alone.
 
+docs/benchmarks.svg is made from the table of docs/benchmarks.md.
+
 A table stands between `<!-- NAME -->` and `<!-- end -->`; everything else in those pages is written by hand.
 """
 
@@ -144,7 +146,38 @@ def render(page: str) -> str:
     return block.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], page)
 
 
+PLOT_STYLE = """text { font: 13px sans-serif; fill: #333 } .bar { fill: #3b6fd4 } .line { stroke: #888 }
+@media (prefers-color-scheme: dark) { text { fill: #ddd } .bar { fill: #6f9bf0 } }"""
+
+
+def plot(page: str) -> str:
+    """An SVG with a bar for each row of the page's table, as long as the number in its last column."""
+    left, unit, height, step = 420, 280, 40, 26  # pixels: of the labels, of a bar of 1, above the bars, of a bar
+    rows = re.findall(r"^\| ([^|]+) \|.*\| ([\d.]+) \|$", page, re.MULTILINE)
+    bars = []
+    for name, value in rows:
+        length = float(value) * unit
+        bars += [
+            f'<text x="{left - 8}" y="{height + 14}" text-anchor="end">{name}</text>',
+            f'<rect class="bar" x="{left}" y="{height}" width="{length:.0f}" height="18"/>',
+            f'<text x="{left + length + 6:.0f}" y="{height + 14}">{value}</text>',
+        ]
+        height += step
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height + 8}">',
+            f"<style>{PLOT_STYLE}</style>",
+            f'<text x="{left + unit}" y="24" text-anchor="middle">mlx-lm\'s server = 1</text>',
+            f'<line class="line" x1="{left + unit}" y1="32" x2="{left + unit}" y2="{height}"/>',
+            *bars,
+            "</svg>\n",
+        ]
+    )
+
+
 def main() -> None:
+    docs = ROOT / "docs"
+    (docs / "benchmarks.svg").write_text(plot((docs / "benchmarks.md").read_text(encoding="utf-8")), encoding="utf-8")
     for name in PAGES:
         path = ROOT / "docs" / name
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from click import Command
 from typer.main import get_command
 
-from scripts.generate_docs import PAGES, render
+from scripts.generate_docs import PAGES, plot, render
 from tests.project.sources import ROOT
 from vllm_mlx.cli.clients import CLIENTS, Target
 from vllm_mlx.cli.main import make_app
@@ -178,6 +178,13 @@ def test_the_generated_tables_are_current(name: str) -> None:
     assert render(page) == page, "run scripts/generate_docs.py"
 
 
+def test_the_plot_shows_the_table_of_the_benchmarks() -> None:
+    page = read(ROOT / "docs" / "benchmarks.md")
+    assert read(ROOT / "docs" / "benchmarks.svg") == plot(page), "run scripts/generate_docs.py"
+    ratios = re.findall(r"\| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(ratios) > 5 and all(f">{ratio}</text>" in plot(page) for ratio in ratios)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_documented(name: str) -> None:
     page = read(ROOT / "docs" / "configuration.md")
@@ -203,7 +210,9 @@ def test_named_files_and_scripts_exist(path: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("path", [path for path in DOCS if path.name != "benchmarks.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in DOCS if path.name != "benchmarks-developers.md"], ids=lambda path: path.name
+)
 def test_named_settings_exist(path: Path) -> None:
     served = [line for line in read(path).splitlines() if ".venv/bin/" not in line and "git clone" not in line]
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(served)))
