@@ -1,6 +1,7 @@
 """The lock files hold what pyproject.toml asks for, and what was tested."""
 
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.project.sources import ROOT
+from vllm_mlx.cli.supervisors import THROTTLE_S
 
 LOCK = ROOT / "scripts/requirements.lock"
 TEST_LOCK = ROOT / "scripts/requirements-test.lock"
@@ -83,3 +85,21 @@ def test_each_dependency_has_an_upper_bound():
         Requirement, [*PROJECT["project"]["dependencies"], *(one for extra in extras for one in extra)]
     ):
         assert any(part.operator in ("<", "==") for part in requirement.specifier), requirement
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the formula names a commit of a clone")
+def test_the_formula_of_homebrew_installs_what_the_lock_names(tmp_path):
+    def text_of(*command):
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    repository = "https://example.org/a/vllm-mlx.git"
+    formula = text_of(ROOT / "scripts/formula", repository)
+    embedded = tmp_path / "embedded.lock"
+    embedded.write_text(re.sub(r"(?m)^ {4}", "", re.search(r"<<~'PINS'.*\n((?: {4}.*\n)+)  PINS\n", formula)[1]))
+    assert list(map(str, pins(embedded))) == list(map(str, pins(LOCK)))
+    assert re.findall(r"sha256:\w+", formula) == re.findall(r"sha256:\w+", LOCK.read_text())
+    revision = text_of("git", "-C", ROOT, "rev-parse", "HEAD").strip()
+    assert f'url "{repository}", using: :git, revision: "{revision}"' in formula
+    assert text_of("git", "-C", ROOT, "rev-parse", "--short=10", "HEAD").strip() in formula
+    assert 'run [opt_bin/"vllm-mlx", "service", "run"]' in formula
+    assert f"throttle_interval {THROTTLE_S}" in formula

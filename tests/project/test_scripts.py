@@ -24,6 +24,7 @@ SCRIPTS = (
     "vllm-mlx",
     "lock",
     "install",
+    "formula",
 )
 TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz", "check-drift")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm", "sed")
