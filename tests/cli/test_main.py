@@ -1,5 +1,6 @@
 """The command as a user meets it: a process, its exit code, and what it prints."""
 
+import os
 import re
 import subprocess
 import sys
@@ -93,3 +94,14 @@ def test_a_port_is_checked_before_anything_heavy_is_loaded() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_shell_completes_commands_and_flags() -> None:
+    def completed(*words: str) -> list[str]:
+        asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        environment = {**os.environ, "_VLLM_MLX_COMPLETE": "complete_bash", **asked}
+        command = [str(Path(sys.executable).with_name("vllm-mlx"))]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("vllm-mlx", "se") == ["serve", "service"]
+    assert "--memory-budget" in completed("vllm-mlx", "serve", "--mem")
