@@ -76,7 +76,7 @@ def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypat
     ("flags", "words"),
     [
         ({"memory_budget": "24XB"}, "--memory-budget: give bytes, such as 24GB"),
-        ({"log_level": "loud"}, "--log-level: "),
+        ({"log_level": "loud"}, "--log-level must be 'debug', 'info'"),
         ({"max_num_seqs": "0"}, "--max-num-seqs must be greater than 0, got '0'."),
         ({"max_model_len": "1"}, "--max-model-len must be at least 2"),
         ({"temperature": "3"}, "--temperature: `temperature` must be at most 2"),
