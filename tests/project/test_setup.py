@@ -164,7 +164,7 @@ def test_each_pip_of_a_supported_python_installs_by_the_lock(tmp_path: Path, ver
         pytest.skip("pip 22.3 runs on Python 3.11 alone")
     checkout = Checkout(tmp_path / "a project", "/usr/bin:/bin")
     name = "pip" if version == "newest" else f"pip=={version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(checkout.index), name]
+    command = [sys._base_executable, "-m", "pip", "download", "--no-deps", "--dest", str(checkout.index), name]
     subprocess.run(command, capture_output=True, check=True)
     made = checkout.run(f'create_environment && "$python" -m pip install --upgrade {name}')
     assert made.returncode == 0, made.stderr

