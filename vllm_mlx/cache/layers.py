@@ -209,6 +209,26 @@ def leave_window(caches: Iterable[Any]) -> None:
                 leaf._idx = leaf.max_size
 
 
+def verifies(caches: Iterable[Any]) -> bool:
+    """Whether the last tokens of a row can be taken back: mlx-vlm's recurrent layers record the state at each token."""
+    return all(
+        kind(leaf) in (Kind.ATTENTION, Kind.WINDOW) or (is_recurrent(leaf) and hasattr(leaf, "start_speculation"))
+        for leaf in leaves(caches)
+    )
+
+
+def take_back(kv: Iterable[Any], num_tokens: int) -> None:
+    """Take the last tokens of one row back, all of which were added by its last forward pass, but not alone.
+
+    Such a pass leaves a window in order, so that it can be cut at its end. No array of another layer is touched.
+    """
+    for leaf in kv if num_tokens else ():
+        leaf.offset -= num_tokens
+        if kind(leaf) is Kind.WINDOW:
+            leaf._idx -= num_tokens
+            leaf.keys, leaf.values = (array[:, :, : leaf._idx] for array in (leaf.keys, leaf.values))
+
+
 def length_counters(kv: Iterable[Any]) -> list[Any]:
     """The batch caches, which count the lengths of their rows in an array."""
     return [leaf for leaf in kv if kind(leaf) in (Kind.BATCHED_ATTENTION, Kind.BATCHED_WINDOW)]

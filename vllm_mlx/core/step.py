@@ -1,8 +1,8 @@
 """The messages between scheduler and runner, and from the engine to the owner of a sequence."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import VLLMMLXError
@@ -52,10 +52,15 @@ class StepPlan:
 
     `decode` holds the groups of rows whose KV lies together. All groups share one forward pass, except the isolated
     ones. The runner drops decoding rows that no group names.
+
+    `drafts` are tokens that may follow the last known token of a row, by seq_id. A row that has drafts is alone in its
+    group, and no sample is in flight when its step begins.
     """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()
     isolated: frozenset[int] = frozenset()  # seq_ids of rows whose group shares no forward pass with another group
+    drafts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    reads: bool = False  # read this step's samples before it ends, as a step with drafts or prefill does
     prefill: tuple[PrefillChunk, ...] = ()
     release: tuple[int, ...] = ()  # seq_ids whose state is dropped: they finished, were aborted or preempted
     captures: tuple[Capture, ...] = ()
@@ -82,6 +87,15 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """How many drafts of a row were computed in a step, and how many of them the row's own draws confirmed."""
+
+    seq_id: int
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The result of a capture, detached from the row's buffers."""
 
@@ -101,6 +115,8 @@ class ChunkTiming:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     tokens: tuple[TokenOutput, ...] = ()
+    verified: tuple[Verified, ...] = ()  # one for each row that had drafts and whose tokens are reported
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (seq_id, tokens that its grammar forces next)
     prefilled: tuple[tuple[int, int], ...] = ()  # (seq_id, end)
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
     suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that another row may have caused

@@ -4,10 +4,11 @@ A row joins and leaves a batch as a group, without a copy of its KV. Only groups
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,11 @@ from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.leaving import OwnRow
 from ..core.events import TokenLogprob
+from ..core.faults import DeviceFault
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
 from .attention import by_groups
-from .grouped import GroupedLayer, spans
+from .grouped import BlockLayer, GroupedLayer, spans
 from .masks import Words
 from .model import Model
 from .sampler import Sampled, Sampler
@@ -29,12 +31,16 @@ from .sampler import Sampled, Sampler
 class InFlight:
     """A launched forward pass whose samples have not been read yet."""
 
-    seqs: list[Sequence]
+    seqs: list[Sequence]  # of each sample; a sequence has several behind a block of tokens
     sampled: Sampled
+    vocab_size: int
 
     def read(self) -> list[TokenOutput]:
-        """Wait for the device and return one token per row."""
+        """Wait for the device and return one token for each sequence of the list. Raises DeviceFault for a wrong id."""
         tokens = _values(self.sampled.tokens)
+        unknown = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+        if unknown is not None:
+            raise DeviceFault(f"The device sampled {unknown}, which is no token id")
         logprobs = self._logprobs(tokens)
         return [
             TokenOutput(seq.seq_id, token, logprob)
@@ -176,6 +182,16 @@ class Batch:
         return cls(model, [Group([seq], kv, [length])], states, mx.array(seq.tokens(length, length + 1)), structure)
 
     @classmethod
+    def of(cls, groups: list[Group], held: Iterable["Batch"], places: Mapping[int, tuple["Batch", int]]) -> "Batch":
+        """The batch of exactly these groups: the one of `held` that has them already, or a new one."""
+        seqs = [seq for group in groups for seq in group.seqs]
+        for batch in held:
+            is_same = len(batch.groups) == len(groups) and all(map(is_, batch.groups, groups))
+            if is_same and batch.seqs == seqs:
+                return batch
+        return cls.gather(groups, places)
+
+    @classmethod
     def gather(cls, groups: list[Group], places: Mapping[int, tuple["Batch", int]]) -> "Batch":
         """Batch these groups, copying recurrent states only. `places`: each row's batch, and its index there."""
         runs: list[tuple[Batch, int, int]] = []
@@ -214,9 +230,8 @@ class Batch:
     def draw(self, words: Words | None, *, keeps_logits: bool = False) -> InFlight:
         """Start the sampling after a forward pass. `words` are the masks of the rows, as the sampler takes them."""
         assert self._logits is not None, "a forward pass was started"
-        if self._sampler is None:
-            self._sampler = Sampler(self.seqs, self._model.vocab_size)
-        sampled = self._sampler.sample(self._logits, self._tokens, words, keeps_logits=keeps_logits)
+        sampler = self._get_sampler([1] * len(self.seqs))
+        sampled = sampler.sample(self._logits, self._tokens, words, keeps_logits=keeps_logits)
         self._logits = None
         return self._sent(sampled)
 
@@ -228,7 +243,7 @@ class Batch:
     def _sent(self, sampled: Sampled) -> InFlight:
         mx.async_eval(sampled.arrays())  # type: ignore[no-untyped-call]
         self._tokens = sampled.tokens
-        return InFlight(self.seqs, sampled)
+        return InFlight(self.seqs, sampled, self._model.vocab_size)
 
     def forward(self) -> mx.array:
         """Feed one token to each row -> lazy `logits: (rows, vocab)`."""
@@ -258,6 +273,71 @@ class Batch:
         for group, num in own:
             group.grow(num)
         return logits
+
+    def verify(self, blocks: Rows[Rows[int]]) -> mx.array:
+        """Feed each row its own known tokens, at least one -> lazy `logits: (all tokens, vocab)`, row after row.
+
+        Only rows that are alone in their group may have several. `settle` follows.
+        """
+        counts = [len(block) for block in blocks]
+        own = [counts[self.seqs.index(group.seqs[0])] for group in self.groups]
+        width = max(counts)
+        if width == 1 or (len(self.groups) > 1 and not self._states):
+            return self.feed(mx.array([token for block in blocks for token in block]), own)
+        lengths = [length for group in self.groups for length in group.lengths]
+        for state in self._states:
+            state.start_speculation(width)
+        padded = mx.array([[*block, *[0] * (width - len(block))] for block in blocks])
+        with by_groups():
+            logits = self._model.extend(self.seqs, lengths, padded, self._block_caches(own, lengths))
+        for group, count in zip(self.groups, own, strict=True):
+            group.grow(count)
+        return mx.concatenate([logits[row, :count] for row, count in enumerate(counts)])
+
+    def _block_caches(self, counts: Rows[int], lengths: Rows[int]) -> LayerCaches:
+        """The caches for blocks of tokens, `counts` for each row of a group.
+
+        A single row's own caches take a block as they take a chunk of a prompt.
+        """
+        kv = self.groups[0].kv
+        if len(self.seqs) > 1:
+            kv = [BlockLayer(caches) for caches in zip(*(group.kv for group in self.groups), strict=True)]
+            parts = spans([len(group.seqs) for group in self.groups], counts)
+            offset = mx.array(list(lengths))
+            for layer in kv:
+                layer.begin(parts, offset, max(lengths))
+        return layers.assemble(self._structure, kv, self._states)
+
+    def settle(self, blocks: Rows[Rows[int]], kept: Rows[int], tokens: Rows[int]) -> None:
+        """Keep the first `kept[r]` tokens of the block that `verify` fed to row r, and feed `tokens[r]` next."""
+        if self._sampler is not None:
+            self._sampler.keep(blocks, kept)
+        row = 0
+        for group in self.groups:
+            if rejected := len(blocks[row]) - kept[row]:
+                layers.take_back(group.kv, rejected)
+                group.grow(-rejected)
+            row += len(group.seqs)
+        if max(map(len, blocks)) > 1:
+            for state in self._states:
+                state.commit_speculation(list(kept))
+        self._tokens = mx.array(list(tokens))
+
+    def draw_blocks(self, logits: mx.array, blocks: Rows[Rows[int]], words: Words | None) -> InFlight:
+        """Start the sampling behind each token of `verify`. `words: (all tokens, words)`."""
+        sampled = self._get_sampler([len(block) for block in blocks]).sample_blocks(logits, blocks, words)
+        mx.async_eval(sampled.arrays())  # type: ignore[no-untyped-call]
+        return InFlight(
+            [seq for seq, block in zip(self.seqs, blocks, strict=True) for _ in block], sampled, self._model.vocab_size
+        )
+
+    def _get_sampler(self, num_fed: Rows[int]) -> Sampler:
+        """The sampler of these rows, to each of which the last forward pass has fed so many tokens."""
+        if self._sampler is None:
+            lengths = [length for group in self.groups for length in group.lengths]
+            ends = [length - num for length, num in zip(lengths, num_fed, strict=True)]
+            self._sampler = Sampler(self.seqs, self._model.vocab_size, ends)
+        return self._sampler
 
     def let_go(self) -> None:
         """Leave the caches to the groups alone, so that a merge can free each layer once it is copied."""

@@ -9,7 +9,8 @@ Latent attention multiplies positional queries with what it gets as values, and 
 the product is with the identity matrix: the mask consists of these queries, and each group multiplies its own.
 
 Tokens lie along the batch axis, one position each: `(tokens, heads, 1, width)`. So rows may have several tokens, and
-not all of them equally many.
+not all of them equally many. Recurrent layers would take such tokens for rows. Beside them, the tokens of a row lie
+along an axis of their own, padded on the right to the widest row: `(rows, heads, tokens, width)`, a `BlockLayer`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -87,6 +88,7 @@ class Span:
     start: int
     num_rows: int
     num_tokens: int
+    first_row: int
 
     @property
     def end(self) -> int:
@@ -99,6 +101,10 @@ class Span:
             return own
         _, heads, _, width = own.shape
         return own.reshape(self.num_rows, self.num_tokens, heads, width).swapaxes(1, 2)
+
+    def cut(self, block: mx.array) -> mx.array:
+        """From the padded (all rows, heads, tokens, width) to (rows, heads, tokens of a row, width)."""
+        return block[self.first_row : self.first_row + self.num_rows, :, : self.num_tokens]
 
     def joined(self, array: mx.array) -> mx.array:
         """From (rows, heads, tokens, width) to (tokens of the group, heads, 1, width)."""
@@ -128,6 +134,9 @@ class GroupedLayer:
         """Return None if no group needs a mask, as is usual: its rows are equally long, and have one new token each."""
         if num_tokens != 1:
             raise ValueError(f"{num_tokens} tokens along the axis of tokens, not one")
+        return self._masks(return_array, window_size)
+
+    def _masks(self, return_array: bool, window_size: int | None) -> GroupMasks | None:
         masks = tuple(
             cache.make_mask(span.num_tokens, return_array=return_array, window_size=window_size)
             for cache, span in zip(self._caches, self._spans, strict=True)
@@ -144,9 +153,43 @@ class GroupedLayer:
         return GroupedKV(own_keys, self._spans, own_values), GroupedKV(own_values, self._spans)
 
 
+class BlockKV(GroupedKV):
+    """Keys or values of groups whose rows have unequally many new tokens, padded on the right."""
+
+    def attend(self, attend: Attend, queries: mx.array, values: "GroupedKV", mask: Any, options: dict[str, Any]) -> Any:
+        """Attention of `queries: (rows, heads, tokens, width)`, group by group, without the padding."""
+        if not (mask is None or isinstance(mask, GroupMasks)):
+            raise TypeError("The model made a mask without asking its caches")
+        masks = (None,) * len(self._spans) if mask is None else mask.masks
+        outputs = []
+        for span, keys, own, own_mask in zip(self._spans, self.arrays, values.arrays, masks, strict=True):
+            output = attend(span.cut(queries), keys, own, mask=own_mask, **options)
+            padding = queries.shape[2] - span.num_tokens
+            outputs.append(mx.pad(output, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else output)
+        return mx.concatenate(outputs)
+
+
+class BlockLayer(GroupedLayer):
+    """A `GroupedLayer` for blocks of tokens. `offset: (rows,)` holds the position of each row's first new token."""
+
+    def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Return None if no group needs a mask. `num_tokens` is the width of the block; a group has its own number."""
+        return self._masks(return_array, window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[GroupedKV, GroupedKV]:
+        """Append new KV of shape (rows, heads, tokens, width) to each group's cache, without the padding."""
+        fetched = [
+            cache.update_and_fetch(span.cut(keys), span.cut(values))
+            for cache, span in zip(self._caches, self._spans, strict=True)
+        ]
+        own_keys, own_values = zip(*fetched, strict=True)
+        return BlockKV(own_keys, self._spans), BlockKV(own_values, self._spans)
+
+
 def spans(num_rows: Iterable[int], num_tokens: Iterable[int]) -> list[Span]:
     """The spans of groups, given the rows of each, and the new tokens of each of its rows."""
     found: list[Span] = []
     for rows, tokens in zip(num_rows, num_tokens, strict=True):
-        found.append(Span(found[-1].end if found else 0, rows, tokens))
+        start, first_row = (found[-1].end, found[-1].first_row + found[-1].num_rows) if found else (0, 0)
+        found.append(Span(start, rows, tokens, first_row))
     return found

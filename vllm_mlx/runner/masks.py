@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..core.errors import GenerationError, GrammarLimit
 from ..core.fence import Fence, RowFence
 from ..core.sequence import Constraint, Sequence
 from ..core.step import TokenOutput
-from .row_constraint import Clock, RowConstraint, thread_time
+from .row_constraint import Clock, Filled, RowConstraint, thread_time
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,57 @@ class Masks:
             if fence.error is not None:
                 words[index] = _ALL
         return words
+
+    def block_words(self, seqs: Rows[Sequence], blocks: Rows[Rows[int]]) -> tuple[Words | None, list[Filled | None]]:
+        """The masks behind each token of the rows' blocks, row after row, if the drafts in them are the reply.
+
+        Returns with them what was masked of each row, for `keep`; None for a row that no mask restricts at first.
+        """
+        bound = [row if row is not None and row.is_bounding else None for row in map(self._row, seqs)]
+        if not any(bound):
+            return None, [None] * len(seqs)
+        num_words = max(row.num_words for row in bound if row is not None)
+        words = np.full((sum(map(len, blocks)), num_words), _ALL, dtype=np.uint32)
+        all_filled: list[Filled | None] = []
+        start = 0
+        for seq, row, (_, *drafts) in zip(seqs, bound, blocks, strict=True):
+            own = words[start : start + 1 + len(drafts)]
+            filled = None
+            if row is not None:
+                self.num_filled += 1
+                with self._fence(seq.seq_id, row.constraint) as fence:
+                    filled = row.fill_block(own, drafts)
+                if fence.error is not None:
+                    own[:] = _ALL
+            all_filled.append(filled)
+            start += len(own)
+        return words, all_filled
+
+    def keep(self, seq: Sequence, filled: Filled | None, place: int, token_id: int) -> bool:
+        """Feed the token that was drawn at a place of a row's block. Returns whether the next place was masked right.
+
+        `filled` is that of `block_words`.
+        """
+        row = self._row(seq)
+        if row is None:
+            return True
+        with self._fence(seq.seq_id, row.constraint):
+            row.feed(token_id)
+        return row.has_masked(filled, place + 1)
+
+    def forced(self, seqs: Iterable[Sequence]) -> list[tuple[int, tuple[int, ...]]]:
+        """The rows whose grammar leaves one choice for the next tokens, with these tokens."""
+        found = []
+        for seq in seqs if self._rows else ():
+            row = self._row(seq)
+            if row is not None and row.is_bounding:
+                with self._fence(seq.seq_id, row.constraint):
+                    if tokens := row.forced():
+                        found.append((seq.seq_id, tokens))
+        return found
+
+    def _row(self, seq: Sequence) -> RowConstraint | None:
+        return self._rows.get(seq.seq_id)
 
     @contextmanager
     def _fence(self, seq_id: int, constraint: Constraint) -> Iterator[Fence]:

@@ -42,6 +42,7 @@ class Model(ABC):
         self.footprint = footprint(caches, self._whole_sizes())
         self.can_batch = layers.can_batch(caches)
         self.no_shared_forward: str | None = None  # why groups cannot share a forward pass; None if they can
+        self.no_drafts: str | None = None  # why no drafts can be verified; None if they can
         self.resume_rule = snapshot.resume_rule(caches)
         self.no_prefix_cache = snapshot.copy_fault(caches)  # why nothing is cached; None if prefixes are
         self.is_recurrent = any(layers.is_recurrent(leaf) for leaf in layers.leaves(caches))
@@ -90,9 +91,16 @@ class Model(ABC):
         The caches then hold `end` tokens.
         """
 
-    @abstractmethod
     def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
         """Feed `tokens: (n,)` -> lazy `logits: (n, vocab)`. `seqs` and `positions` have an entry for each token."""
+        return self.extend(seqs, positions, tokens[:, None], caches)[:, -1]
+
+    @abstractmethod
+    def extend(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        """Feed text of several rows, `tokens: (rows, n)` -> lazy `logits: (rows, n, vocab)`.
+
+        `seqs` and `positions` have an entry for each row: its sequence, and the position of its first token.
+        """
 
 
 class TextModel(Model):
@@ -116,8 +124,8 @@ class TextModel(Model):
     def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
         return self.forward(mx.array([seq.tokens(start, end)]), caches)
 
-    def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
-        return self.forward(tokens[:, None], caches)[:, -1]
+    def extend(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        return self.forward(tokens, caches)
 
 
 class MultimodalModel(Model):
@@ -172,10 +180,10 @@ class MultimodalModel(Model):
             caches = [ImageMask(cache, spans, start) for cache in caches]
         return self._run(tokens, caches, positions, **self.chunk_inputs(seq, items, tokens, start))
 
-    def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
+    def extend(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
         at = [text_delta(self.items_in_grid(seq)) + position for seq, position in zip(seqs, positions, strict=True)]
-        in_grid = np.tile(np.array(at, dtype=np.int32)[:, None], (3, 1, 1))
-        return self._run(tokens[:, None], caches, in_grid)[:, -1]
+        in_grid = np.array(at, dtype=np.int32)[:, None] + np.arange(tokens.shape[1], dtype=np.int32)
+        return self._run(tokens, caches, np.tile(in_grid, (3, 1, 1)))
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
         """The language model's inputs beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""

@@ -5,7 +5,7 @@ has no mask, one of unlike rows has one. Three rows in groups are compared with 
 have the same kernels, and where that shows a difference, with each row alone: a mixture of experts may choose others
 for it.
 
-The last one concerns models with layers whose state is copied whole, because this server does not know their classes.
+Drafts are tried in two rows that take tokens back. The last proof concerns models with layers whose state is copied whole, because this server does not know their classes.
 A row is copied and goes on; then a new one goes on from the copy, and a third computes everything. All must agree.
 """
 
@@ -41,6 +41,7 @@ def prove_rows(model: Model) -> None:
         model.no_shared_forward = sharing_fault(model)
     if (fault := resume_fault(model)) is not None:
         model.refuse_prefix_cache(fault)
+    model.no_drafts = model.no_drafts or drafts_fault(model)
 
 
 def sharing_fault(model: Model) -> str | None:
@@ -92,6 +93,34 @@ def batching_fault(model: Model) -> str | None:
             raise
         return f"{type(error).__name__}: {first_line(error, 200)}"
     return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+
+
+def drafts_fault(model: Model) -> str | None:
+    """Say why no drafts can be verified: tokens of a row cannot be taken back. Returns None if they can.
+
+    Two rows take three tokens and keep one and two of them. One more forward pass then gives what it gives for rows
+    that never had the others.
+    """
+    if not layers.verifies(model.structure):
+        return "the state of its layers cannot be taken back by some tokens"
+    try:
+        rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: 1 if model.no_shared_forward else 2]]
+        together = _gathered(rows, [group for row in rows for group in row.groups])
+        blocks = [seq.tokens(seq.num_tokens - 1, seq.num_tokens) * 3 for seq in together.seqs]
+        kept = list(range(1, 1 + len(blocks)))
+        layers.complete(together.verify(blocks))
+        together.settle(blocks, kept, [block[0] for block in blocks])
+        alone = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: len(blocks)]]
+        for row, num in zip(alone, kept, strict=True):
+            for _ in range(num):
+                layers.complete(row.forward())
+        likeness = _least_cosine(mx.concatenate([row.forward() for row in alone]), together.forward())
+    except _LIBRARY_ERRORS as error:
+        if device_fault(error) is not None:
+            raise
+        logger.info("No drafts can be verified: %s: %s", type(error).__name__, first_line(error, 200))
+        return "its layers do not take several tokens of a row at once"
+    return None if likeness >= SAME_LOGITS else f"the results differ after a draft is rejected (cosine {likeness:.2f})"
 
 
 def resume_fault(model: Model) -> str | None:

@@ -6,6 +6,7 @@ A reply reasons, is made to stop its reasoning, or is in its grammar.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any
@@ -59,13 +60,18 @@ class GrammarTime:
             )
 
 
-class _Phase(Enum):
+class Phase(Enum):
+    """What bounds the next token of a reply."""
+
     OPENING = auto()  # the grammar's first tokens, or the opening tag of reasoning
     REASONING = auto()
     CLOSING = auto()  # the budget is spent: the end is written for the model
     LAYOUT = auto()  # like BOUND, except that a line break may follow the reasoning
     BOUND = auto()
     FREE = auto()
+
+
+Filled = tuple[Phase, int]  # the phase for which the first places of a block are masked, and their number
 
 
 class RowConstraint:
@@ -86,7 +92,7 @@ class RowConstraint:
         self._forced: deque[int] = deque()
         self._tail: deque[int] = deque(maxlen=_TAIL)  # the last tokens of the reasoning
         self._has_ended = False
-        self._phase = _Phase.FREE
+        self._phase = Phase.FREE
         self._begin()
         for token_id in seq.output_token_ids:
             self.feed(token_id)
@@ -99,9 +105,9 @@ class RowConstraint:
     @property
     def is_bounding(self) -> bool:
         """Whether a mask restricts the next token."""
-        if self._has_ended or self._phase is _Phase.FREE:
+        if self._has_ended or self._phase is Phase.FREE:
             return self._names is not None and self._names.is_bounding and not self._has_ended
-        return self._phase is not _Phase.REASONING or self._matcher is not None
+        return self._phase is not Phase.REASONING or self._matcher is not None
 
     def feed(self, token_id: int) -> None:
         """Take in the reply's next token. Raises GrammarLimit if the grammar takes too long."""
@@ -109,44 +115,86 @@ class RowConstraint:
             return
         self._has_ended = token_id in self._stop_ids
         match self._phase:
-            case _Phase.OPENING:
+            case Phase.OPENING:
                 self._feed_opening(token_id)
-            case _Phase.REASONING:
+            case Phase.REASONING:
                 self._feed_reasoning(token_id)
-            case _Phase.CLOSING:
+            case Phase.CLOSING:
                 self._feed_closing()
-            case _Phase.LAYOUT:
-                self._phase = _Phase.BOUND
+            case Phase.LAYOUT:
+                self._phase = Phase.BOUND
                 if self._accepts(token_id) or token_id not in self._reasoning_rule.layout:
                     self._consume(token_id)
-            case _Phase.BOUND:
+            case Phase.BOUND:
                 self._consume(token_id)
-            case _Phase.FREE:
+            case Phase.FREE:
                 self._feed_free(token_id)
 
     def fill(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next. Raises GenerationError if there are none."""
         match self._phase:
-            case _Phase.CLOSING:
+            case Phase.CLOSING:
                 mask[:] = 0
                 _set(mask, (self._forced[0],))
-            case _Phase.REASONING:
+            case Phase.REASONING:
                 mask[:] = _ALL
                 _clear(mask, (*self._stop_ids, *self.constraint.barred))
-            case _Phase.OPENING:
+            case Phase.OPENING:
                 if self._is_text:
                     self._fill_grammar(mask)
                 else:
                     mask[:] = 0
                 _set(mask, [start[0] for start in self._starts])
-            case _Phase.LAYOUT:
+            case Phase.LAYOUT:
                 self._fill_grammar(mask)
                 _set(mask, self._reasoning_rule.layout)
-            case _Phase.FREE:
+            case Phase.FREE:
                 assert self._names is not None, "nothing else bounds a free reply"
                 self._names.fill(mask)
             case _:
                 self._fill_grammar(mask)
+
+    def fill_block(self, masks: Mask, drafts: Rows[int]) -> Filled:
+        """Set the bits of the tokens that may come at each place, `masks: (1 + drafts, words)`, if the drafts come.
+
+        Returns the phase, and the number of first places that are masked for it; a mask changes with the phase. The
+        other places allow every token.
+        """
+        self.fill(masks[0])
+        if self._phase is Phase.REASONING:
+            masks[1:] = masks[0]
+            return self._phase, len(masks)
+        return self._phase, 1 + (self._fill_drafts(masks, drafts) if self._phase is Phase.BOUND else 0)
+
+    def _fill_drafts(self, masks: Mask, drafts: Rows[int]) -> int:
+        """Mask the places behind drafts that the grammar allows, and return their number."""
+        num_fed = 0
+        try:
+            for token_id in drafts:
+                if token_id in self._stop_ids or not self._accepts(token_id):
+                    break
+                with self._time.measured():
+                    self._matcher.consume_token(token_id)
+                num_fed += 1
+                self._fill_grammar(masks[num_fed])
+        finally:
+            self._matcher.rollback(num_fed)
+        return num_fed
+
+    def has_masked(self, filled: Filled | None, place: int) -> bool:
+        """Whether a place of the last block has the mask that the reply so far asks for. `filled`: of `fill_block`."""
+        if filled is not None and place < filled[1]:
+            return self._phase is filled[0]
+        return not self.is_bounding
+
+    def forced(self) -> tuple[int, ...]:
+        """The next tokens, as far as there is no other choice."""
+        if self._phase is Phase.CLOSING:
+            return tuple(self._forced)
+        if self._phase is not Phase.BOUND or self._has_ended:
+            return ()
+        with self._time.measured():
+            return tuple(self._matcher.compute_ff_tokens())
 
     # Phases
 
@@ -161,10 +209,10 @@ class RowConstraint:
             self._open_reasoning(rule.prompt_reasoning)
         elif self._matcher is not None:
             self._starts = list(rule.starts) if rule is not None and rule.may_open else []
-            self._phase = _Phase.OPENING if self._starts else _Phase.BOUND
+            self._phase = Phase.OPENING if self._starts else Phase.BOUND
 
     def _open_reasoning(self, prompt_reasoning: tuple[int, ...] = ()) -> None:
-        self._phase = _Phase.REASONING
+        self._phase = Phase.REASONING
         if self._names is not None:
             self._names.reset()
         self._num_reasoning = len(prompt_reasoning)
@@ -189,7 +237,7 @@ class RowConstraint:
         else:
             self._is_text = False
         if not self._starts:
-            self._phase = _Phase.BOUND
+            self._phase = Phase.BOUND
 
     def _feed_reasoning(self, token_id: int) -> None:
         assert self._watch is not None
@@ -221,7 +269,7 @@ class RowConstraint:
         longest = min(len(tail), len(end) - 1)
         done = next((count for count in range(longest, 0, -1) if tail[-count:] == end[:count]), 0)
         self._forced = deque(end[done:])
-        self._phase = _Phase.CLOSING
+        self._phase = Phase.CLOSING
 
     def _feed_closing(self) -> None:
         self._forced.popleft()
@@ -231,7 +279,7 @@ class RowConstraint:
     def _end_reasoning(self) -> None:
         self._watch = self._reasoning_rule.new_watch() if self._matcher is None else self._watch
         layout = self._reasoning_rule.layout
-        self._phase = _Phase.FREE if self._matcher is None else _Phase.LAYOUT if layout else _Phase.BOUND
+        self._phase = Phase.FREE if self._matcher is None else Phase.LAYOUT if layout else Phase.BOUND
 
     # The grammar
 

@@ -10,7 +10,7 @@ A device fault concerns all rows: `decode` or `prefill` raises it, and no result
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -23,7 +23,7 @@ from ..cache import layers, leaving, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.errors import GenerationError, RequestError, VLLMMLXError
-from ..core.faults import DeviceFault, Fault, device_fault
+from ..core.faults import Fault, device_fault
 from ..core.fence import RowFence
 from ..core.sequence import Sequence
 from ..core.step import (
@@ -35,12 +35,14 @@ from ..core.step import (
     StepOutput,
     StepPlan,
     TokenOutput,
+    Verified,
     forward_passes,
 )
-from .batch import Batch, Group, InFlight, regroup
+from .batch import Batch, InFlight, regroup
 from .device import DeviceWatch
 from .masks import Masks
 from .model import Model
+from .verify import Drafts, verify
 from .vision_inputs import Features
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,8 @@ class Runner:
     def decode(self, plan: StepPlan) -> StepOutput:
         """Let leaving rows go, restore rows, and launch one forward pass for all groups but the isolated ones.
 
-        Returns the samples of the previous launch, and the new ones too if prefill follows, which would delay them.
+        Returns the samples of the previous launch, and the new ones too if the plan has drafts or asks for it, or if
+        prefill follows, which would delay them.
         """
         fences = _RowFences()
         snapshots = self._let_go(plan)
@@ -90,23 +93,22 @@ class Runner:
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
         self._arrange(forward_passes(_without(plan.decode, self._unstarted), plan.isolated), fences)
         arranged = time.perf_counter()
-        unread, self._in_flight = self._in_flight, []
-        bound = [batch for batch in self.batches if self._masks.bind(batch.seqs)]
-        free = [batch for batch in self.batches if batch not in bound]
-        self._launch(free, self._launch_one, fences)
-        started = [batch for batch in bound if self._run(batch, _start, fences)]
-        tokens = self._read(unread, fences)
-        self._redraw(free, fences)
-        self._launch([batch for batch in started if batch in self.batches], self._draw, fences)
-        decode_s = None
-        if plan.prefill and self._in_flight:
-            unread, self._in_flight = self._in_flight, []
-            tokens += self._read(unread, fences)
-            decode_s = time.perf_counter() - arranged
+        if plan.drafts:
+            tokens, verified = self._verify(plan.drafts, fences)
+            has_read = True
+        else:
+            tokens, verified = self._step(fences), []
+            has_read = bool(self._in_flight) and (plan.reads or bool(plan.prefill))
+            if has_read:
+                unread, self._in_flight = self._in_flight, []
+                tokens += self._read(unread, fences)
+        decode_s = time.perf_counter() - arranged if has_read else None
         self._check_device()
         self._watch.return_buffers()
         return StepOutput(
             tokens=tuple(tokens),
+            verified=tuple(verified),
+            forced=tuple(self._forced()),
             failed=(*fences.failed, *self._masks.take_failed()),
             suspects=tuple(fences.suspects),
             snapshots=tuple(snapshots),
@@ -153,6 +155,31 @@ class Runner:
         self._masks.clear()
         mx.clear_cache()
 
+    def _step(self, fences: "_RowFences") -> list[TokenOutput]:
+        """Launch one forward pass of each batch, and read the samples of the previous launch."""
+        unread, self._in_flight = self._in_flight, []
+        bound = [batch for batch in self.batches if self._masks.bind(batch.seqs)]
+        free = [batch for batch in self.batches if batch not in bound]
+        self._launch(free, self._launch_one, fences)
+        started = [batch for batch in bound if self._run(batch, _start, fences)]
+        tokens = self._read(unread, fences)
+        self._redraw(free, fences)
+        self._launch([batch for batch in started if batch in self.batches], self._draw, fences)
+        return tokens
+
+    def _verify(self, drafts: Drafts, fences: "_RowFences") -> tuple[list[TokenOutput], list[Verified]]:
+        """Verify the drafts of all batches, one batch after the other. Nothing is in flight before and after."""
+        tokens, verified = [], []
+        for batch in list(self.batches):
+            if (found := self._run(batch, partial(verify, drafts=drafts, masks=self._masks), fences)) is not None:
+                tokens += found[0]
+                verified += found[1]
+        return tokens, verified
+
+    def _forced(self) -> Iterable[tuple[int, tuple[int, ...]]]:
+        """The tokens that grammars force next, if drafts of them can be verified."""
+        return self._masks.forced(chain(*(batch.seqs for batch in self.batches))) if not self.model.no_drafts else ()
+
     def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: "_RowFences") -> None:
         for batch in batches:
             launched = self._run(batch, launch, fences)
@@ -192,9 +219,6 @@ class Runner:
                 self._lose(launched.seqs, fences)
             else:
                 tokens += read
-        unknown = next((token.token_id for token in tokens if not 0 <= token.token_id < self.model.vocab_size), None)
-        if unknown is not None:
-            raise DeviceFault(f"The device sampled {unknown}, which is no token id")
         self._masks.feed(tokens)
         return tokens
 
@@ -317,7 +341,7 @@ class Runner:
         for batch in held:
             batch.let_go()
         groups = iter(regroup([group for batch in held for group in batch.groups], list(chain(*wanted))))
-        self.batches = [_batch([next(groups) for _ in ids], held, places) for ids in wanted]
+        self.batches = [Batch.of([next(groups) for _ in ids], held, places) for ids in wanted]
 
     def _start_rows(self, passes: Rows[Rows[Rows[Sequence]]], fences: "_RowFences") -> list[Batch]:
         """Start the rows that do not decode yet. A row that fails is left out."""
@@ -330,19 +354,7 @@ class Runner:
         """Make a batch of one row that begins to decode: it feeds the last known token."""
         caches = self._prefilled.pop(seq.seq_id, None) or self.model.new_caches()
         self._masks.start(seq)
-        # the plan already counts the token that this step feeds
-        return Batch.of_row(self.model, seq, caches, seq.num_computed_tokens - 1)
-
-
-def _batch(groups: list[Group], held: Iterable[Batch], places: Mapping[int, tuple[Batch, int]]) -> Batch:
-    """The batch of these groups: the one that has them already, or a new one."""
-    seq_ids = [seq_id for group in groups for seq_id in group.seq_ids]
-    same = (batch for batch in held if batch.seq_ids == seq_ids and _are_same(batch.groups, groups))
-    return next(same, None) or Batch.gather(groups, places)
-
-
-def _are_same(a: Rows[object], b: Rows[object]) -> bool:
-    return [id(item) for item in a] == [id(item) for item in b]
+        return Batch.of_row(self.model, seq, caches, seq.prefill_end)
 
 
 def _cache_fence() -> RowFence:

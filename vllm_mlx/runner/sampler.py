@@ -6,6 +6,7 @@ noise that depends on (seed, position in the reply) only. So a seed gives the sa
 preemption, up to the rounding of the logits.
 """
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,21 +36,35 @@ class Sampled:
         return [array for array in found if array is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The row of each logit, and the number of tokens of its sequence up to the token that was fed there."""
+
+    rows: list[int]
+    num_tokens: list[int]
+    index: mx.array | None = None  # the rows on the device; None if each row has one logit
+
+    def spread(self, array: mx.array) -> mx.array:
+        """From an entry for each row to one for each logit."""
+        return array if self.index is None else array[self.index]
+
+
 class Sampler:
     """Sampling state of one batch. It is rebuilt from the sequences whenever a row joins or leaves."""
 
-    def __init__(self, seqs: list[Sequence], vocab_size: int):
+    def __init__(self, seqs: list[Sequence], vocab_size: int, ends: Rows[int] | None = None):
+        """`ends`: the tokens of each sequence before those of the first draw; by default all but the last computed."""
         self._seqs = seqs
         settings = [seq.sampling for seq in seqs]
-        self._greedy = [row for row, setting in enumerate(settings) if setting.is_greedy]
         self._drawn = [row for row, setting in enumerate(settings) if not setting.is_greedy]
         self._truncation = _Truncation([settings[row] for row in self._drawn], vocab_size)
         self._temperature = _column([settings[row].temperature for row in self._drawn])
         penalised = any(setting.has_penalties for setting in settings)
-        self._penalties = _Penalties(seqs, vocab_size) if penalised else None
+        ends = [seq.num_computed_tokens - 1 for seq in seqs] if ends is None else ends
+        self._penalties = _Penalties(seqs, vocab_size, ends) if penalised else None
         self._bias = _bias(seqs, vocab_size)
         self._min_tokens = _MinTokens(seqs, vocab_size) if any(seq.min_tokens for seq in seqs) else None
-        self._last: tuple[mx.array, mx.array] | None = None  # the logits of a step whose tokens may be drawn again
+        self._last: tuple[mx.array, mx.array, _Places] | None = None  # of a draw that may be repeated
         self._num_top = max((s.num_top_logprobs for s in settings if s.num_top_logprobs is not None), default=None)
 
     def sample(
@@ -60,46 +75,70 @@ class Sampler:
         `words` are the masks of the rows, which override everything else. If None, every token is allowed.
         `keeps_logits`: `sample_again` may follow.
         """
-        adjusted = logits
-        if self._penalties is not None:
-            adjusted = self._penalties.apply(adjusted, fed)
-        if self._bias is not None:
-            adjusted = adjusted + self._bias
-        if self._min_tokens is not None:
-            adjusted = self._min_tokens.apply(adjusted)
-        self._last = (adjusted, logits) if keeps_logits else None
-        return self._sample(adjusted, logits, words)
+        places = _Places(list(range(len(self._seqs))), [seq.num_computed_tokens for seq in self._seqs])
+        adjusted = logits if self._penalties is None else self._penalties.apply(logits, fed)
+        adjusted = self._adjust(adjusted, places)
+        self._last = (adjusted, logits, places) if keeps_logits else None
+        return self._sample(adjusted, logits, places, words)
 
     def sample_again(self, words: Words) -> Sampled:
         """Repeat the last draw with masks that were not known at that time."""
         assert self._last is not None, "the last draw kept its logits"
         return self._sample(*self._last, words)
 
-    def _sample(self, adjusted: mx.array, logits: mx.array, words: Words | None) -> Sampled:
+    def sample_blocks(self, logits: mx.array, blocks: Rows[Rows[int]], words: Words | None = None) -> Sampled:
+        """Sample behind each token of each row's block: its last known token, and drafts. `logits: (tokens, vocab)`.
+
+        Each draw is the one that the row would make if the tokens before it are its reply. `keep` follows.
+        """
+        rows = [row for row, block in enumerate(blocks) for _ in block]
+        num_tokens = [
+            seq.num_tokens + place for seq, block in zip(self._seqs, blocks, strict=True) for place in range(len(block))
+        ]
+        places = _Places(rows, num_tokens, mx.array(rows))
+        adjusted = logits if self._penalties is None else self._penalties.apply_blocks(logits, blocks, places)
+        return self._sample(self._adjust(adjusted, places), logits, places, words)
+
+    def keep(self, blocks: Rows[Rows[int]], kept: Rows[int]) -> None:
+        """Count the first `kept[r]` tokens of row r's block, which its sequence does not count yet."""
+        if self._penalties is not None:
+            self._penalties.keep([block[:num] for block, num in zip(blocks, kept, strict=True)])
+
+    def _adjust(self, logits: mx.array, places: _Places) -> mx.array:
+        if self._bias is not None:
+            logits = logits + places.spread(self._bias)
+        return logits if self._min_tokens is None else self._min_tokens.apply(logits, places)
+
+    def _sample(self, adjusted: mx.array, logits: mx.array, places: _Places, words: Words | None) -> Sampled:
         if words is not None:
             adjusted = apply_mask(adjusted, words)
-        sampled = Sampled(self._choose(adjusted))
+        sampled = Sampled(self._choose(adjusted, places))
         if self._num_top is not None:
             self._add_logprobs(sampled, logits)
         return sampled
 
-    def _choose(self, logits: mx.array) -> mx.array:
+    def _choose(self, logits: mx.array, places: _Places) -> mx.array:
         if not self._drawn:
             return mx.argmax(logits, axis=-1)
-        if not self._greedy:
-            return self._draw(logits)
-        greedy = mx.argmax(logits[mx.array(self._greedy)], axis=-1)
-        drawn = self._draw(logits[mx.array(self._drawn)])
-        order = np.argsort(self._greedy + self._drawn)
-        return mx.concatenate([greedy, drawn])[mx.array(order)]
+        drawn = [place for place, row in enumerate(places.rows) if row in self._drawn]
+        if len(drawn) == len(places.rows):
+            return self._draw(logits, places, drawn)
+        greedy = [place for place, row in enumerate(places.rows) if row not in self._drawn]
+        tokens = [mx.argmax(logits[mx.array(greedy)], axis=-1), self._draw(logits[mx.array(drawn)], places, drawn)]
+        return mx.concatenate(tokens)[mx.array(np.argsort(greedy + drawn))]
 
-    def _draw(self, logits: mx.array) -> mx.array:
-        positions = [self._seqs[row].num_computed_tokens - self._seqs[row].num_prompt_tokens for row in self._drawn]
+    def _draw(self, logits: mx.array, places: _Places, drawn: list[int]) -> mx.array:
+        """`logits` are those of the places in `drawn`."""
+        seqs = [self._seqs[places.rows[place]] for place in drawn]
         keys = mx.array(
-            [row_key(self._seqs[row].sampling.seed, at) for row, at in zip(self._drawn, positions, strict=True)],
+            [
+                row_key(seq.sampling.seed, places.num_tokens[place] - seq.num_prompt_tokens)
+                for seq, place in zip(seqs, drawn, strict=True)
+            ],
             dtype=mx.uint32,
         )
-        return self._truncation.draw(logits, self._temperature, random_bits(keys, logits.shape[-1]))
+        own = None if places.index is None else mx.array([self._drawn.index(places.rows[place]) for place in drawn])
+        return self._truncation.draw(logits, self._temperature, random_bits(keys, logits.shape[-1]), own)
 
     def _add_logprobs(self, sampled: Sampled, logits: mx.array) -> None:
         logits = logits.astype(mx.float32)
@@ -209,21 +248,23 @@ class _Truncation:
             self._top_p = _column([s.top_p for s in settings])
             self._rank = mx.arange(vocab_size)[None]
 
-    def draw(self, logits: mx.array, temperature: mx.array, bits: mx.array) -> mx.array:
-        """Draw one token a row: (rows,)."""
-        if self._is_sorted:
-            return draw_sorted(logits, temperature, bits, self._log_min_p, self._top_p, self._top_k, self._rank)
-        return draw(logits, temperature, bits, self._log_min_p)
+    def draw(self, logits: mx.array, temperature: mx.array, bits: mx.array, own: mx.array | None) -> mx.array:
+        """Draw one token for each logit: (rows,). `own` has the drawn row of each; None if each row has one logit."""
+        settings = [temperature, self._log_min_p, *([self._top_p, self._top_k] if self._is_sorted else [])]
+        temperature, log_min_p, *cuts = settings if own is None else [setting[own] for setting in settings]
+        if cuts:
+            return draw_sorted(logits, temperature, bits, log_min_p, *cuts, self._rank)
+        return draw(logits, temperature, bits, log_min_p)
 
 
 class _Penalties:
-    def __init__(self, seqs: list[Sequence], vocab_size: int):
+    def __init__(self, seqs: list[Sequence], vocab_size: int, ends: Rows[int]):
+        """`ends`: the tokens of each sequence that count from the start; `apply` and `keep` add those that are fed."""
         self._seqs = seqs
         counts = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # tokens of the reply
         seen = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # tokens of prompt and reply
-        for row, seq in enumerate(seqs):
+        for row, (seq, end) in enumerate(zip(seqs, ends, strict=True)):
             if seq.sampling.has_penalties:
-                end = seq.num_computed_tokens - 1  # `apply` adds the token that is being fed
                 np.add.at(counts[row], seq.tokens(seq.num_prompt_tokens, end), 1)
                 seen[row, seq.tokens(0, end)] = 1
         self._counts, self._seen = mx.array(counts), mx.array(seen)
@@ -232,11 +273,44 @@ class _Penalties:
         self._frequency = _column([seq.sampling.frequency_penalty for seq in seqs])
         self._repetition = _column([seq.sampling.repetition_penalty for seq in seqs])
 
+    def apply_blocks(self, logits: mx.array, blocks: Rows[Rows[int]], places: _Places) -> mx.array:
+        """As `apply`, where each place also counts the tokens of its block up to itself. Nothing is kept."""
+        pairs: list[tuple[int, int, float]] = []
+        start = 0
+        for row, block in enumerate(blocks):
+            for index, token_id in enumerate(block):
+                in_reply = self._in_reply(row, index)
+                pairs += [(start + place, token_id, in_reply) for place in range(index, len(block))]
+            start += len(block)
+        counts, seen = _counted(places.spread(self._counts), places.spread(self._seen), pairs)
+        presence, frequency, repetition = map(places.spread, (self._presence, self._frequency, self._repetition))
+        return penalise(logits, counts, seen, presence, frequency, repetition)
+
+    def keep(self, blocks: Rows[Rows[int]]) -> None:
+        """Count the tokens of each row that `apply_blocks` has counted for the moment only."""
+        pairs = [
+            (row, token_id, self._in_reply(row, index))
+            for row, block in enumerate(blocks)
+            for index, token_id in enumerate(block)
+        ]
+        self._counts, self._seen = _counted(self._counts, self._seen, pairs)
+
+    def _in_reply(self, row: int, index: int) -> float:
+        """1 if token `index` of a row's block belongs to its reply."""
+        seq = self._seqs[row]
+        return float(seq.num_tokens + index > seq.num_prompt_tokens)
+
     def apply(self, logits: mx.array, fed: mx.array) -> mx.array:
         in_reply = mx.array([float(seq.num_computed_tokens > seq.num_prompt_tokens) for seq in self._seqs])
         self._counts = self._counts.at[self._rows, fed].add(in_reply)
         self._seen = self._seen.at[self._rows, fed].maximum(1.0)
         return penalise(logits, self._counts, self._seen, self._presence, self._frequency, self._repetition)
+
+
+def _counted(counts: mx.array, seen: mx.array, pairs: Rows[tuple[int, int, float]]) -> tuple[mx.array, mx.array]:
+    """Counts and marks with these tokens added: (place, token id, 1 if the token belongs to the reply)."""
+    places, token_ids, in_reply = (mx.array(list(column)) for column in zip(*pairs, strict=True))
+    return counts.at[places, token_ids].add(in_reply), seen.at[places, token_ids].maximum(1.0)
 
 
 class _MinTokens:
@@ -247,8 +321,12 @@ class _MinTokens:
             stops[row, [token_id for token_id in seq.stop_token_ids if 0 <= token_id < vocab_size]] = True
         self._stops = mx.array(stops)
 
-    def apply(self, logits: mx.array) -> mx.array:
-        too_early = [seq.num_computed_tokens - seq.num_prompt_tokens < seq.min_tokens for seq in self._seqs]
+    def apply(self, logits: mx.array, places: _Places) -> mx.array:
+        seqs = [self._seqs[row] for row in places.rows]
+        too_early = [
+            num_tokens - seq.num_prompt_tokens < seq.min_tokens
+            for seq, num_tokens in zip(seqs, places.num_tokens, strict=True)
+        ]
         if not any(too_early):
             return logits
-        return mx.where(self._stops & mx.array(too_early)[:, None], _LAST_CHOICE, logits)
+        return mx.where(places.spread(self._stops) & mx.array(too_early)[:, None], _LAST_CHOICE, logits)

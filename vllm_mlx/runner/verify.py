@@ -1,0 +1,55 @@
+"""Verifies drafts: one forward pass over the last token and the drafts of each row, then what its own draws confirm.
+
+Every place is drawn with the noise and the mask of its position, so a draft is kept if it is the token that the row
+would have drawn there. The reply is therefore the same with and without drafts, up to the rounding of the logits.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+
+import mlx.core as mx
+
+from ..core.sequence import Sequence
+from ..core.step import TokenOutput, Verified
+from .batch import Batch
+from .masks import Masks
+from .row_constraint import Filled
+
+Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
+
+
+def verify(batch: Batch, drafts: Drafts, masks: Masks) -> tuple[list[TokenOutput], list[Verified]]:
+    """Feed each row its last token and its drafts, and wait. The rows then hold the state of what is kept.
+
+    Returns the tokens that are kept, at least one for each row, and the counts of the rows that had drafts.
+    """
+    blocks = [[*seq.tokens(seq.prefill_end, seq.num_tokens), *drafts.get(seq.seq_id, ())] for seq in batch.seqs]
+    logits = batch.verify(blocks)
+    mx.async_eval(logits)  # type: ignore[no-untyped-call]  # masks are computed while the device works
+    words, filled = masks.block_words(batch.seqs, blocks)
+    drawn = batch.draw_blocks(logits, blocks, words).read()
+    tokens: list[TokenOutput] = []
+    kept, start = [], 0
+    for seq, block, own in zip(batch.seqs, blocks, filled, strict=True):
+        kept.append(_num_kept(seq, block[1:], drawn[start : start + len(block)], own, masks))
+        tokens += drawn[start : start + kept[-1]]
+        start += len(block)
+    batch.settle(blocks, kept, [tokens[sum(kept[: row + 1]) - 1].token_id for row in range(len(kept))])
+    return tokens, [
+        Verified(seq.seq_id, len(block) - 1, num - 1)
+        for seq, block, num in zip(batch.seqs, blocks, kept, strict=True)
+        if len(block) > 1
+    ]
+
+
+def _num_kept(seq: Sequence, drafts: Rows[int], drawn: Rows[TokenOutput], filled: Filled | None, masks: Masks) -> int:
+    """How many of the draws belong to the reply: up to one that differs from its draft, ends the reply, or makes a
+    mask necessary that the next place did not have.
+    """
+    for place, token in enumerate(drawn):
+        is_masked = masks.keep(seq, filled, place, token.token_id)
+        if token.token_id in seq.stop_token_ids or not is_masked:
+            return place + 1
+        if place == len(drafts) or token.token_id != drafts[place]:
+            return place + 1
+    raise AssertionError("the last place has no draft")
