@@ -1,0 +1,148 @@
+"""Guesses the next tokens of a row from tokens that are known. It knows no model, and not what a draft costs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..cache.prompt_index import SIZES
+from ..cache.prompt_index import PromptIndex as PromptIndex
+
+_LONGEST = max(SIZES)
+_INDEXED_AT_ONCE = 2000  # tokens; the engine thread indexes shorter texts itself, in less than a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may come next in a row."""
+
+    tokens: tuple[int, ...]
+    source: str  # "grammar", "prediction" or "ngram"
+
+
+@dataclass(slots=True)
+class _Guide:
+    """A text that the reply may follow, and how far the reply has come in it."""
+
+    tokens: Sequence[int] = ()
+    index: PromptIndex | None = None  # finds the place again after the reply has left the text
+    position: int = 0
+    is_followed: bool = True
+
+    def take(self, token: int) -> None:
+        expected = self.tokens[self.position : self.position + 1] if self.is_followed else ()
+        self.is_followed = len(expected) == 1 and expected[0] == token
+        self.position += self.is_followed
+
+    def following(self, last: Sequence[int], most: int) -> tuple[int, ...]:
+        """The tokens that follow `last`, the last tokens of the row."""
+        if not self.is_followed and self.index is not None:
+            found = self.index.find(last, start=self.position)
+            if found is not None:
+                self.position, self.is_followed = found, True
+        return tuple(self.tokens[self.position : self.position + most]) if self.is_followed else ()
+
+
+class _Row:
+    """One row's text, the n-grams of its reply, and the texts that the reply may follow."""
+
+    def __init__(self, prompt: Sequence[int], index: PromptIndex | None, prediction: _Guide):
+        self._prompt, self._index = tuple(prompt), index
+        self._reply: list[int] = []
+        self._last = self._prompt[-_LONGEST:]
+        self._positions: dict[tuple[int, ...], int] = {}  # behind the latest occurrence of an n-gram that ends here
+        self._earlier: dict[int, int | None] = {}  # by size: behind the occurrence before the last n-gram
+        self._prediction = prediction
+        self.forced = _Guide()
+        self._remember()
+
+    def take(self, token: int) -> None:
+        self._reply.append(token)
+        self._last = (*self._last, token)[-_LONGEST:]
+        self._remember()
+        self.forced.take(token)
+        self._prediction.take(token)
+
+    def draft(self, most: int) -> Draft | None:
+        if tokens := self.forced.following((), most):
+            return Draft(tokens, "grammar")
+        if tokens := self._prediction.following(self._last, most):
+            return Draft(tokens, "prediction")
+        if tokens := self._repeated(most):
+            return Draft(tokens, "ngram")
+        return None
+
+    def _remember(self) -> None:
+        """Look the last n-grams up, and only then insert them: otherwise each would find itself."""
+        end = len(self._prompt) + len(self._reply)
+        for size in SIZES:
+            if len(self._last) >= size:
+                ngram = self._last[-size:]
+                self._earlier[size] = self._positions.get(ngram)
+                self._positions[ngram] = end
+
+    def _repeated(self, most: int) -> tuple[int, ...]:
+        """What followed the last n-gram before. Where less than `most` tokens followed it, these go round."""
+        start, num_prompt = self._repetition(), len(self._prompt)
+        if start is None:
+            return ()
+        period = num_prompt + len(self._reply) - start
+        positions = (start + number % period for number in range(most))
+        return tuple(self._prompt[at] if at < num_prompt else self._reply[at - num_prompt] for at in positions)
+
+    def _repetition(self) -> int | None:
+        for size in SIZES:
+            found = self._earlier.get(size)
+            if found is None and self._index is not None:
+                found = self._index.find(self._last, (size,))
+            if found is not None:
+                return found
+        return None
+
+
+class Drafter:
+    """Owns what may come next in each row: tokens that a grammar forces, the prediction, and repeated n-grams.
+
+    A reply's tokens count from the time when they were sent. A token costs the same at any length of prompt and reply.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+
+    def open(
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        index: PromptIndex | None,
+        prediction: Sequence[int] | PromptIndex = (),
+    ) -> None:
+        """Begin a row, or begin it anew. The tokens of a reply that has begun before are then given to `take`.
+
+        A long prompt without an index gives no drafts; its reply does. A long prediction without an index is followed
+        until the reply leaves it.
+        """
+        if not isinstance(prediction, PromptIndex):
+            guide = _Guide(tuple(prediction), _indexed(prediction))
+        else:
+            guide = _Guide(prediction.token_ids, prediction)
+        self._rows[seq_id] = _Row(prompt, index or _indexed(prompt), guide)
+
+    def take(self, seq_id: int, token_ids: Iterable[int]) -> None:
+        """Take the next tokens of the reply."""
+        row = self._rows[seq_id]
+        for token in token_ids:
+            row.take(token)
+
+    def force(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """Say which tokens a grammar allows alone, next and in this order. They hold until `take` gets another."""
+        self._rows[seq_id].forced = _Guide(tuple(token_ids))
+
+    def draft(self, seq_id: int, most: int) -> Draft | None:
+        """Guess the next tokens, `most` at most. The result is not empty."""
+        return self._rows[seq_id].draft(most) if most > 0 else None
+
+    def close(self, seq_id: int) -> None:
+        """Forget a row, whether it is known or not."""
+        self._rows.pop(seq_id, None)
+
+
+def _indexed(token_ids: Sequence[int]) -> PromptIndex | None:
+    return PromptIndex(token_ids) if 0 < len(token_ids) < _INDEXED_AT_ONCE else None
