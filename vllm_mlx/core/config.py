@@ -4,7 +4,7 @@ A setting is declared here or in another `SettingsGroup`: its type, default and 
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
@@ -171,6 +171,10 @@ class EngineConfig(SettingsGroup):
     some versions of macOS wiring may restart the Mac; docs/mac-checklist.md has a test."""
     keep_awake: bool = True
     """On macOS, keep the machine from falling asleep while requests run."""
+    num_draft_tokens: Annotated[int, Field(ge=0, le=7)] | Literal["auto"] = "auto"
+    """Tokens of a reply that are guessed and verified in one step, by row: at most so many, or as many as pay on this
+    machine (`auto`); 0 guesses none. The reply is the same. Guesses come from the prompt, the reply, the request's
+    `prediction`, and its grammar."""
     prefix_cache: bool = True
     """Keep the state of prompts and replies, so that a common beginning is computed only once."""
     repeatable: bool = False

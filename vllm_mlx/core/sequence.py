@@ -182,6 +182,10 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()  # with the end-of-sequence ids, unless they are ignored
     constraint: Constraint | None = None
     cache_salt: str = ""
+    prediction: tuple[int, ...] = ()  # tokens that the client expects in the reply
+    prompt_index: Any = (
+        None  # a cache.prompt_index.PromptIndex, opaque here; None if no drafts are taken from the prompt
+    )
     tenant: str = ""  # the owner of the request; tenants take turns
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -219,6 +223,15 @@ class Sequence:
     def prefill_end(self) -> int:
         """The position where prefill stops. The decode step feeds the last known token, and samples after it."""
         return self.num_tokens - 1
+
+    def take(self, token_id: int) -> FinishReason | None:
+        """Add a token to the reply. Returns the reason why the reply ends with it, if it does."""
+        self.num_faults = 0
+        self.output_token_ids.append(token_id)
+        if token_id in self.stop_token_ids:
+            self.stop_token_id = token_id
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
 
     def tokens(self, start: int, end: int) -> list[int]:
         """The ids at positions `[start, end)` of prompt + output."""

@@ -27,10 +27,12 @@ from ..runner.device import (
 )
 from ..runner.model import Model, MultimodalModel
 from ..runner.runner import Runner
+from ..scheduler.depth import DepthController
 from ..scheduler.image_planner import ImagePlanner
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.speculation import MOST, Speculation
 from .client import EngineClient
 from .disk import OpenDisk, fingerprint
 from .engine import Engine, EngineThread
@@ -197,6 +199,20 @@ def make_scheduler(
         shares_forward=model.no_shared_forward is None,
         prefix_cache=cache,
         images=_image_planner(model, memory, images) if isinstance(model, MultimodalModel) else None,
+        speculation=_speculation(config, model),
+    )
+
+
+def _speculation(config: EngineConfig, model: Model) -> Speculation | None:
+    """Return None if no drafts are verified."""
+    if model.no_drafts is not None:
+        return None
+    most = MOST if config.num_draft_tokens == "auto" else config.num_draft_tokens
+    depth = DepthController(most, fixed=config.num_draft_tokens != "auto", padded=model.is_recurrent)
+    return Speculation(
+        depth,
+        shares_forward=model.no_shared_forward is None,
+        state_bytes=model.footprint.fixed_bytes if model.is_recurrent else 0,
     )
 
 

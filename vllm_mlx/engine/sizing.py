@@ -63,6 +63,8 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
+    if config.num_draft_tokens == 0 or config.repeatable:
+        model.no_drafts = f"{setting('repeatable' if config.repeatable else 'num_draft_tokens')} is set"
     prove_rows(model)
     if model.footprint.bytes_per_token and not calibration.attention:
         calibration = replace(calibration, attention=assumed(checkpoint.config))
@@ -160,6 +162,7 @@ def engine_facts(
         copied_whole=model.copied_whole,
         no_prefix_cache=model.no_prefix_cache,
         no_shared_forward=model.no_shared_forward,
+        no_drafts=model.no_drafts,
     )
 
 

@@ -5,8 +5,9 @@ has no mask, one of unlike rows has one. Three rows in groups are compared with 
 have the same kernels, and where that shows a difference, with each row alone: a mixture of experts may choose others
 for it.
 
-Drafts are tried in two rows that take tokens back. The last proof concerns models with layers whose state is copied whole, because this server does not know their classes.
-A row is copied and goes on; then a new one goes on from the copy, and a third computes everything. All must agree.
+Drafts are tried in two rows that take tokens back. The last proof concerns models with layers whose state is copied
+whole, because this server does not know their classes. A row is copied and goes on; then a new one goes on from the
+copy, and a third computes everything. All must agree.
 """
 
 import logging

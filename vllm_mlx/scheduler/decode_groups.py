@@ -25,6 +25,7 @@ _REGROUP_INTERVAL = 64  # steps between attempts to merge groups while no row jo
 # KV of a layer that can be copied in the time that the kernels of one more group take in a layer and step. By the
 # device model of the tests it lies between 0.5 MB (M4) and 8.5 MB (M1 Ultra), and the choice matters little.
 _BYTES_PER_STEP = 2 << 20
+_PARKED = 64  # plans without drafts after which a row may merge with others again
 _LONGEST_WAIT = 64  # steps; groups that would wait longer do not merge
 READ_BYTES = 2 * _BYTES_PER_STEP  # padding that is read in the time of such a copy, which reads and writes
 _MOST_PADDING = 0.5  # groups merge below this part of READ_BYTES, and divide only beyond all of it
@@ -46,11 +47,21 @@ class DecodeGroups:
         self._can_batch = can_batch
         self._shares_forward = shares_forward
         self._isolated: set[int] = set()
+        self._drafted: dict[int, int] = {}  # by row: the last plan in which it had drafts
         self._num_plans = 0
 
-    def plan(self, lengths: Lengths, free_bytes: Callable[[], float] = lambda: math.inf) -> list[Group]:
-        """Plan the groups of this step for exactly these rows. `free_bytes`: what all rows leave of the memory."""
+    def plan(
+        self, lengths: Lengths, free_bytes: Callable[[], float] = lambda: math.inf, drafting: Iterable[int] = ()
+    ) -> list[Group]:
+        """Plan the groups of this step for exactly these rows. `free_bytes`: what all rows leave of the memory.
+
+        Each row of `drafting` is alone in its group, and stays so for a while: to take tokens back there moves nothing.
+        """
         self._num_plans += 1
+        for row in drafting:
+            self._drafted[row] = self._num_plans
+            if (row,) not in self._shared:
+                self.leave(row)
         grouped = {row for group in self._shared for row in group}
         shared = {row: length for row, length in lengths.items() if self._can_batch and row not in self._isolated}
         if self._shares_forward:
@@ -75,7 +86,9 @@ class DecodeGroups:
 
     def _merge_two(self, groups: list[Group], lengths: Lengths, free_bytes: Callable[[], float]) -> list[Group]:
         """Merge the two groups of similar length whose copy is the smallest, once it pays."""
-        ordered = sorted(groups, key=lambda group: max(lengths[row] for row in group))
+        parked = self._num_plans - _PARKED
+        resting = [group for group in groups if all(self._drafted.get(row, parked) <= parked for row in group)]
+        ordered = sorted(resting, key=lambda group: max(lengths[row] for row in group))
         own = {group: [lengths[row] for row in group] for group in ordered}
         pairs = [(self._steps_to_merge(own[a], own[b]), a, b) for a, b in pairwise(ordered)]
         steps, a, b = min(pairs, default=(math.inf, (), ()))
@@ -129,6 +142,7 @@ class DecodeGroups:
     def forget(self, row: int) -> None:
         """Forget a row that has ended."""
         self._isolated.discard(row)
+        self._drafted.pop(row, None)
 
 
 def padding(lengths: Sequence[int]) -> int:

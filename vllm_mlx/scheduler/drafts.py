@@ -133,7 +133,8 @@ class Drafter:
 
     def force(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Say which tokens a grammar allows alone, next and in this order. They hold until `take` gets another."""
-        self._rows[seq_id].forced = _Guide(tuple(token_ids))
+        if (row := self._rows.get(seq_id)) is not None:  # the reply may have ended
+            row.forced = _Guide(tuple(token_ids))
 
     def draft(self, seq_id: int, most: int) -> Draft | None:
         """Guess the next tokens, `most` at most. The result is not empty."""

@@ -16,13 +16,15 @@ from ..core.events import FinishReason
 from ..core.faults import MAX_FAULTS, Fault
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
-from ..core.step import PrefillChunk, SequenceUpdate, StepOutput, StepPlan, TokenOutput
+from ..core.step import SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from .decode_groups import DecodeGroups
 from .image_planner import ImagePlanner
 from .memory_pool import MemoryPool, Room
-from .prefill_pacer import PrefillPacer, fixed_chunk_end, plan_prefill
+from .prefill import PrefillPlanner
+from .prefill_pacer import PrefillPacer
 from .prefix_planner import PrefixPlanner
 from .running_set import Pending, RunningSet
+from .speculation import MOST, Drafts, Speculation
 from .turns import Turns
 
 RESERVED_OUTPUT = 2048  # tokens of the reply that admission reserves memory for; longer replies may be preempted
@@ -43,8 +45,9 @@ class Scheduler:
         shares_forward: bool = True,
         prefix_cache: PrefixPlanner | None = None,
         images: ImagePlanner | None = None,
+        speculation: Speculation | None = None,
     ):
-        """`images` is None for a model that takes none."""
+        """`images` is None for a model that takes none, `speculation` where no drafts are verified."""
         self._max_num_seqs = config.max_num_seqs
         self.pool = MemoryPool(memory, pacer)
         self._footprint = footprint
@@ -56,7 +59,9 @@ class Scheduler:
         self._groups = DecodeGroups(footprint, can_batch and not config.repeatable, shares_forward)
         self.room = Room(config.max_num_seqs, self.pool, footprint, self._seqs, self._groups, prefix_cache, images)
         self._turns = Turns(lambda row: self.room.share(self.room.bytes_of(row)))
-        self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
+        fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
+        self._prefill = PrefillPlanner(pacer, self._turns, self.room, prefix_cache, images, fixed_chunk)
+        self.speculation = speculation
         self._now = 0.0
         self.num_preemptions = 0
         self.num_restarts = 0  # restarts of rows after faults that another row may have caused
@@ -142,12 +147,14 @@ class Scheduler:
             self.prefix_cache.forget_planned(but=self._pending.captures)
         self._preempt_if_short()
         self._admit()
-        decode = self._plan_decode()
-        prefill = self._plan_prefill(is_decoding=bool(decode))
+        decode, drafts, reads = self._plan_decode()
+        prefill = self._prefill.plan(self._seqs.prefilling(), now, is_decoding=bool(decode))
         pending, self._pending = self._pending, Pending(admitted=self._pending.admitted)
         return StepPlan(
             decode=decode,
             isolated=self._groups.isolated(row.seq_id for group in decode for row in group),
+            drafts=drafts,
+            reads=reads,
             prefill=prefill,
             release=tuple(pending.release),
             captures=tuple(pending.captures),
@@ -169,7 +176,9 @@ class Scheduler:
         updates += [self._run_shorter(seq_id, num_tokens) for seq_id, num_tokens in output.refused]
         updates += self._report_admitted()
         updates += [SequenceUpdate.of(seq) for seq_id, _ in output.prefilled if (seq := self._seqs.by_id.get(seq_id))]
-        updates += self._take_tokens(output.tokens)
+        updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
+        if self.speculation is not None:
+            self.speculation.learn(output)
         self._pending.ended = None
         return [update for update in updates if update is not None]
 
@@ -224,6 +233,8 @@ class Scheduler:
                 self._pending.restores.append(restore)
         if not seq.num_preemptions:
             self._pending.admitted.append(seq)
+        if self.speculation is not None:
+            self.speculation.open(seq)
         is_ready = seq.num_computed_tokens >= seq.prefill_end
         seq.status = SequenceStatus.DECODING if is_ready else SequenceStatus.PREFILLING
 
@@ -241,7 +252,7 @@ class Scheduler:
 
     def _preempt_if_short(self) -> None:
         """Make memory for the next step: evict cached state first, then preempt rows."""
-        needed = self.room.rows_bytes(extra=1)
+        needed = self._rows_bytes()
         self.pool.use(rows_bytes=needed, kept_bytes=self.room.kept_bytes)
         while needed > self.pool.num_bytes:
             rows = self._seqs.rows()
@@ -249,7 +260,7 @@ class Scheduler:
                 break
             self._preempt(self._turns.row_to_preempt(rows))
             self.pool.crowd()
-            needed = self.room.rows_bytes(extra=1)
+            needed = self._rows_bytes()
         self.room.shrink_cache(needed)
 
     def _preempt(self, seq: Sequence) -> None:
@@ -309,8 +320,11 @@ class Scheduler:
 
     # -- planning
 
-    def _plan_decode(self) -> tuple[tuple[Sequence, ...], ...]:
-        """Group all rows that decode, and count the token that each computes. Drain rows that have no tokens left."""
+    def _plan_decode(self) -> tuple[tuple[tuple[Sequence, ...], ...], Drafts, bool]:
+        """Group all rows that decode, and count the tokens that each computes. Drain rows that have no tokens left.
+
+        Returns with the groups the drafts of the rows, and whether the step must read its own samples.
+        """
         rows = {}
         for seq in self._seqs.decoding():
             if seq.num_output_tokens + seq.num_in_flight < seq.max_tokens:
@@ -318,43 +332,25 @@ class Scheduler:
             else:
                 self._seqs.drain(seq)
                 self._leave(seq, seq.num_computed_tokens)
+        drafts: Drafts = {}
+        reads = False
+        if self.speculation is not None and rows:
+            free_bytes = self.pool.num_bytes - self._rows_bytes()
+            drafts, reads = self.speculation.plan(list(rows.values()), self._now, free_bytes)
         lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
-        groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self.room.rows_bytes(extra=1))
+        groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self._rows_bytes(), drafts)
         for seq in rows.values():
-            seq.num_computed_tokens += 1
-        return tuple(tuple(rows[row] for row in group) for group in groups)
+            seq.num_computed_tokens += 1 + len(drafts.get(seq.seq_id, ()))
+        return tuple(tuple(rows[row] for row in group) for group in groups), drafts, reads
 
-    def _plan_prefill(self, *, is_decoding: bool) -> tuple[PrefillChunk, ...]:
-        most_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, self._now)
-        budget = self._pacer.budget(decoding=is_decoding, most_s=most_s)
-        chunks = plan_prefill(self._turns.in_turn(self._seqs.prefilling()), self._pacer, self._chunk, budget)
-        if chunks:
-            self._turns.prefill(chunks[0].seq)
-        return chunks
-
-    def _chunk(self, seq: Sequence, most: int) -> PrefillChunk:
-        """Plan the next chunk of a row, up to position `most` or an earlier one. It may be empty."""
-        start, cache = seq.num_computed_tokens, self.prefix_cache
-        end = self._chunk_end(seq, most)
-        seq.num_computed_tokens = end
-        if end == seq.prefill_end:
-            seq.status = SequenceStatus.DECODING
-        capture = cache.plan_chunk_capture(seq, end) if cache is not None and end > start else None
-        return PrefillChunk(seq, start, end, capture)
-
-    def _chunk_end(self, seq: Sequence, most: int) -> int:
-        if self._fixed_chunk is not None:
-            end = fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
-        else:
-            end = min(most, seq.prefill_end if self.prefix_cache is None else self.prefix_cache.next_point(seq))
-        if self._images is not None and seq.prompt.media:
-            end = self._images.chunk_end(seq, end)
-            self.room.shrink_cache()  # the features of an image that is encoded take memory
-        return end
+    def _rows_bytes(self) -> int:
+        """Bytes of all rows once the next step has run."""
+        return self.room.rows_bytes(extra=1 if self.speculation is None else 1 + MOST)
 
     # -- results
 
-    def _take_tokens(self, outputs: Iterable[TokenOutput]) -> list[SequenceUpdate]:
+    def _take_tokens(self, outputs: Iterable[TokenOutput], drafted: Collection[int]) -> list[SequenceUpdate]:
+        """`drafted` are the rows whose drafts were verified."""
         taken: dict[int, list[TokenOutput]] = {}
         touched: dict[int, Sequence] = {}
         for output in outputs:
@@ -363,13 +359,13 @@ class Scheduler:
                 continue  # it ended while this sample was in flight
             touched[seq.seq_id] = seq
             taken.setdefault(seq.seq_id, []).append(output)
-            seq.num_faults = 0
-            seq.output_token_ids.append(output.token_id)
-            if output.token_id in seq.stop_token_ids:
-                seq.stop_token_id = output.token_id
-                self._finish(seq, FinishReason.STOP)
-            elif seq.num_output_tokens >= seq.max_tokens:
-                self._finish(seq, FinishReason.LENGTH)
+            end = seq.take(output.token_id)
+            if seq.seq_id in drafted:
+                seq.num_computed_tokens = seq.num_tokens - 1  # the runner has kept the state of as many
+            if self.speculation is not None:
+                self.speculation.take(seq, output.token_id)
+            if end is not None:
+                self._finish(seq, end)
         return [SequenceUpdate.of(seq, tuple(taken[seq_id])) for seq_id, seq in touched.items()]
 
     def _report_admitted(self) -> list[SequenceUpdate]:
@@ -393,6 +389,8 @@ class Scheduler:
         self.pool.relieve()
         self._turns.leave(seq)
         self._groups.forget(seq.seq_id)
+        if self.speculation is not None:
+            self.speculation.close(seq.seq_id)
         if self._seqs.remove(seq):
             self._leave(seq, seq.num_computed_tokens, keep=keep)
         if self.prefix_cache is not None:

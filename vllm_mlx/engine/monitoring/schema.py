@@ -208,6 +208,7 @@ class EngineFacts:
     video_fault: str | None = None  # why videos are refused; None if they are served
     max_pixels: int | None = None  # the most that an image keeps, or None if the model takes none
     no_shared_forward: str | None = None  # why rows of different lengths need several forward passes, if so
+    no_drafts: str | None = None  # why no drafts are verified; None if they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,128 @@
+"""Decides which rows verify drafts in the next step. It owns the drafts, what they cost, and what they were worth.
+
+A step with drafts reads its own samples, because the next drafts depend on them. Steps without drafts run one step
+ahead of reading. So one step that reads comes between them, and drafts are planned only while no sample is in flight.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+from ..core.sequence import Sequence
+from ..core.step import StepOutput
+from .depth import DepthController
+from .drafts import Draft, Drafter
+
+MOST = 7  # drafts of a row in one step; Metal's vector attention takes eight queries of a row
+_MOST_TOKENS = 64  # of all rows in a pass with drafts, which has logits for each of them
+
+Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The last decode step, if its time says what a forward pass costs."""
+
+    began_s: float
+    num_rows: int
+    num_tokens: int  # computed ones
+
+
+class Speculation:
+    def __init__(self, depth: DepthController, *, shares_forward: bool = True, state_bytes: int = 0):
+        """`state_bytes`: recurrent state of a row, which is recorded at each token of a pass with drafts.
+
+        The rows of such a pass are padded to the longest one.
+        """
+        self.num_drafted: Counter[str] = Counter()  # by source
+        self.num_accepted: Counter[str] = Counter()  # by source
+        self.num_passes = 0  # forward passes of rows with drafts
+        self._depth = depth
+        self._shares_forward = shares_forward
+        self._state_bytes = state_bytes
+        self._drafter = Drafter()
+        self._planned: dict[int, Draft] = {}
+        self._step: _Step | None = None
+        self._was_ahead = False  # whether the last step left samples unread
+
+    @property
+    def parked(self) -> str | None:
+        """Why no drafts are verified at the moment. None while they are."""
+        return self._depth.parked
+
+    def open(self, seq: Sequence) -> None:
+        """Begin a row, which may have a part of its reply already."""
+        self._drafter.open(seq.seq_id, seq.prompt.token_ids, seq.prompt_index, seq.prediction)
+        self._drafter.take(seq.seq_id, seq.output_token_ids)
+
+    def take(self, seq: Sequence, token_id: int) -> None:
+        """Take a token that was added to a reply."""
+        self._drafter.take(seq.seq_id, (token_id,))
+
+    def close(self, seq_id: int) -> None:
+        self._drafter.close(seq_id)
+        self._depth.forget(seq_id)
+
+    def plan(self, rows: Rows[Sequence], now_s: float, free_bytes: float = math.inf) -> tuple[Drafts, bool]:
+        """Plan the drafts of the next step, in which these rows decode, and whether it must read its own samples.
+
+        `free_bytes` is the memory in which recurrent states can be recorded.
+        """
+        self._observe(now_s)
+        is_ahead = any(seq.num_in_flight for seq in rows)
+        found = self._find(rows) if len(rows) == 1 or self._shares_forward else {}
+        # the first draft stands for the token that is in flight
+        available = {seq.seq_id: len(found[seq.seq_id].tokens) - is_ahead if seq.seq_id in found else 0 for seq in rows}
+        depths = self._depth.depths(available) if any(available.values()) else {}
+        if self._recorded_bytes(len(rows), max(depths.values(), default=0)) > free_bytes:
+            depths = {}
+        self._planned = (
+            {} if is_ahead else {seq_id: _cut(found[seq_id], depth) for seq_id, depth in depths.items() if depth}
+        )
+        drafts = {seq_id: draft.tokens for seq_id, draft in self._planned.items()}
+        reads = bool(depths) and not drafts
+        if rows and not reads and (drafts or (is_ahead and self._was_ahead)):
+            self._step = _Step(now_s, len(rows), self._num_tokens(len(rows), drafts))
+        self._was_ahead = is_ahead and not reads
+        return drafts, reads
+
+    def learn(self, output: StepOutput) -> None:
+        """Take in what a step says of drafts. A step that prefills or fails does not say what a pass costs."""
+        for verified in output.verified:
+            draft = self._planned.get(verified.seq_id)
+            if draft is not None:
+                self.num_drafted[draft.source] += verified.num_drafted
+                self.num_accepted[draft.source] += verified.num_accepted
+            self._depth.learn(verified.seq_id, verified.num_drafted, verified.num_accepted)
+        self.num_passes += bool(output.verified)
+        for seq_id, tokens in output.forced:
+            self._drafter.force(seq_id, tokens)
+        if output.chunk_timings or output.failed or output.suspects or output.snapshots or output.failed_restores:
+            self._step = None
+
+    def _find(self, rows: Rows[Sequence]) -> dict[int, Draft]:
+        found, most = {}, min(MOST, _MOST_TOKENS // len(rows) - 1)
+        for seq in rows:
+            left = seq.max_tokens - seq.num_output_tokens - 1
+            draft = self._drafter.draft(seq.seq_id, min(1 + most, left))
+            if draft is not None:
+                found[seq.seq_id] = draft
+        return found
+
+    def _observe(self, now_s: float) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            self._depth.observe(step.num_rows, step.num_tokens, now_s - step.began_s)
+
+    def _num_tokens(self, num_rows: int, drafts: Drafts) -> int:
+        longest = max(map(len, drafts.values()), default=0)
+        return num_rows * (1 + longest) if self._state_bytes else num_rows + sum(map(len, drafts.values()))
+
+    def _recorded_bytes(self, num_rows: int, depth: int) -> int:
+        return num_rows * (1 + depth) * self._state_bytes if depth else 0
+
+
+def _cut(draft: Draft, depth: int) -> Draft:
+    return Draft(draft.tokens[:depth], draft.source)
