@@ -10,7 +10,7 @@ from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.runner.batch import Batch, InFlight
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sampler import Sampler
-from vllm_mlx.scheduler.scheduler import Scheduler
+from vllm_mlx.scheduler.prefill import PrefillPlanner
 
 SEAMS: dict[str, tuple[Any, str]] = {
     "forward": (Batch, "forward"),
@@ -20,7 +20,9 @@ SEAMS: dict[str, tuple[Any, str]] = {
     "step": (Runner, "decode"),
     "chunk": (Runner, "_prefill_chunk"),
     "look-up": (PrefixTree, "match"),
-    "plan": (Scheduler, "_plan_prefill"),
+    "plan": (PrefillPlanner, "plan"),
+    "verify": (Batch, "verify"),
+    "settle": (Batch, "settle"),
 }
 SHARED = ("forward", "sampler", "read")  # work of several rows at once
 

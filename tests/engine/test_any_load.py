@@ -1,5 +1,6 @@
 """Any load of two tenants on a real engine with too little memory: conversations that branch, go on, break off."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,6 +36,7 @@ class PlannedRequest:
     steps: int  # before the next request
     leaves: bool  # after those steps
     fault: tuple[str, int, bool] | None  # a seam, calls of it that go well first, whether the work is done and lost
+    right: int  # every so many tokens of its prediction one is wrong; 0: it has no prediction
 
 
 VISITS = st.lists(
@@ -50,6 +52,7 @@ VISITS = st.lists(
         steps=st.one_of(st.integers(0, 5), st.integers(30, 150)),
         leaves=st.booleans(),
         fault=st.one_of(st.none(), st.tuples(st.sampled_from(sorted(SEAMS)), st.integers(0, 40), st.booleans())),
+        right=st.sampled_from([0, 3, 10, LONGEST]),
     ),
     min_size=2,
     max_size=10,
@@ -69,11 +72,17 @@ def conversation(driver: Driver, planned_request: PlannedRequest) -> tuple[int, 
     return (*driver.seqs[seq_id].prompt.token_ids, *driver.replies[seq_id].token_ids)
 
 
-def run_request(driver: Driver, planned_request: PlannedRequest, planned: Faults) -> None:
+def run_request(path: Path, driver: Driver, planned_request: PlannedRequest, planned: Faults) -> None:
     kept = conversation(driver, planned_request)[: planned_request.kept]
     added = tuple((planned_request.first + 7 * place) % 500 for place in range(planned_request.added))
     points = (len(kept),) if planned_request.point and kept else ()
-    seq_id = driver.add((*kept, *added), planned_request.max_tokens, points=points, tenant=planned_request.tenant)
+    fields = {"points": points, "tenant": planned_request.tenant}
+    if driver.engine.scheduler.speculation is not None and (right := planned_request.right):
+        reply = expected(path, (*kept, *added), planned_request.max_tokens)
+        fields["prediction"] = tuple(
+            token if place % right else (token + 1) % 500 for place, token in enumerate(reply, start=1)
+        )
+    seq_id = driver.add((*kept, *added), planned_request.max_tokens, **fields)
     if planned_request.fault is not None:
         seam, after, done_first = planned_request.fault
         planned.plan(seam, after=after, done_first=done_first)
@@ -84,16 +93,17 @@ def run_request(driver: Driver, planned_request: PlannedRequest, planned: Faults
         driver.engine.abort([seq_id])
 
 
-def check_any_load(path: Path) -> None:
+def check_any_load(path: Path, num_draft_tokens: int = 0) -> None:
     room = Driver(path).engine.facts.footprint
+    accepted: Counter[str] = Counter()
 
     @settings(max_examples=examples(2))
     @given(VISITS, st.integers(2, 5))
     def check(planned_requests: list[PlannedRequest], num_rows: int) -> None:
-        driver = Driver(path, rows_bytes=num_rows * room.bytes_at(513))
+        driver = Driver(path, rows_bytes=num_rows * room.bytes_at(513), num_draft_tokens=num_draft_tokens)
         with faults() as planned:
             for planned_request in planned_requests:
-                run_request(driver, planned_request, planned)
+                run_request(path, driver, planned_request, planned)
             driver.run()
         for seq_id, reply in driver.replies.items():
             seq = driver.seqs[seq_id]
@@ -103,14 +113,22 @@ def check_any_load(path: Path) -> None:
                 assert reply.finish_reason is FinishReason.LENGTH and len(reply.token_ids) == seq.max_tokens
         assert driver.engine.num_rows == 0
         driver.engine.cache_tree.check_integrity()
+        if driver.engine.scheduler.speculation is not None:
+            accepted.update(driver.engine.scheduler.speculation.num_accepted)
 
     check()
+    assert bool(accepted["prediction"]) is bool(num_draft_tokens)
 
 
 @row("S1-4")
 @pytest.mark.parametrize("name", cases(USUAL, ["gpt_oss", "nemotron_h", "qwen3_5"]))
 def test_every_reply_is_the_plain_loops(checkpoint: Callable[..., Path], name: str) -> None:
     check_any_load(checkpoint(name))
+
+
+@pytest.mark.parametrize("name", cases(["qwen3", "gpt_oss", "vision:qwen3_5"], ["gpt_oss", "vision:qwen3_5"]))
+def test_and_with_drafts(checkpoint: Callable[..., Path], name: str) -> None:
+    check_any_load(checkpoint(name), num_draft_tokens=4)
 
 
 @pytest.mark.full

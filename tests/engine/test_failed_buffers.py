@@ -37,24 +37,30 @@ class Outcome:
 
 
 def play(
-    path: Path, failing: Iterable[int] = (), *, replies: list[list[int]] | None = None, **fault: object
+    path: Path,
+    failing: Iterable[int] = (),
+    *,
+    replies: list[list[int]] | None = None,
+    predictions: list[list[int]] | None = None,
+    **fault: object,
 ) -> Outcome:
     """A talk of two turns, a short and a long prompt beside it, and a later turn of each, which no fault disturbs.
 
-    `replies`: what the later turns continue. None: the replies of this play.
+    `replies`: what the later turns continue. None: the replies of this play. `predictions`: drafts of the replies.
     """
-    driver = Driver(path, **SETTINGS)
+    driver = Driver(path, **SETTINGS, num_draft_tokens=0 if predictions is None else 3)
+    drafts = [{"prediction": tuple(ids)} for ids in predictions or [[]] * 4]
     with failing_device(driver.engine.runner) as device:
         device.fail(failing, **fault)
-        first = driver.add(TALK, 4, points=(20,))
+        first = driver.add(TALK, 4, points=(20,), **drafts[0])
         driver.run()
         answer = driver.replies[first].token_ids if replies is None else replies[0]
-        seq_ids = [first, driver.add([*TALK, *answer, *NEXT_WORDS], LENGTH)]
+        seq_ids = [first, driver.add([*TALK, *answer, *NEXT_WORDS], LENGTH, **drafts[1])]
         driver.step()
-        seq_ids.append(driver.add(SHORT, LENGTH - 2, HOT))
+        seq_ids.append(driver.add(SHORT, LENGTH - 2, HOT, **drafts[2]))
         driver.step()
         driver.step()
-        seq_ids.append(driver.add(LONG, LENGTH))
+        seq_ids.append(driver.add(LONG, LENGTH, **drafts[3]))
         driver.run()
         submissions = list(device.submissions)
         device.fail(())
@@ -97,6 +103,23 @@ def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Ca
 def test_nor_if_the_error_is_known_only_when_the_work_ends(checkpoint: Callable[..., Path], name: str) -> None:
     path = checkpoint(name)
     check(path, launches(path)[1::3], is_late=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "vision:qwen3_5"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nor_with_drafts(checkpoint: Callable[..., Path], name: str, is_late: bool) -> None:
+    path = checkpoint(name)
+    clean = undisturbed(path)
+    predictions = [[token if place % 4 != 2 else 499 for place, token in enumerate(reply)] for reply in clean.replies]
+    drafted = play(path, predictions=predictions)
+    assert drafted.replies == clean.replies and drafted.later == clean.later
+    numbers = [number for number, seam in enumerate(drafted.submissions) if seam == "verify"]
+    assert len(numbers) > 4
+    for number in numbers[::3]:
+        outcome = play(path, [number], replies=clean.replies, predictions=predictions, is_late=is_late)
+        assert outcome.num_failed == 1
+        assert outcome.replies == clean.replies and not any(outcome.errors)
+        assert outcome.later == clean.later
 
 
 def test_without_the_check_of_each_step_a_late_error_makes_replies_wrong(checkpoint: Callable[..., Path]) -> None:

@@ -147,7 +147,8 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    return Engine(scheduler, Runner(model, engine.watch), engine.watch, engine.facts)
+    runner = Runner(model, engine.watch, has_drafts=scheduler.speculation is not None)
+    return Engine(scheduler, runner, engine.watch, engine.facts)
 
 
 @lru_cache(maxsize=2)

@@ -46,6 +46,7 @@ from .sizing import (
     engine_facts,
     forced_bytes,
     load_measured,
+    no_drafts,
     within_kernels,
 )
 
@@ -179,7 +180,12 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
         cache_limit_bytes(budget, facts.memory.transient_bytes),
     )
     prefill_context = partial(memory_saving, measured.calibration.attention, forced_bytes(config, measured))
-    return Engine(scheduler, Runner(measured.model, watch, prefill_context), watch, facts)
+    return Engine(
+        scheduler,
+        Runner(measured.model, watch, prefill_context, has_drafts=scheduler.speculation is not None),
+        watch,
+        facts,
+    )
 
 
 def make_scheduler(
@@ -205,7 +211,7 @@ def make_scheduler(
 
 def _speculation(config: EngineConfig, model: Model) -> Speculation | None:
     """Return None if no drafts are verified."""
-    if model.no_drafts is not None:
+    if no_drafts(config, model) is not None:
         return None
     most = MOST if config.num_draft_tokens == "auto" else config.num_draft_tokens
     depth = DepthController(most, fixed=config.num_draft_tokens != "auto", padded=model.is_recurrent)

@@ -63,8 +63,6 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
-    if config.num_draft_tokens == 0 or config.repeatable:
-        model.no_drafts = f"{setting('repeatable' if config.repeatable else 'num_draft_tokens')} is set"
     prove_rows(model)
     if model.footprint.bytes_per_token and not calibration.attention:
         calibration = replace(calibration, attention=assumed(checkpoint.config))
@@ -75,6 +73,13 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
     images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
+
+
+def no_drafts(config: EngineConfig, model: Model) -> str | None:
+    """Say why no drafts are verified. Returns None if they are."""
+    if config.repeatable:  # a forward pass of several tokens rounds in another way
+        return f"{setting('repeatable')} is set"
+    return f"{setting('num_draft_tokens')} is 0" if config.num_draft_tokens == 0 else model.no_drafts
 
 
 def is_much_wired(wired: int | None) -> bool:
@@ -162,7 +167,7 @@ def engine_facts(
         copied_whole=model.copied_whole,
         no_prefix_cache=model.no_prefix_cache,
         no_shared_forward=model.no_shared_forward,
-        no_drafts=model.no_drafts,
+        no_drafts=no_drafts(config, model),
     )
 
 

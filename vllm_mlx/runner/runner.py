@@ -55,8 +55,10 @@ class Runner:
         model: Model,
         watch: DeviceWatch,
         prefill_context: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        has_drafts: bool = False,
     ):
-        """`prefill_context` is entered while the graph of a chunk is built."""
+        """`prefill_context` is entered while the graph of a chunk is built. `has_drafts`: plans may have drafts."""
         self._prefill_context = prefill_context
         self.model = model
         self._watch = watch
@@ -64,6 +66,7 @@ class Runner:
         self.batches: list[Batch] = []
         self._in_flight: list[InFlight] = []
         self._masks = Masks()
+        self._has_drafts = has_drafts
         self._probe = mx.array(0)
         self._unstarted: set[int] = set()  # rows of this plan whose restore failed
 
@@ -177,8 +180,8 @@ class Runner:
         return tokens, verified
 
     def _forced(self) -> Iterable[tuple[int, tuple[int, ...]]]:
-        """The tokens that grammars force next, if drafts of them can be verified."""
-        return self._masks.forced(chain(*(batch.seqs for batch in self.batches))) if not self.model.no_drafts else ()
+        """The tokens that grammars force next, which may become drafts."""
+        return self._masks.forced(chain(*(batch.seqs for batch in self.batches))) if self._has_drafts else ()
 
     def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: "_RowFences") -> None:
         for batch in batches:

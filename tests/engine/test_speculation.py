@@ -1,0 +1,85 @@
+"""Replies with drafts equal those without: greedy and drawn, alone and batched, whatever share of the drafts is right."""
+
+import random
+
+import pytest
+
+from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, OWN_STATE
+from tests.support.engine_driver import GREEDY, Driver, RandomPrompts
+from tests.support.rows import cases
+from vllm_mlx.core.sequence import TokenSampling
+
+NAMES = (*ARCHITECTURES, *OWN_STATE, *OWN_ATTENTION)
+VISION = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "pixtral", "mistral3", "llava")
+USUAL = ("qwen3", "gemma3_text", "nemotron_h", "vision:qwen3_5")
+LENGTHS = (40, 7, 61, 1, 300, 23, 33, 2)
+NUM_TOKENS = 24
+SETTINGS = (
+    GREEDY,
+    TokenSampling(temperature=1, seed=1),
+    TokenSampling(temperature=0.8, top_p=0.9, top_k=40, seed=2),
+    TokenSampling(temperature=0, presence_penalty=1.5, frequency_penalty=0.5),
+    TokenSampling(temperature=1, repetition_penalty=1.5, seed=3),
+    TokenSampling(temperature=0.7, logit_bias={7: 4.0, 9: -100.0}, seed=4),
+    TokenSampling(temperature=1, num_top_logprobs=3, seed=5),
+    TokenSampling(temperature=0, num_top_logprobs=0),
+)
+PROMPTS = [RandomPrompts(5 + length)(length) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=cases((*NAMES, *(f"vision:{name}" for name in VISION)), USUAL))
+def path(request, checkpoint):
+    return checkpoint(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(path):
+    """Each row alone, without drafts: the driver's replies."""
+    driver = Driver(path, num_draft_tokens=0, prefix_cache=False)
+    return [generate(driver, [index])[0] for index in range(len(PROMPTS))]
+
+
+def generate(driver, indices, predictions=None, **fields):
+    """The replies to these prompts, which run together, each with its own settings."""
+    ids = [
+        driver.add(
+            PROMPTS[index],
+            NUM_TOKENS,
+            SETTINGS[index],
+            prediction=tuple(predictions[index]) if predictions else (),
+            **fields,
+        )
+        for index in indices
+    ]
+    driver.run()
+    assert [driver.replies[seq_id].error for seq_id in ids] == [None] * len(ids)
+    return [driver.replies[seq_id] for seq_id in ids]
+
+
+def guessed(replies, right, seed=3):
+    """Predictions of which so many tokens are right."""
+    rng = random.Random(seed)
+    return [[token if rng.random() < right else (token + 1) % 500 for token in reply.token_ids] for reply in replies]
+
+
+def logprobs(reply):
+    return [
+        None if found is None else (found.token_id, pytest.approx(found.logprob, abs=1e-3)) for found in reply.logprobs
+    ]
+
+
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_replies_with_drafts_equal_those_without(path, plain, right, num_rows):
+    driver = Driver(path, num_draft_tokens=4, prefix_cache=False)
+    predictions = guessed(plain, right)
+    for first in range(0, len(PROMPTS), num_rows):
+        indices = range(first, min(first + num_rows, len(PROMPTS)))
+        replies = generate(driver, indices, predictions)
+        assert [reply.token_ids for reply in replies] == [plain[index].token_ids for index in indices]
+        assert [logprobs(reply) for reply in replies] == [logprobs(plain[index]) for index in indices]
+    speculation = driver.engine.scheduler.speculation
+    can_share = driver.engine.facts.no_shared_forward is None
+    if speculation is not None and right and (can_share or num_rows == 1):
+        assert speculation.num_accepted["prediction"] > 0
+    assert driver.engine.num_rows == 0
