@@ -237,7 +237,7 @@ def test_whole_files_are_rewritten_with_three_tokens_a_pass() -> None:
     tokenizer = Tokenizer.load(Path(demo.__path__[0]))
     rates, drafted, accepted = [], 0, 0
     for old, new in pairs:
-        prompt, reply = (tuple(tokenizer.encode(text)) for text in (old, new))
+        prompt, reply = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (old, new))
         drafter, at, passes = Drafter(), 0, 0
         drafter.open(0, prompt, PromptIndex(prompt))
         while at < len(reply):

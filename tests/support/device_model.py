@@ -132,12 +132,15 @@ class Device:
         """Bytes are read and written."""
         return self.read_s(2 * num_bytes)
 
-    def decode_s(self, forwards: Iterable[Sequence[Sequence[int]]]) -> float:
-        """A step of decoding: each forward pass has groups of rows that attend together, each row its length."""
+    def decode_s(self, forwards: Iterable[Sequence[Sequence[int]]], num_drafts: int = 0) -> float:
+        """A step of decoding: each forward pass has groups of rows that attend together, each row its length.
+
+        `num_drafts`: tokens of all rows of a pass, beyond one a row. They attend with their row, which is read once.
+        """
         passes = [tuple(forward) for forward in forwards]
         further = sum(len(groups) - 1 for groups in passes) * self.shape.num_attention
         python_s = len(passes) * self.python_s + further * GROUP_PYTHON_S
-        return max(sum(self._forward_s(groups) for groups in passes), python_s)
+        return max(sum(self._forward_s(groups, num_drafts) for groups in passes), python_s)
 
     def chunk_s(self, num_tokens: int, start: int = 0) -> float:
         """A chunk of a prompt after `start` tokens. It needs no logits."""
@@ -153,11 +156,11 @@ class Device:
     def python_s(self) -> float:
         return self.shape.num_layers * PYTHON_S
 
-    def _forward_s(self, groups: Sequence[Sequence[int]]) -> float:
-        num_rows = sum(map(len, groups))
+    def _forward_s(self, groups: Sequence[Sequence[int]], num_drafts: int) -> float:
+        num_tokens = sum(map(len, groups)) + num_drafts
         kv_s = self.read_s(sum(self.shape.row_bytes(length) for group in groups for length in group))
         num_kernels = self.shape.num_kernels + (len(groups) - 1) * GROUP_KERNELS * self.shape.num_attention
-        return self._products_s(num_rows, num_logits=num_rows) + kv_s + num_kernels * self.chip.dispatch_s
+        return self._products_s(num_tokens, num_logits=num_tokens) + kv_s + num_kernels * self.chip.dispatch_s
 
     def _products_s(self, num_tokens: int, *, num_logits: int) -> float:
         shape = self.shape

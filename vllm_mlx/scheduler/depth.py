@@ -6,7 +6,7 @@ if they win a margin over a plain pass. Otherwise it parks, and looks again now 
 """
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from operator import mul
@@ -15,6 +15,8 @@ _MARGIN = 1.03  # what drafts must win
 _HOPE = 0.04  # more of the cost for each token a row, beyond the widest pass that was measured
 _FIRST_ODDS = 0.7  # of a draft in a new row
 _LEAST_WEIGHT = 0.05  # of the newest draft among those before it
+_AFRESH = 10, 4  # drafts that a wrong one and a right one count among in a look: few are seen, so be hopeful
+_LOW_ODDS = 0.4  # from which on an accepted draft surprises
 _LOOKS = 32, 512  # steps from one look at drafts to the next while parked, at first and at most
 _REFRESH = 64  # steps while drafting: by turns a plain pass and a look at another width is made
 _MOST_PLAIN = 3  # passes asked for before drafts are tried without a plain pass that has a cost
@@ -35,6 +37,7 @@ class _Costs:
         self._points: list[tuple[int, float]] = [(num_rows, 1.0)]
         self._plain_s = 0.0  # not known
         self._num_asked = 0
+        self._looked: set[int] = set()
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         kept = self._kept.pop(num_tokens, None)
@@ -71,6 +74,11 @@ class _Costs:
         is_sure = len(self._kept.get(num_tokens, ())) >= _SURE
         return is_sure and num_tokens / self._num_rows < _MARGIN * self.of(num_tokens)
 
+    def is_new(self, width: int) -> bool:
+        """Whether nobody has asked before about so many tokens a row."""
+        is_new, self._looked = width not in self._looked, self._looked | {width}
+        return is_new
+
     def ask_plain(self) -> bool:
         """Whether a plain pass is needed because its cost is not known."""
         self._num_asked += 1
@@ -86,7 +94,7 @@ class _Odds:
 
     def learn(self, drafted: int, accepted: int, *, afresh: bool) -> None:
         for i in range(min(drafted, accepted + 1, len(self.right))):
-            self._seen[i] = 2 if afresh else self._seen[i] + 1
+            self._seen[i] = _AFRESH[i < accepted] if afresh else self._seen[i] + 1
             self.right[i] += max(_LEAST_WEIGHT, 1 / self._seen[i]) * ((i < accepted) - self.right[i])
 
 
@@ -98,7 +106,7 @@ class DepthController:
         self._most, self._fixed, self._padded = most, fixed, padded
         self._costs: dict[int, _Costs] = {}  # by number of rows; the latest used is last
         self._odds: dict[int, _Odds] = {}
-        self._num_steps = self._num_looks = self._next_look = 0
+        self._num_steps = self._num_looks = self._next_look = self._since = 0
         self._wait = _LOOKS[0]
         self._is_looking = False  # the step is a look while parked
         self._parked: str | None = None
@@ -116,9 +124,10 @@ class DepthController:
     def learn(self, seq_id: int, drafted: int, accepted: int) -> None:
         """Take what became of a row's drafts. Unknown rows are left out: they have ended."""
         if odds := self._odds.get(seq_id):
+            is_new = self._is_looking and 0 < drafted == accepted and odds.right[0] < _LOW_ODDS
             odds.learn(drafted, accepted, afresh=self._is_looking)
-            if self._is_looking and 0 < drafted == accepted:
-                self._next_look, self._wait = self._num_steps + 1, _LOOKS[0]  # the text may have changed
+            if is_new and self._parked == WRONG:
+                self._next_look = self._num_steps + 1  # the text may have changed
 
     def forget(self, seq_id: int) -> None:
         self._odds.pop(seq_id, None)
@@ -140,7 +149,8 @@ class DepthController:
         return self._drafting(limits, best, costs) if gain > _MARGIN else self._parking(limits, costs)
 
     def _drafting(self, limits: dict[int, int], best: dict[int, int], costs: _Costs) -> dict[int, int]:
-        self._parked, self._wait = None, _LOOKS[0]
+        if self._parked is not None:
+            self._parked, self._since = None, self._num_steps
         turn = self._num_steps % (2 * _REFRESH)
         if turn == 0 or costs.ask_plain():
             return {}
@@ -148,13 +158,15 @@ class DepthController:
 
     def _parking(self, limits: dict[int, int], costs: _Costs) -> dict[int, int]:
         if self._parked is None:
+            lasted = self._num_steps - self._since > 2 * _REFRESH
+            self._wait = _LOOKS[0] if lasted else min(2 * self._wait, _LOOKS[1])
             self._next_look = self._num_steps + self._wait
         widest = sum(limits.values()) + len(limits)
         self._parked = COSTLY if widest / len(limits) < _MARGIN * costs.of(widest) else WRONG
         if self._num_steps < self._next_look:
             return {}
-        self._wait = min(2 * self._wait, _LOOKS[1])
         self._next_look, self._is_looking = self._num_steps + self._wait, True
+        self._wait = min(2 * self._wait, _LOOKS[1])
         return self._look(limits, costs)
 
     def _look(self, limits: dict[int, int], costs: _Costs) -> dict[int, int]:
@@ -163,41 +175,25 @@ class DepthController:
         width = (2, self._most + 1, 4)[self._num_looks % 3]
         if costs.is_hopeless(width * len(limits)) and self._num_looks % _RARE:
             width = 2
+        if self._is_looking and costs.is_new(width):
+            self._num_looks, self._next_look = self._num_looks - 1, self._num_steps + 1  # the first pass does not count
         return _positive({seq_id: min(limit, width - 1) for seq_id, limit in limits.items()})
 
     def _best(self, limits: dict[int, int], costs: _Costs) -> tuple[float, dict[int, int]]:
         """The depths with the most expected tokens a second, and their gain over a plain pass."""
-        num_rows, gain, taken = len(limits), 1.0, 0
-        order = self._padded_order(limits) if self._padded else self._order(limits)
-        expected = float(num_rows)
-        for number, (chance, _, num_tokens) in enumerate(order, 1):
-            expected += chance
-            rate = expected / costs.of(num_tokens) / num_rows
-            if rate > gain:
-                gain, taken = rate, number
-        best: dict[int, int] = {}
-        for _, seq_id, _ in order[:taken]:
-            best[seq_id] = best.get(seq_id, 0) + 1
-        return gain, best
-
-    def _order(self, limits: Mapping[int, int]) -> list[tuple[float, int, int]]:
-        """Single drafts, the likeliest first: the chance that it is kept, its row, the tokens of a pass up to it."""
-        drafts = [draft for seq_id, limit in limits.items() for draft in self._chances(seq_id, limit)]
-        drafts.sort(key=lambda draft: -draft[0])
-        return [(chance, seq_id, len(limits) + number) for number, (chance, seq_id) in enumerate(drafts, 1)]
-
-    def _padded_order(self, limits: Mapping[int, int]) -> list[tuple[float, int, int]]:
-        """The same, where all rows cost what the widest does: the first drafts of all rows, then the second ones."""
-        rows = [self._chances(seq_id, limit) for seq_id, limit in limits.items()]
-        return [
-            (*row[depth], (depth + 2) * len(rows))
-            for depth in range(max(limits.values()))
-            for row in rows
-            if depth < len(row)
+        num_rows, gain, taken, expected = len(limits), 1.0, 0, float(len(limits))
+        drafts = [
+            (chance, depth, seq_id)
+            for seq_id, limit in limits.items()
+            for depth, chance in enumerate(accumulate(self._odds[seq_id].right[:limit], mul), 1)
         ]
-
-    def _chances(self, seq_id: int, limit: int) -> list[tuple[float, int]]:
-        return [(chance, seq_id) for chance in accumulate(self._odds[seq_id].right[:limit], mul)]
+        drafts.sort(key=lambda draft: draft[1] if self._padded else -draft[0])
+        for number, (chance, depth, _) in enumerate(drafts, 1):
+            expected += chance
+            num_tokens = num_rows * (1 + depth) if self._padded else num_rows + number
+            if expected / num_rows > gain * costs.of(num_tokens):
+                gain, taken = expected / num_rows / costs.of(num_tokens), number
+        return gain, Counter(seq_id for _, _, seq_id in drafts[:taken])
 
     def _costs_of(self, num_rows: int) -> _Costs:
         costs = self._costs.pop(num_rows, None) or _Costs(num_rows)
