@@ -98,6 +98,25 @@ def test_a_guided_reply_is_the_same_alone_and_in_a_crowd(driver, guiding) -> Non
     assert driver.replies[row].token_ids == alone
 
 
+@pytest.mark.parametrize("thinking", ["off", "on"])
+@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
+def test_a_guided_reply_is_the_same_with_drafts(checkpoint, sampling, thinking) -> None:
+    path = checkpoint("qwen3")
+    guiding, driver = Guiding(path), Driver(path, num_draft_tokens=0)
+    start, stop = prompt(9), guiding.tokenizer.eos_token_ids
+    fields = {"constraint": guiding.person(start, thinking=thinking), "stop_token_ids": stop}
+    alone = driver.generate([start], max_tokens=150, sampling=sampling, **fields)[0]
+    drafted = Driver(path, num_draft_tokens=5)
+    wrong = [token if place % 7 else 499 for place, token in enumerate(alone, start=3)]
+    rows = [drafted.add(start, 150, sampling, prediction=tuple(reply), **fields) for reply in ((), alone, wrong)]
+    rows.append(drafted.add(prompt(12), 30))
+    drafted.run()
+    assert [drafted.replies[row].token_ids for row in rows[:3]] == [alone] * 3
+    assert drafted.replies[rows[3]].token_ids == plain_loop(path, drafted.seqs[rows[3]].prompt.token_ids, 30)[0]
+    accepted = drafted.engine.scheduler.speculation.num_accepted
+    assert accepted["prediction"] > 0 and (accepted["grammar"] > 0 or thinking == "on")
+
+
 def test_the_end_of_a_grammar_comes_before_min_tokens(driver, guiding) -> None:
     start, stop = prompt(6), guiding.tokenizer.eos_token_ids
     constraint = guiding.constraint(start, Choice(("yes", "no")), thinking="off")

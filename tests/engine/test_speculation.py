@@ -1,4 +1,4 @@
-"""Replies with drafts equal those without: greedy and drawn, alone and batched, whatever share of the drafts is right."""
+"""Replies with drafts equal those without: greedy and drawn, alone and batched, however many drafts are right."""
 
 import random
 

@@ -29,9 +29,9 @@ OUT_OF_MEMORY = (
 )
 NO_BUFFER = "[malloc] Unable to allocate 3221225472 bytes."
 SEAMS = {
-    "draw": "launch", "start": "launch", "verify": "verify", "capture": "capture", "restore": "restore", "_prefill_chunk": "chunk",
-    "split": "split", "encode": "encode", "merge": "join", "keep": "leave", "extract": "leave",
-    "_check_device": "probe",
+    "draw": "launch", "start": "launch", "verify": "verify", "capture": "capture", "restore": "restore",
+    "_prefill_chunk": "chunk", "split": "split", "encode": "encode", "merge": "join", "keep": "leave",
+    "extract": "leave", "_check_device": "probe",
 }  # fmt: skip
 
 

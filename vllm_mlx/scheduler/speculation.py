@@ -44,6 +44,7 @@ class Speculation:
         self._state_bytes = state_bytes
         self._drafter = Drafter()
         self._planned: dict[int, Draft] = {}
+        self._decided: dict[int, int] = {}  # depths of the next step, after one that reads
         self._step: _Step | None = None
         self._was_ahead = False  # whether the last step left samples unread
 
@@ -75,14 +76,18 @@ class Speculation:
         found = self._find(rows) if len(rows) == 1 or self._shares_forward else {}
         # the first draft stands for the token that is in flight
         available = {seq.seq_id: len(found[seq.seq_id].tokens) - is_ahead if seq.seq_id in found else 0 for seq in rows}
-        depths = self._depth.depths(available) if any(available.values()) else {}
+        decided, self._decided = self._decided, {}
+        if decided and not is_ahead:
+            depths = {seq_id: min(depth, available.get(seq_id, 0)) for seq_id, depth in decided.items()}
+        else:
+            depths = self._depth.depths(available) if any(available.values()) else {}
         if self._recorded_bytes(len(rows), max(depths.values(), default=0)) > free_bytes:
             depths = {}
-        self._planned = (
-            {} if is_ahead else {seq_id: _cut(found[seq_id], depth) for seq_id, depth in depths.items() if depth}
-        )
+        self._decided = depths if is_ahead else {}
+        taken = {} if is_ahead else depths
+        self._planned = {seq_id: _cut(found[seq_id], depth) for seq_id, depth in taken.items() if depth}
         drafts = {seq_id: draft.tokens for seq_id, draft in self._planned.items()}
-        reads = bool(depths) and not drafts
+        reads = bool(self._decided)
         if rows and not reads and (drafts or (is_ahead and self._was_ahead)):
             self._step = _Step(now_s, len(rows), self._num_tokens(len(rows), drafts))
         self._was_ahead = is_ahead and not reads
