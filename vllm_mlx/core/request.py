@@ -234,6 +234,7 @@ class Request:
     request_id: str
     messages: tuple[Message, ...] | None = None  # the messages of a chat
     prompt: str | tuple[int, ...] | None = None  # the prompt of a text completion: text or token ids
+    prediction: str = ""  # a text that the reply may contain: it may come sooner, and is never another one
     tools: tuple[ToolSpec, ...] = ()
     unlisted_tools: tuple[ToolSpec, ...] = ()  # callable, but not listed in the prompt
     tool_choice: ToolChoice = field(default_factory=ToolChoice)

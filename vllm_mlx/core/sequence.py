@@ -192,6 +192,8 @@ class Sequence:
     num_computed_tokens: int = 0
     receipt: CacheReceipt = NO_RECEIPT  # of the look-up at its first admission; it knows no expectation
     scheduled_s: float | None = None  # time of its first admission, by the scheduler's clock
+    num_predicted: int = 0  # tokens of the prediction that the reply confirmed as drafts
+    num_mispredicted: int = 0  # tokens of the prediction that were computed as drafts and not taken
     num_preemptions: int = 0  # including restarts after a fault
     num_faults: int = 0  # device faults since its last token
     finish_reason: FinishReason | None = None

@@ -136,6 +136,8 @@ class SequenceUpdate:
     tokens: tuple[TokenOutput, ...] = ()
     num_computed_tokens: int = 0
     receipt: CacheReceipt = NO_RECEIPT
+    num_predicted: int = 0
+    num_mispredicted: int = 0
     scheduled_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -149,6 +151,8 @@ class SequenceUpdate:
             tokens=tokens,
             num_computed_tokens=seq.num_computed_tokens,
             receipt=seq.receipt,
+            num_predicted=seq.num_predicted,
+            num_mispredicted=seq.num_mispredicted,
             scheduled_s=seq.scheduled_s,
             finish_reason=seq.finish_reason,
             stop_token_id=seq.stop_token_id,

@@ -97,6 +97,7 @@ def serve_checkpoint(
         max_grammars_bytes=thread.facts.memory.grammars_bytes,
         vision=vision,
         memories=memories,
+        has_drafts=thread.facts.no_drafts is None,
     )
     media = _media_requests(config, vision, thread)
     preparations = Preparations(processor, media, pool := PromptPool(), max_prepare_s=config.max_prepare_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..cache.prompt_index import PromptIndex
 from ..core.config import CacheReasoning, EngineConfig, SamplingDefaults
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
@@ -54,6 +55,8 @@ class PreparedRequest:
     chat: ChatPrompt | None = None  # None for a text completion
     compared: ComparedPrompt | None = None  # the prompt, compared with the last one of its conversation
     constraint: Constraint | None = None
+    prediction: tuple[int, ...] = ()
+    index: PromptIndex | None = None  # of the prompt; None if no drafts are taken from it
 
     def sequence(self, seq_id: int, index: int) -> Sequence:
         """Make the engine's work for reply number `index`. Each reply has a seed of its own."""
@@ -66,6 +69,8 @@ class PreparedRequest:
             min_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
             constraint=self.constraint,
+            prediction=self.prediction,
+            prompt_index=self.index,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
         )
@@ -89,12 +94,17 @@ class RequestProcessor:
         max_grammars_bytes: int = MAX_BYTES,
         vision: VisionProcessor | None = None,
         memories: Memories = NO_MEMORIES,
+        has_drafts: bool = False,
     ):
-        """`vision` is None for a model that takes no images; `memories` keep replies for the next start."""
+        """`vision` is None for a model that takes no images; `memories` keep replies for the next start.
+
+        `has_drafts`: the engine takes drafts from prompts and predictions.
+        """
         self.tokenizer = tokenizer
         self._vision = vision
         self.formats = formats
         self._max_silent_tokens = config.max_silent_tokens
+        self._has_drafts = has_drafts
         self._vocab_size = vocab_size
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(path)
@@ -167,7 +177,15 @@ class RequestProcessor:
         compared = None if chat is None else self._changes.compare(chat)
         deadline.check()
         constraint = self._constraints.constraint(request, prompt, budget)
-        return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint)
+        prediction = self._prediction(request) if self._has_drafts else ()
+        index = PromptIndex(prompt.token_ids) if self._has_drafts else None
+        return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint, prediction, index)
+
+    def _prediction(self, request: Request) -> tuple[int, ...]:
+        if not request.prediction:
+            return ()
+        self._window.check_text(request.prediction, param="prediction")
+        return tuple(self.tokenizer.encode(request.prediction, add_special_tokens=False))
 
     def _completion(self, request: Request) -> PromptInputs:
         """The prompt of a text completion, given as a text or as ids."""

@@ -176,9 +176,11 @@ class Scheduler:
         updates += [self._run_shorter(seq_id, num_tokens) for seq_id, num_tokens in output.refused]
         updates += self._report_admitted()
         updates += [SequenceUpdate.of(seq) for seq_id, _ in output.prefilled if (seq := self._seqs.by_id.get(seq_id))]
-        updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
         if self.speculation is not None:
             self.speculation.learn(output)
+        updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
+        if self.speculation is not None:
+            self.speculation.force(output.forced)
         self._pending.ended = None
         return [update for update in updates if update is not None]
 

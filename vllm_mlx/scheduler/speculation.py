@@ -6,7 +6,7 @@ ahead of reading. So one step that reads comes between them, and drafts are plan
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Speculation:
         self._shares_forward = shares_forward
         self._state_bytes = state_bytes
         self._drafter = Drafter()
-        self._planned: dict[int, Draft] = {}
+        self._planned: dict[int, tuple[Sequence, str]] = {}  # the rows that have drafts in this step, and the source
         self._decided: dict[int, int] = {}  # depths of the next step, after one that reads
         self._step: _Step | None = None
         self._was_ahead = False  # whether the last step left samples unread
@@ -84,9 +84,9 @@ class Speculation:
         if self._recorded_bytes(len(rows), max(depths.values(), default=0)) > free_bytes:
             depths = {}
         self._decided = depths if is_ahead else {}
-        taken = {} if is_ahead else depths
-        self._planned = {seq_id: _cut(found[seq_id], depth) for seq_id, depth in taken.items() if depth}
-        drafts = {seq_id: draft.tokens for seq_id, draft in self._planned.items()}
+        taken = {seq_id: depth for seq_id, depth in depths.items() if depth and not is_ahead}
+        self._planned = {seq.seq_id: (seq, found[seq.seq_id].source) for seq in rows if seq.seq_id in taken}
+        drafts = {seq_id: found[seq_id].tokens[:depth] for seq_id, depth in taken.items()}
         reads = bool(self._decided)
         if rows and not reads and (drafts or (is_ahead and self._was_ahead)):
             self._step = _Step(now_s, len(rows), self._num_tokens(len(rows), drafts))
@@ -96,16 +96,21 @@ class Speculation:
     def learn(self, output: StepOutput) -> None:
         """Take in what a step says of drafts. A step that prefills or fails does not say what a pass costs."""
         for verified in output.verified:
-            draft = self._planned.get(verified.seq_id)
-            if draft is not None:
-                self.num_drafted[draft.source] += verified.num_drafted
-                self.num_accepted[draft.source] += verified.num_accepted
+            seq, source = self._planned[verified.seq_id]
+            self.num_drafted[source] += verified.num_drafted
+            self.num_accepted[source] += verified.num_accepted
+            if source == "prediction":
+                seq.num_predicted += verified.num_accepted
+                seq.num_mispredicted += verified.num_drafted - verified.num_accepted
             self._depth.learn(verified.seq_id, verified.num_drafted, verified.num_accepted)
         self.num_passes += bool(output.verified)
-        for seq_id, tokens in output.forced:
-            self._drafter.force(seq_id, tokens)
         if output.chunk_timings or output.failed or output.suspects or output.snapshots or output.failed_restores:
             self._step = None
+
+    def force(self, forced: Iterable[tuple[int, tuple[int, ...]]]) -> None:
+        """Take the tokens that grammars force next, by seq_id, once the tokens before them were taken."""
+        for seq_id, tokens in forced:
+            self._drafter.force(seq_id, tokens)
 
     def _find(self, rows: Rows[Sequence]) -> dict[int, Draft]:
         found, most = {}, min(MOST, _MOST_TOKENS // len(rows) - 1)
@@ -127,7 +132,3 @@ class Speculation:
 
     def _recorded_bytes(self, num_rows: int, depth: int) -> int:
         return num_rows * (1 + depth) * self._state_bytes if depth else 0
-
-
-def _cut(draft: Draft, depth: int) -> Draft:
-    return Draft(draft.tokens[:depth], draft.source)
