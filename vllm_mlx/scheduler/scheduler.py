@@ -254,7 +254,7 @@ class Scheduler:
 
     def _preempt_if_short(self) -> None:
         """Make memory for the next step: evict cached state first, then preempt rows."""
-        needed = self._rows_bytes()
+        needed = self.room.rows_bytes(extra=1)
         self.pool.use(rows_bytes=needed, kept_bytes=self.room.kept_bytes)
         while needed > self.pool.num_bytes:
             rows = self._seqs.rows()
@@ -337,17 +337,15 @@ class Scheduler:
         drafts: Drafts = {}
         reads = False
         if self.speculation is not None and rows:
-            free_bytes = self.pool.num_bytes - self._rows_bytes()
-            drafts, reads = self.speculation.plan(list(rows.values()), self._now, free_bytes)
+            rows_bytes = self.room.rows_bytes(extra=1 + MOST)
+            drafts, reads = self.speculation.plan(list(rows.values()), self._now, self.pool.num_bytes - rows_bytes)
+            if drafts:
+                self.room.shrink_cache(rows_bytes + self.speculation.recorded_bytes)
         lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
-        groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self._rows_bytes(), drafts)
+        groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self.room.rows_bytes(extra=1), drafts)
         for seq in rows.values():
             seq.num_computed_tokens += 1 + len(drafts.get(seq.seq_id, ()))
         return tuple(tuple(rows[row] for row in group) for group in groups), drafts, reads
-
-    def _rows_bytes(self) -> int:
-        """Bytes of all rows once the next step has run."""
-        return self.room.rows_bytes(extra=1 if self.speculation is None else 1 + MOST)
 
     # -- results
 

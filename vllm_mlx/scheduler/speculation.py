@@ -39,6 +39,7 @@ class Speculation:
         self.num_drafted: Counter[str] = Counter()  # by source
         self.num_accepted: Counter[str] = Counter()  # by source
         self.num_passes = 0  # forward passes of rows with drafts
+        self.recorded_bytes = 0  # recurrent states that the next step records
         self._depth = depth
         self._shares_forward = shares_forward
         self._state_bytes = state_bytes
@@ -69,7 +70,8 @@ class Speculation:
     def plan(self, rows: Rows[Sequence], now_s: float, free_bytes: float = math.inf) -> tuple[Drafts, bool]:
         """Plan the drafts of the next step, in which these rows decode, and whether it must read its own samples.
 
-        `free_bytes` is the memory in which recurrent states can be recorded.
+        `free_bytes` is the memory in which recurrent states can be recorded, beside rows that grow by all drafts. There
+        are no drafts if they do not fit.
         """
         self._observe(now_s)
         is_ahead = any(seq.num_in_flight for seq in rows)
@@ -81,7 +83,8 @@ class Speculation:
             depths = {seq_id: min(depth, available.get(seq_id, 0)) for seq_id, depth in decided.items()}
         else:
             depths = self._depth.depths(available) if any(available.values()) else {}
-        if self._recorded_bytes(len(rows), max(depths.values(), default=0)) > free_bytes:
+        self.recorded_bytes = self._recorded_bytes(len(rows), max(depths.values(), default=0))
+        if self.recorded_bytes > free_bytes:
             depths = {}
         self._decided = depths if is_ahead else {}
         taken = {seq_id: depth for seq_id, depth in depths.items() if depth and not is_ahead}
