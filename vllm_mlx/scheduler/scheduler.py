@@ -262,7 +262,7 @@ class Scheduler:
                 break
             self._preempt(self._turns.row_to_preempt(rows))
             self.pool.crowd()
-            needed = self._rows_bytes()
+            needed = self.room.rows_bytes(extra=1)
         self.room.shrink_cache(needed)
 
     def _preempt(self, seq: Sequence) -> None:
