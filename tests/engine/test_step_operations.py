@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from tests.support.engine_driver import Driver
+from tests.support.engine_driver import Driver, plain_loop
 from tests.support.failing_device import num_pending
 from vllm_mlx.cache.layers import arrays
 
@@ -32,6 +32,7 @@ BOUNDS: dict[tuple[int, ...], tuple[float, int]] = {
     (20, 20): (1.0, 2),
     (20, 700): (_TWO_GROUPS, 2),  # one forward pass for both
 }
+_ALL = 60  # tokens of a reply that are predicted
 _REST = 4  # most operations beside the layers that the bare loop has not
 
 
@@ -39,19 +40,46 @@ def deeper(config: dict[str, Any]) -> dict[str, Any]:
     return {name: 2 * value for name, value in config.items()}
 
 
-def of_engine(path: Path, lengths: tuple[int, ...]) -> list[int]:
-    """The operations of each submission of one decode step."""
-    driver = Driver(path)
+def of_engine(path: Path, lengths: tuple[int, ...], num_predicted: int | None = None) -> list[int]:
+    """The operations of each submission of one decode step.
+
+    `num_predicted`: tokens at the start of each reply that come as drafts. Rows that had some are groups of their own.
+    """
+    driver = Driver(path, num_draft_tokens=0 if num_predicted is None else 7)
     for row, length in enumerate(lengths):
-        driver.add([(row + place) % 500 for place in range(length)], max_tokens=100)
-    while min(seq.num_output_tokens for seq in driver.seqs.values()) < 5:
+        prompt = [(row + place) % 500 for place in range(length)]
+        reply = plain_loop(path, prompt, _ALL)[0] if num_predicted else ()
+        driver.add(prompt, max_tokens=100, prediction=tuple(reply[:num_predicted]))
+    while min(seq.num_output_tokens for seq in driver.seqs.values()) < (5 if num_predicted is None else 20):
         driver.step()
+    wanted = len(lengths) * (8 if num_predicted == _ALL else 1)
     counts: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("async_eval", "eval"):
             patch.setattr(mx, name, counted(getattr(mx, name), counts))
-        driver.step()
-    return counts
+        for _ in range(20):
+            before = num_output(driver)
+            driver.step()
+            if num_output(driver) - before == wanted:
+                return counts
+            counts.clear()
+    raise AssertionError("no step computes so many tokens")
+
+
+def num_output(driver: Driver) -> int:
+    return sum(seq.num_output_tokens for seq in driver.seqs.values())
+
+
+@pytest.mark.parametrize(("num_rows", "most"), [(1, 1.1), (4, 1.4)])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
+def test_a_pass_with_drafts_gives_mlx_little_more(
+    checkpoint: Callable[..., Path], name: str, num_rows: int, most: float
+) -> None:
+    period = PERIODS[name]
+    paths = [checkpoint(name, **config) for config in (period, deeper(period))]
+    lengths = tuple(20 + row for row in range(num_rows))
+    plain, with_drafts = ([sum(of_engine(path, lengths, num)) for path in paths] for num in (8, _ALL))
+    assert with_drafts[1] - with_drafts[0] <= most * (plain[1] - plain[0])
 
 
 def counted(submits: Callable[..., None], counts: list[int]) -> Callable[..., None]:

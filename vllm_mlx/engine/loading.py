@@ -150,7 +150,7 @@ def load_engine(
     """
     config = within_kernels(config, checkpoint)
     measured = load_measured(config, checkpoint, probe)
-    warm_up(measured.model)
+    warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
     engine = build_engine(config, checkpoint, measured)
     if disk is not None and (tree := engine.cache_tree) is not None:
         name, s_per_token = fingerprint(checkpoint, measured.model), 1 / measured.calibration.tokens_per_s

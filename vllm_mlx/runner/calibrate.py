@@ -25,6 +25,7 @@ _MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
 _FEWEST_PIXELS = 256 * 256  # an image may have this many, however slow the encoder
 _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
 _LENGTHS = (8, 40)  # unlike, as those of requests
+_DRAFTS = 1, 3, 7  # drafts of a row in the passes of the warm-up
 _NUM_STEPS = 3
 _SAMPLINGS = (  # pairs of rows that decode together
     (
@@ -162,8 +163,11 @@ class _NoTags:
         return None
 
 
-def warm_up(model: Model) -> None:
-    """Prefill two rows, decode them in two groups and then in one if the model can; once for each way to draw."""
+def warm_up(model: Model, *, has_drafts: bool = False) -> None:
+    """Prefill two rows, decode them in two groups and then in one if the model can; once for each way to draw.
+
+    `has_drafts`: verify drafts of two rows and of one, too.
+    """
     runner = Runner(model, DeviceWatch(device_memory().total_bytes))
     for samplings in _SAMPLINGS:
         seqs = tuple(_row(model, length, sampling) for length, sampling in zip(_LENGTHS, samplings, strict=True))
@@ -176,7 +180,18 @@ def warm_up(model: Model) -> None:
                 seq.num_computed_tokens += 1
             is_group = model.can_batch and step > 0
             runner.decode(StepPlan(decode=(seqs,) if is_group else tuple((seq,) for seq in seqs), isolated=isolated))
+        if has_drafts:
+            _verify(runner, seqs, isolated)
         runner.reset()
+
+
+def _verify(runner: Runner, seqs: tuple[Sequence, ...], isolated: frozenset[int]) -> None:
+    """Verify some widths of drafts, each of which may have kernels of its own."""
+    runner.decode(StepPlan(decode=tuple((seq,) for seq in seqs), isolated=isolated, reads=True))
+    for rows in (seqs, seqs[:1]):
+        for num_drafts in _DRAFTS:
+            drafts = {seq.seq_id: (0,) * num_drafts for seq in rows}
+            runner.decode(StepPlan(decode=tuple((seq,) for seq in rows), isolated=isolated, drafts=drafts))
 
 
 def _row(model: Model, length: int, sampling: TokenSampling) -> Sequence:
