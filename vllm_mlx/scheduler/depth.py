@@ -15,8 +15,8 @@ _MARGIN = 1.03  # what drafts must win
 _HOPE = 0.04  # more of the cost for each token a row, beyond the widest pass that was measured
 _FIRST_ODDS = 0.7  # of a draft in a new row
 _LEAST_WEIGHT = 0.05  # of the newest draft among those before it
-_AFRESH = 10, 4  # drafts that a wrong one and a right one count among in a look: few are seen, so be hopeful
-_LOW_ODDS = 0.4  # from which on an accepted draft surprises
+_AFRESH = 20, 3  # drafts that a wrong one and a right one count among in a look: few are seen, so be hopeful
+_LOW_ODDS = 0.6  # from which on an accepted draft surprises
 _LOOKS = 32, 512  # steps from one look at drafts to the next while parked, at first and at most
 _REFRESH = 64  # steps while drafting: by turns a plain pass and a look at another width is made
 _MOST_PLAIN = 3  # passes asked for before drafts are tried without a plain pass that has a cost
@@ -158,7 +158,7 @@ class DepthController:
 
     def _parking(self, limits: dict[int, int], costs: _Costs) -> dict[int, int]:
         if self._parked is None:
-            lasted = self._num_steps - self._since > 2 * _REFRESH
+            lasted = self._num_steps - self._since > _LOOKS[0]
             self._wait = _LOOKS[0] if lasted else min(2 * self._wait, _LOOKS[1])
             self._next_look = self._num_steps + self._wait
         widest = sum(limits.values()) + len(limits)
