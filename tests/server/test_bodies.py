@@ -99,7 +99,7 @@ def test_elements_are_counted_exactly(value: Any) -> None:
 ITEM = '{"type":"text","text":""}'
 TOO_MANY = {
     "blocks": '{"messages":[{"role":"user","content":[' + ",".join([ITEM] * (MAX_PARTS // 5)) + "]}]}",
-    "objects": '{"messages":[],"prediction":[' + ",".join(["{}"] * MAX_PARTS) + "]}",
+    "objects": '{"messages":[],"metadata":[' + ",".join(["{}"] * MAX_PARTS) + "]}",
     "lists": '{"messages":[' + "[]," * MAX_PARTS + "0]}",
     "texts": '{"prompt":[' + '"",' * MAX_PARTS + '""]}',
     "names": '{"prompt":{' + '"a":0,' * MAX_PARTS + '"a":0}}',

@@ -71,7 +71,7 @@ ATTACKS: dict[str, Attack] = {
     "wrong items": attack(RESPONSES, {"input": repeated(0, 500_000)}),
     "wrong blocks": attack(MESSAGES, chat(repeated(0, 500_000))),
     "small parts": attack(CHAT, chat(repeated({"type": "text", "text": ""}, 10_000_000))),
-    "an ignored field of small pieces": attack(CHAT, chat(prediction=repeated({}, 10_000_000))),
+    "an ignored field of small pieces": attack(CHAT, chat(metadata=repeated({}, 10_000_000))),
     "refused frames of many pixels": attack(CHAT, frames(2500, blank_png(64)), num=2),
     "a video of commas": attack(
         CHAT, chat([{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + "," * 12_000_000}}])

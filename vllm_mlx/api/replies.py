@@ -67,9 +67,17 @@ def total_usage(usages: Mapping[int, Usage], choices_per_prompt: int) -> Usage:
         cached_tokens=sum(usage.cached_tokens for usage in prompts.values()),
         completion_tokens=sum(usage.completion_tokens for usage in usages.values()),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages.values()),
+        **predicted(*usages.values()),
         clamped_max_tokens=min(limits, default=None),
         receipt=next((usage.receipt for usage in prompts.values() if usage.receipt is not None), None),
     )
+
+
+def predicted(*usages: Usage) -> dict[str, int]:
+    """Sum the tokens of the prediction, as fields of `Usage`. They are not set if none was sent."""
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    counts = {name: [count for usage in usages if (count := getattr(usage, name)) is not None] for name in names}
+    return {name: sum(given) for name, given in counts.items() if given}
 
 
 class CacheShortfall(Reply):

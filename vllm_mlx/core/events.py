@@ -25,6 +25,8 @@ class Usage:
     cached_tokens: int = 0  # prompt tokens whose state came from the prefix cache
     completion_tokens: int = 0  # sampled tokens, the stop token included
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | None = None  # tokens of the request's prediction that the reply took as drafts
+    rejected_prediction_tokens: int | None = None  # those that were tried in vain; both are None without a prediction
     num_searches: int = 0  # web searches that the server made
     clamped_max_tokens: int | None = None  # set when the context window cut the requested max_tokens
     receipt: CacheReceipt | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..cache.prompt_index import PromptIndex
 from ..core.config import CacheReasoning, EngineConfig, SamplingDefaults
-from ..core.errors import InvalidParameter, Unsupported
+from ..core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request, SamplingParams
 from ..core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
@@ -184,7 +184,14 @@ class RequestProcessor:
     def _prediction(self, request: Request) -> tuple[int, ...]:
         if not request.prediction:
             return ()
-        self._window.check_text(request.prediction, param="prediction")
+        try:
+            self._window.check_text(request.prediction, param="prediction")
+        except ContextLengthExceeded as error:  # clients take this error for one of the messages
+            raise InvalidParameter(
+                f"`prediction` has at least {error.num_prompt_tokens} tokens, more than the context of "
+                f"{error.max_model_len} tokens. Shorten it, or leave it out.",
+                param="prediction",
+            ) from error
         return tuple(self.tokenizer.encode(request.prediction, add_special_tokens=False))
 
     def _completion(self, request: Request) -> PromptInputs:

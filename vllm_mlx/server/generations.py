@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..api.blocks import BlockEnd, BlockSplitter, ReasoningMode
+from ..api.replies import predicted
 from ..api.search import SEARCH_NAME, SearchTool, result_part
 from ..api.text import decode_arguments
 from ..core.errors import ContextLengthExceeded
@@ -244,6 +245,7 @@ class SearchingReply:
             cached_tokens=before.cached_tokens + usage.cached_tokens,
             completion_tokens=before.completion_tokens + usage.completion_tokens,
             reasoning_tokens=before.reasoning_tokens + usage.reasoning_tokens,
+            **predicted(before, usage),
             receipt=before.receipt or usage.receipt,
         )
 

@@ -128,6 +128,7 @@ def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
         request_id=request_id,
         messages=without_client_marks(messages),
         tools=tools,
+        prediction=_prediction(body.prediction),
         tool_choice=_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
         sampling=_sampling(
@@ -141,6 +142,13 @@ def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
         cache_salt=body.cache_salt or "",
         **decode_thinking(body.reasoning_effort, body.chat_template_kwargs),
     )
+
+
+def _prediction(prediction: schema.Prediction | None) -> str:
+    if prediction is None:
+        return ""
+    content = prediction.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded[ReplySpec]:

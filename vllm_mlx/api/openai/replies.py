@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.events import TokenLogprob, Usage
-from ..replies import CacheShortfall, Reply, TokenNames, given, shortfall_of
+from ..replies import CacheShortfall, Reply, TokenNames, given, predicted, shortfall_of
 
 
 class PromptTokensDetails(Reply):
@@ -15,7 +15,11 @@ class PromptTokensDetails(Reply):
 
 
 class CompletionTokensDetails(Reply):
+    """The tokens of a `prediction` that were tried: those that the reply took, and the others. Not set without one."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class ChatUsage(Reply):
@@ -39,7 +43,10 @@ class ChatUsage(Reply):
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=usage.reasoning_tokens,
+                **predicted(usage),
+            ),
             **given(max_completion_tokens=usage.clamped_max_tokens, cache_shortfall=shortfall_of(usage.receipt)),
         )
 

@@ -19,7 +19,6 @@ BODY_FIELDS: ExtraFields = {
     **OPENAI_EXTRAS,
     "metadata": Ignored("labels for stored replies; nothing is stored"),
     "store": Ignored("nothing is stored", (False,), "Replies are not stored; leave `store` out."),
-    "prediction": Ignored("it may speed a reply up, but never changes it"),
     "verbosity": Ignored("it is the default", ("medium",), "Ask for a short or long reply in the prompt."),
     "audio": Refused("This server generates no audio."),
     "functions": Refused(_TOOLS),
@@ -47,6 +46,7 @@ BODY_FIELDS: ExtraFields = {
 
 COMPLETION_FIELDS: ExtraFields = {
     **BODY_FIELDS,
+    "prediction": Ignored("only chat completions take it, and it never changes a reply"),
     "web_search_options": Refused("Searches run in chat completions, Messages and Responses."),
 }
 
@@ -288,6 +288,13 @@ class StructuredOutputs(ChatWire):
         return {name.removesuffix("_"): value for name, value in vars(self).items()}
 
 
+class Prediction(ChatWire):
+    """A text that much of the reply is expected to repeat, such as the file that it changes."""
+
+    type: Literal["content"]
+    content: str | Items[TextContent]
+
+
 class ProcessorOptions(ChatWire):
     fps: FPS | None = None
 
@@ -344,6 +351,10 @@ class ChatCompletionBody(GenerationBody):
     separate_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
+    prediction: Prediction | None = Field(
+        default=None,
+        description="A text that the reply may repeat: these tokens come sooner, and the reply stays the same.",
+    )
     web_search_options: SearchOptions | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

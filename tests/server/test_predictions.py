@@ -1,0 +1,124 @@
+"""A request's `prediction`: which forms it may have, that it changes no reply, and what the usage says of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.support.running import Running, serving
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.loading import start_engine
+
+ASKED: Any = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+    "temperature": 0,
+    "max_tokens": 40,
+}
+
+
+@contextmanager
+def served(**settings: Any) -> Iterator[Running]:
+    with serving(start_engine(EngineConfig(model="demo", max_model_len=512, **settings))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with served(num_draft_tokens=7) as running:
+        yield running
+
+
+def client_of(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with client_of(server) as client:
+        yield client
+
+
+def predicted(content: Any) -> Any:
+    return {"type": "content", "content": content}
+
+
+def counts(usage: Any) -> tuple[int | None, int | None]:
+    details = usage.completion_tokens_details
+    return details.accepted_prediction_tokens, details.rejected_prediction_tokens
+
+
+def test_a_right_prediction_is_accepted_and_changes_no_reply(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(**ASKED)
+    text = plain.choices[0].message.content or ""
+    assert counts(plain.usage) == (None, None)
+    middle = len(text) // 2
+    parts = [{"type": "text", "text": text[:middle]}, {"type": "text", "text": text[middle:]}]
+    for content in (text, parts):
+        reply = client.chat.completions.create(**ASKED, prediction=predicted(content))
+        assert reply.choices == plain.choices
+        accepted, rejected = counts(reply.usage)
+        assert reply.usage is not None and accepted is not None and rejected is not None
+        assert reply.usage.completion_tokens // 2 < accepted <= reply.usage.completion_tokens
+
+
+def test_the_last_chunk_of_a_stream_counts_too(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ASKED)
+    prediction = predicted(whole.choices[0].message.content)
+    *_, last = client.chat.completions.create(
+        **ASKED, prediction=prediction, stream=True, stream_options={"include_usage": True}
+    )
+    accepted, _ = counts(last.usage)
+    assert accepted
+
+
+def test_a_wrong_prediction_is_rejected_and_changes_no_reply(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(**ASKED)
+    reply = client.chat.completions.create(**ASKED, prediction=predicted("import os\n\nprint(os.getcwd())\n"))
+    assert reply.choices == plain.choices
+    accepted, rejected = counts(reply.usage)
+    assert accepted == 0 and rejected
+
+
+def test_all_replies_to_a_request_are_counted(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ASKED)
+    prediction = predicted(whole.choices[0].message.content)
+    one = client.chat.completions.create(**ASKED, prediction=prediction)
+    two = client.chat.completions.create(**ASKED, prediction=prediction, n=2)
+    assert [choice.message.content for choice in two.choices] == [whole.choices[0].message.content] * 2
+    assert (counts(two.usage)[0] or 0) > (counts(one.usage)[0] or 0) > 0
+
+
+@pytest.mark.parametrize("settings", [{"num_draft_tokens": 0}, {"repeatable": True}], ids=["0", "repeatable"])
+def test_without_drafts_a_prediction_counts_zero(settings: dict[str, Any]) -> None:
+    with served(**settings) as server, client_of(server) as client:
+        reply = client.chat.completions.create(**ASKED, prediction=predicted("Once upon a time"))
+    assert counts(reply.usage) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ("a text", "prediction"),
+        ({"type": "file", "content": "a"}, "prediction.type"),
+        ({"content": "a"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": "a"}]}, "prediction.content[0].type"),
+        ({"type": "content", "content": "a", "mode": "b"}, "prediction.mode"),
+        ({"type": "content", "content": "word " * 500_000}, "prediction"),
+    ],
+)
+def test_other_forms_are_refused_by_name(server: Running, prediction: Any, param: str) -> None:
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json={**ASKED, "prediction": prediction})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param and "prompt" not in answer.text
+
+
+def test_completions_ignore_it(client: openai.OpenAI) -> None:
+    extra = {"prediction": predicted("a")}
+    reply = client.completions.create(model="tiny", prompt="Once", max_tokens=5, extra_body=extra)
+    assert reply.usage is not None and counts(reply.usage) == (None, None)
