@@ -236,6 +236,7 @@ def test_every_setting_survives_the_files(tmp_path: Path) -> None:
         "api_key": ("sk-1", "sk-2"), "chat_template": "{{ 'a\"b\\\\n' }}", "cache_disk": 0, "memory_budget": "0.7",
         "reasoning_config": '{"reasoning_start_str": "<a>", "reasoning_end_str": "</a>"}', "cache_memory": "2GB",
         "limit_mm_per_prompt": "image=3", "api_key_file": str(tmp_path / "keys"), "max_body": "64MiB",
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
     }  # fmt: skip
     for name, field, _ in settings_fields():
         value = examples.get(name, field.default)

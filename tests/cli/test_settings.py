@@ -87,6 +87,9 @@ def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypat
             "--chat-template: cannot read the template file no/such file: No such file",
         ),
         ({"drain_s": "-1"}, "--drain-s must be at least 0"),
+        ({"num_draft_tokens": "x"}, "--num-draft-tokens: it must be auto or a whole number from 0 to 7, got 'x'."),
+        ({"num_draft_tokens": "8"}, "--num-draft-tokens: it must be auto or a whole number from 0 to 7, got '8'."),
+        ({"num_draft_tokens": "1.5"}, "--num-draft-tokens: it must be auto or a whole number from 0 to 7, got '1.5'."),
     ],
 )
 def test_a_bad_flag_is_refused_by_name(flags: dict[str, object], words: str) -> None:
@@ -137,6 +140,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "repeatable": True,
         "cache_memory": "1GB",
         "snapshot_every": 100,
+        "num_draft_tokens": "3",
         "cache_reasoning": "keep",
         "enable_thinking": False,
         "text_only": True,

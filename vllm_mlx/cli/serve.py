@@ -25,6 +25,7 @@ from .options import unknown_variables
 from .output import LogFile, Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
 from .terminal import BrokeDown, console, readable
+from .values import LOOKUPS, NO_DRAFT_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
     has_keys = not all(key.is_admin for key in server.api_keys)
     refuse_open_door(settings.host, has_keys=has_keys, insecure=settings.insecure)
     check_settings(engine)
+    for name in [name for name in LOOKUPS if name in (settings.speculative_config or "")]:
+        logger.warning("`%s` of --speculative-config has no effect: the lengths of n-grams are fixed", name)
     return engine, server
 
 
@@ -110,6 +113,12 @@ def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
             f"--host {host} opens the server beyond this machine: ask for a key with --api-key or --api-key-file, "
             "or set --insecure to let anybody in."
         )
+
+
+def refuse_draft_model(draft_model: str | None) -> None:
+    """Raise ConfigError for a flag of other servers that this one does not have yet."""
+    if draft_model is not None:
+        raise ConfigError(f"--draft-model: {NO_DRAFT_MODEL}. Leave it out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

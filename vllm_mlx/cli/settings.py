@@ -29,7 +29,9 @@ from .values import (
     read_media_limits,
     read_memory,
     read_reasoning_strings,
+    read_speculative_config,
     read_template,
+    speculative_values,
 )
 
 ENV_PREFIX = "VLLM_MLX_"
@@ -60,8 +62,8 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
     ),
     "Engine and memory": (
         "max_model_len", "max_num_seqs", "memory_budget", "wired", "keep_awake", "max_stall_ms", "max_prefill_chunk",
-        "max_pixels", "prefix_cache", "repeatable", "cache_memory", "snapshot_every", "cache_reasoning",
-        "cache_thinking_tokens", "cache_disk", "cache_dir", "cache_disk_daily",
+        "max_pixels", "num_draft_tokens", "speculative_config", "prefix_cache", "repeatable", "cache_memory",
+        "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "cache_disk", "cache_dir", "cache_disk_daily",
     ),
     "Images and videos": (
         "limit_mm_per_prompt", "max_image_bytes", "max_video_bytes", "max_image_pixels", "max_video_pixels",
@@ -91,6 +93,8 @@ FORMS: Mapping[str, Form] = {
     "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
     "cache_dir": Form("DIR", "", lambda value: value),
     "record_requests": Form("FILE", "", lambda value: value),
+    "num_draft_tokens": Form("auto|0-7", "", lambda value: value),
+    "speculative_config": Form("JSON", "", read_speculative_config),
     "max_body": Form("SIZE", "Write bytes, such as `64MiB`.", read_memory),
     "max_image_bytes": _BYTES,
     "max_video_bytes": _BYTES,
@@ -143,6 +147,8 @@ class Settings(BaseModel):
     until a client that has stopped reading reads again."""
     memory_budget: int | None = None
     """Memory for the weights and all state. Default: computed from the machine's memory."""
+    speculative_config: str | None = None
+    """The same number in vLLM's JSON, with the method `ngram`."""
     cache_memory: int | None = None
     """Memory of the prefix cache, within the budget. Default: all that running replies leave free."""
     cache_thinking_tokens: bool = False
@@ -191,6 +197,11 @@ class Settings(BaseModel):
             if values["cache_reasoning"] == "drop":
                 raise ConfigError("--cache-thinking-tokens and --cache-reasoning drop contradict each other.")
             values["cache_reasoning"] = "keep"
+        if self.speculative_config is not None:
+            number = speculative_values(self.speculative_config).get("num_speculative_tokens", "auto")
+            if "num_draft_tokens" in self.model_fields_set and values["num_draft_tokens"] != number:
+                raise ConfigError("--num-draft-tokens and --speculative-config contradict each other. Leave one out.")
+            values["num_draft_tokens"] = number
         limits: dict[str, Any] = {f"max_{kind}s": most for kind, most in media_limits(self.limit_mm_per_prompt).items()}
         return EngineConfig(
             **values,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from ..core.config import MediaConfig, ReasoningStrings
+from ..core.config import MediaConfig, ReasoningStrings, read_draft_tokens
 from ..core.errors import ConfigError
 from ..core.memory import physical_memory
 from ..core.tenants import APIKey, unnamed_keys
@@ -105,6 +105,41 @@ def read_reasoning_strings(value: object) -> object:
     if not (isinstance(start, str) and start.strip() and isinstance(end, str) and end.strip()):
         raise ValueError("`reasoning_start_str` and `reasoning_end_str` must both be texts")
     return ReasoningStrings(start, end)
+
+
+NO_DRAFT_MODEL = (
+    "this server drafts from the prompt, the reply, a `prediction` and grammars; MTP heads and draft models are not "
+    "supported yet"
+)
+LOOKUPS = ("prompt_lookup_max", "prompt_lookup_min")  # lengths of n-grams, which are fixed here
+_NGRAM = ("ngram", "[ngram]")
+
+
+def read_speculative_config(value: object) -> str:
+    """Return vLLM's JSON as a text, if this server does what it asks for."""
+    try:
+        given = value if isinstance(value, dict) else json.loads(str(value))
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError("it must be an object")
+    given = {name: part for name, part in given.items() if part is not None}
+    for name in ("method", "model"):
+        if (asked := given.pop(name, "ngram")) not in _NGRAM:
+            raise ValueError(f"the {name} {asked} is not supported: {NO_DRAFT_MODEL}")
+    if unknown := given.keys() - {"num_speculative_tokens", *LOOKUPS}:
+        raise ValueError(f"`{min(unknown)}` is not supported")
+    if "num_speculative_tokens" in given:
+        try:
+            given["num_speculative_tokens"] = read_draft_tokens(given["num_speculative_tokens"])
+        except ValueError as error:
+            raise ValueError(f"`num_speculative_tokens`: {error}") from error
+    return json.dumps(given)
+
+
+def speculative_values(text: str) -> dict[str, Any]:
+    """Return the values of the text that `read_speculative_config` returned."""
+    return dict(json.loads(text))
 
 
 _MEDIA_HINT = 'write image=4,video=1, or {"image": 4, "video": 1}'

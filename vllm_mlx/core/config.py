@@ -6,7 +6,7 @@ A setting is declared here or in another `SettingsGroup`: its type, default and 
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -55,6 +55,16 @@ def explain(fault: Any) -> str:
         return f" must be {kind}"
     text = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
     return f": {text[:1].lower()}{text[1:]}"
+
+
+def read_draft_tokens(value: object) -> object:
+    """Read a number of drafts. Raises ValueError, which says what to write."""
+    text = str(value).strip().lower()
+    if text == "auto":
+        return text
+    if len(text) != 1 or text not in "01234567":
+        raise ValueError("it must be auto or a whole number from 0 to 7")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
@@ -171,10 +181,10 @@ class EngineConfig(SettingsGroup):
     some versions of macOS wiring may restart the Mac; docs/mac-checklist.md has a test."""
     keep_awake: bool = True
     """On macOS, keep the machine from falling asleep while requests run."""
-    num_draft_tokens: Annotated[int, Field(ge=0, le=7)] | Literal["auto"] = "auto"
-    """Tokens of a reply that are guessed and verified in one step, by row: at most so many, or as many as pay on this
-    machine (`auto`); 0 guesses none. The reply is the same. Guesses come from the prompt, the reply, the request's
-    `prediction`, and its grammar."""
+    num_draft_tokens: Annotated[int | Literal["auto"], BeforeValidator(read_draft_tokens)] = "auto"
+    """Most tokens of a reply that are drafted and verified in one step, 0 to 7, or as many as pay on this machine
+    (`auto`); 0 turns drafts off. The reply is the same. Drafts come from the prompt, the reply, the request's
+    `prediction` and its grammar."""
     prefix_cache: bool = True
     """Keep the state of prompts and replies, so that a common beginning is computed only once."""
     repeatable: bool = False
