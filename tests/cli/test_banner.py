@@ -25,6 +25,7 @@ LOADED = {
     "tool_call_parser": None,
     "no_videos": "it takes no images either",
     "no_shared_forward": None,
+    "no_drafts": None,
     "max_pixels": None,
 }
 
@@ -70,6 +71,12 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
         "images and videos: the checkpoint has no vision encoder",
         "tool calls: the chat template shows no known format of tool calls",
     ]
+
+
+def test_why_a_model_takes_no_drafts_is_said() -> None:
+    why = "the state of its layers cannot be taken back by some tokens"
+    facts = replace(banner(), loaded={**LOADED, "no_drafts": why}).facts()
+    assert ("Off", f"drafts of the next tokens: {why}") in facts
 
 
 KEPT = "conversations are kept in /caches/vllm-mlx, up to 38.2 GB; --cache-disk 0 turns this off"

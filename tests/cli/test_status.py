@@ -105,6 +105,33 @@ def test_80_columns_show_all_of_a_busy_server() -> None:
     assert "HTTP 404" in text and "{" not in text
 
 
+DRAFTS: dict[str, Any] = {
+    "enabled": True,
+    "off_reason": None,
+    "parked": None,
+    "num_passes": 1000,
+    "num_drafts": 1000,
+    "drafted_tokens": {"grammar": 0, "prediction": 2000, "ngram": 1000},
+    "accepted_tokens": {"grammar": 0, "prediction": 1500, "ngram": 100},
+    "tokens_per_pass": 2.6,
+}
+ACCEPTED = "1,600 of 3,000 tokens accepted (75% of prediction, 10% of ngram), 2.6 tokens a pass"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "line"),
+    [
+        (DRAFTS, ACCEPTED),
+        ({**DRAFTS, "parked": "Too few drafts are accepted."}, f"{ACCEPTED}; parked: Too few drafts are accepted."),
+        ({**DRAFTS, "num_drafts": 0}, None),
+        (None, None),
+    ],
+)
+def test_drafts_are_one_line_once_some_were_verified(drafts: dict[str, Any] | None, line: str | None) -> None:
+    found = [drawn_line for drawn_line in drawn({**BUSY, "drafts": drafts}).splitlines() if "Drafts" in drawn_line]
+    assert [drawn_line.split("Drafts", 1)[1].strip() for drawn_line in found] == ([] if line is None else [line])
+
+
 DISK: dict[str, Any] = {
     "folder": "/caches/vllm-mlx",
     "off_reason": None,

@@ -22,6 +22,7 @@ from .streams import ASKED, PATHS, THINKS, TOOLS
 
 Page = dict[str, Any]
 _STATUS = ("/v1/status", "/v1/models", "/v1/cache", "/v1/status/history", "/health")
+_DRAFTS: dict[str, Any] = {"num_draft_tokens": 3}  # a fixed number never parks, whatever a step takes
 _QUESTION = "What is 2 + 3?"
 _LIBRARIES = ("llguidance", "mlx", "mlx_lm", "mlx_vlm", "platform", "python", "transformers")
 _HIDDEN = ("model_name", "version", "le", *_LIBRARIES)  # labels whose values are the machine's or the build's
@@ -76,7 +77,7 @@ ENGINE_REFUSES: dict[str, list[Wrong]] = {
 
 @contextmanager
 def _demo(**settings: Any) -> Iterator[httpx.Client]:
-    config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, **settings)
+    config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, **_DRAFTS, **settings)
     with serving(start_engine(config)) as running, running.http() as client:
         yield client
 
@@ -154,7 +155,7 @@ def _in_stream(error: dict[str, Any]) -> Refusal:
 
 def with_keys() -> dict[str, str]:
     """The status that holders of two keys see, each of one reply of the other and its own."""
-    config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True)
+    config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True, **_DRAFTS)
     with serving(start_engine(config), api_keys=("ann", "ben")) as running:
         for key in ("ann", "ben"):
             with running.http(headers={"x-api-key": key}) as client:

@@ -1,5 +1,6 @@
 """A request's `prediction`: which forms it may have, that it changes no reply, and what the usage says of it."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -92,11 +93,35 @@ def test_all_replies_to_a_request_are_counted(client: openai.OpenAI) -> None:
     assert (counts(two.usage)[0] or 0) > (counts(one.usage)[0] or 0) > 0
 
 
+def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: openai.OpenAI) -> None:
+    before = httpx.get(f"{server.url}/v1/status").json()["drafts"]
+    whole = client.chat.completions.create(**ASKED)
+    reply = client.chat.completions.create(**ASKED, prediction=predicted(whole.choices[0].message.content))
+    drafts = httpx.get(f"{server.url}/v1/status").json()["drafts"]
+    assert (drafts["enabled"], drafts["off_reason"], drafts["parked"]) == (True, None, None)
+    accepted, drafted = drafts["accepted_tokens"], drafts["drafted_tokens"]
+    assert accepted["prediction"] - before["accepted_tokens"]["prediction"] == counts(reply.usage)[0]
+    assert drafts["num_drafts"] >= drafts["num_passes"] > before["num_passes"]
+    assert drafts["tokens_per_pass"] == round(1 + sum(accepted.values()) / drafts["num_drafts"], 2) > 1
+    metrics = httpx.get(f"{server.url}/metrics").text
+    for name, number in (
+        ("drafts", drafts["num_drafts"]),
+        ("draft_tokens", sum(drafted.values())),
+        ("accepted_tokens", sum(accepted.values())),
+    ):
+        assert re.search(rf"^vllm:spec_decode_num_{name}_total{{[^}}]*}} {number:.1f}$", metrics, re.MULTILINE)
+
+
 @pytest.mark.parametrize("settings", [{"num_draft_tokens": 0}, {"repeatable": True}], ids=["0", "repeatable"])
 def test_without_drafts_a_prediction_counts_zero(settings: dict[str, Any]) -> None:
     with served(**settings) as server, client_of(server) as client:
         reply = client.chat.completions.create(**ASKED, prediction=predicted("Once upon a time"))
+        drafts = httpx.get(f"{server.url}/v1/status").json()["drafts"]
+        assert "spec_decode" not in httpx.get(f"{server.url}/metrics").text
     assert counts(reply.usage) == (0, 0)
+    [name] = settings
+    assert not drafts["enabled"] and drafts["off_reason"].startswith(f"--{name.replace('_', '-')} is ")
+    assert drafts["num_drafts"] == drafts["num_passes"] == 0
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ class Banner:
             (self.info.takes_images, f"images and videos: {wanted}"),
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
             (not reason, f"one forward pass for rows of all lengths: {reason}"),
+            (not self.loaded["no_drafts"], f"drafts of the next tokens: {self.loaded['no_drafts']}"),
             (self.loaded["prefix_cache"], f"prefix cache: {self.loaded['no_prefix_cache'] or switched_off}"),
             (not self.loaded["prefix_cache"] or why_no_disk is None, f"prefix cache on disk: {why_no_disk}"),
             (

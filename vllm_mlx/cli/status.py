@@ -103,6 +103,8 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     prompt, cached = fields.get("total_prompt_tokens", 0), fields.get("total_cached_tokens", 0)
     share = f", {cached / prompt:.0%} of them from the cache" if prompt else ""
     rows.append(("Tokens", f"{prompt:,} of prompts{share}; {fields.get('total_completion_tokens', 0):,} of replies"))
+    if (drafts := fields.get("drafts") or {}).get("num_drafts"):
+        rows.append(("Drafts", _drafts(drafts)))
     cache = fields.get("cache") or {}
     rows.append(("Cache", _cache(cache)))
     if "disk" in cache:
@@ -116,6 +118,19 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _wait(name: str, quantiles: Mapping[str, Any]) -> str:
     seconds = [quantiles.get("p50"), quantiles.get("p99")]
     return f"{name} " + " / ".join("–" if value is None else milliseconds(float(value)) for value in seconds)
+
+
+def _drafts(drafts: Mapping[str, Any]) -> str:
+    drafted, accepted = drafts["drafted_tokens"], drafts["accepted_tokens"]
+    shares = ", ".join(
+        f"{accepted.get(source, 0) / number:.0%} of {source}" for source, number in drafted.items() if number
+    )
+    parked = f"; parked: {drafts['parked']}" if drafts["parked"] else ""
+    num_drafted, num_accepted = sum(drafted.values()), sum(accepted.values())
+    return (
+        f"{num_accepted:,} of {num_drafted:,} tokens accepted ({shares}), {drafts['tokens_per_pass']:.1f} tokens "
+        f"a pass{parked}"
+    )
 
 
 def _cache(cache: Mapping[str, Any]) -> str:

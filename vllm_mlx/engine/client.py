@@ -214,8 +214,7 @@ class EngineClient:
         for index, stats in enumerate(progress):
             seq = prepared.sequence(next(self._seq_ids), index)
             stats.queue(seq, expectation, time.monotonic())
-            ended, output = partial(self._keeper.take, prepared), self.processor.output(prepared)
-            yield Reply(index, seq, output, stats, ended, has_prediction=bool(prepared.request.prediction))
+            yield Reply(index, seq, self.processor.output(prepared), stats, partial(self._keeper.take, prepared))
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self.generations.values()))

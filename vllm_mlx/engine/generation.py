@@ -149,28 +149,15 @@ def _replies(request: Request) -> list[ReplyStats]:
 class Reply:
     """One of the n replies to a request."""
 
-    def __init__(
-        self,
-        index: int,
-        seq: Sequence,
-        output: OutputPipeline,
-        stats: ReplyStats,
-        ended: Ended,
-        *,
-        has_prediction: bool = False,
-    ):
-        """`ended` is called once: when the reply is complete, before its last event is sent, or abandoned.
-
-        `has_prediction`: the request predicts a text, so the usage counts the tokens of it that were tried.
-        """
+    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Ended):
+        """`ended` is called once: when the reply is complete, before its last event is sent, or abandoned."""
         self.index = index
         self.seq = seq
         self.stats = stats
         self._output = output
         self._ended = ended
         self._num_cached_tokens: int | None = None  # None until the sequence has been scheduled
-        self._has_prediction = has_prediction
-        self._num_predicted = self._num_mispredicted = 0
+        self._predicted = (0, 0)  # tokens of the prediction that were accepted, and rejected
         self.is_open = True
 
     def take(self, update: SequenceUpdate) -> list[GenerationEvent]:
@@ -180,7 +167,7 @@ class Reply:
         if update.error is not None:
             return self.fail(update.error)
         events: list[GenerationEvent] = []
-        self._num_predicted, self._num_mispredicted = update.num_predicted, update.num_mispredicted
+        self._predicted = (update.num_predicted, update.num_mispredicted)
         num_prompt_tokens = self.seq.num_prompt_tokens
         if self._num_cached_tokens is None:
             self._num_cached_tokens = update.receipt.cached_tokens
@@ -209,11 +196,10 @@ class Reply:
             logger.info("id=%s ends after %d tokens without an answer (%s)", self.stats.request_id, num_tokens, limit)
         self._close(_OUTCOMES[finished.reason])
         usage = replace(finished.usage, receipt=self.stats.receipt)
-        if self._has_prediction:
-            accepted = min(self._num_predicted, usage.completion_tokens)  # a stop string may cut some of them off
-            usage = replace(
-                usage, accepted_prediction_tokens=accepted, rejected_prediction_tokens=self._num_mispredicted
-            )
+        if usage.accepted_prediction_tokens is not None:
+            accepted, rejected = self._predicted
+            accepted = min(accepted, usage.completion_tokens)  # a stop string may cut some of them off
+            usage = replace(usage, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
         return [*deltas, replace(finished, usage=usage)]
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:

@@ -183,6 +183,8 @@ class OutputPipeline:
             completion_tokens=self._reply.num_tokens,
             reasoning_tokens=self._parse.num_reasoning_tokens,
             clamped_max_tokens=self._clamped_max_tokens,
+            accepted_prediction_tokens=0 if self._request.prediction else None,  # the engine counts them
+            rejected_prediction_tokens=0 if self._request.prediction else None,
         )
         return Finished(reason, usage, stop)
 

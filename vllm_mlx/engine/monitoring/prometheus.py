@@ -17,6 +17,7 @@ from prometheus_client.core import (
 from ...cache.stats import DiskReport
 from ...core.receipt import Shortfall, Tier
 from .counters import Histogram, Outcome
+from .schema import DraftStatus
 from .status import Moment, memory_status
 
 _FINISHED: dict[str, tuple[Outcome, ...]] = {
@@ -36,6 +37,8 @@ def metric_families(moment: Moment) -> Iterator[Metric]:
     yield from _own_counts(own, moment)
     yield from _own_memory(own, moment)
     yield from _own_caches(own, moment)
+    if moment.report.drafts["enabled"]:
+        yield from _drafts(vllm, own, moment.report.drafts)
     if moment.report.disk is not None:
         yield from _own_disk(own, moment.report.disk)
 
@@ -160,6 +163,17 @@ def _own_caches(own: _Builder, moment: Moment) -> Iterator[Metric]:
     if images["enabled"]:
         yield own.counter("images_encoded", "Runs of the vision encoder.", images["encoded"])
         yield own.counter("image_evictions", "Evictions from the cache of image features.", images["evictions"])
+
+
+def _drafts(vllm: _Builder, own: _Builder, drafts: DraftStatus) -> Iterator[Metric]:
+    """Yield what drafts were worth: sums under vLLM's names, and the same by source."""
+    drafted, accepted = drafts["drafted_tokens"], drafts["accepted_tokens"]
+    yield vllm.counter("spec_decode_num_drafts", "Drafts verified, one for each reply and pass.", drafts["num_drafts"])
+    yield vllm.counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", sum(drafted.values()))
+    text = "Drafted tokens that were accepted."
+    yield vllm.counter("spec_decode_num_accepted_tokens", text, sum(accepted.values()))
+    yield own.counter("draft_tokens", "Tokens that were drafted, by source.", drafted, "source")
+    yield own.counter("accepted_draft_tokens", "Drafted tokens that were accepted, by source.", accepted, "source")
 
 
 def _own_disk(own: _Builder, disk: DiskReport) -> Iterator[Metric]:

@@ -44,6 +44,7 @@ class ModelFacts(TypedDict):
     no_videos: str | None
     max_pixels: int | None  # the most that an image keeps; larger ones are scaled down
     no_shared_forward: str | None  # why rows of different lengths decode in separate forward passes
+    no_drafts: str | None  # why no drafts are verified
     bytes_per_token: int
     fixed_bytes_per_row: int
     sliding_windows: list[int]
@@ -152,6 +153,23 @@ class ImageStatus(TypedDict):
     max_memory_mb: NotRequired[float]
 
 
+class DraftStatus(TypedDict):
+    """What drafts were worth. `parked` says why none are verified at the moment, although they are enabled.
+
+    `num_passes` counts forward passes with drafts, and `num_drafts` the rows that had drafts in them.
+    `tokens_per_pass` is how many tokens such a row got from a pass, on average; without drafts it gets one.
+    """
+
+    enabled: bool
+    off_reason: str | None
+    parked: str | None
+    num_passes: int
+    num_drafts: int
+    drafted_tokens: dict[str, int]  # by source: grammar, prediction and ngram
+    accepted_tokens: dict[str, int]
+    tokens_per_pass: float
+
+
 class EngineFigures(TypedDict):
     """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
 
@@ -182,6 +200,7 @@ class EngineFigures(TypedDict):
     shrinking: PressureStatus
     cache: CacheStatus
     images: ImageStatus
+    drafts: DraftStatus
     model_facts: ModelFacts
     build: BuildFacts
     report_age_s: float
@@ -229,4 +248,5 @@ class EngineReport:
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
     num_skipped_captures: int  # snapshots that were not stored because memory was short
     images: ImageStatus
+    drafts: DraftStatus
     media_bytes: int  # image features that are cached

@@ -15,10 +15,12 @@ from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...core.receipt import Shortfall, Tier
 from ...prompt.processor import RequestProcessor
+from ...scheduler.speculation import Speculation
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
 from .schema import (
     BuildFacts,
     CacheStatus,
+    DraftStatus,
     EngineFacts,
     EngineReport,
     EngineStatus,
@@ -30,6 +32,7 @@ from .schema import (
     SystemStatus,
 )
 
+_SOURCES = ("grammar", "prediction", "ngram")  # of drafts
 _GB = 1e9
 _MB = 1e6
 
@@ -84,6 +87,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "shrinking": _pressure(report, num_refused),
         "cache": _cache(report, totals),
         "images": report.images,
+        "drafts": report.drafts,
         "model_facts": moment.facts,
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
@@ -159,6 +163,24 @@ def image_status(media: MediaCache[Any] | None) -> ImageStatus:
     return status
 
 
+def draft_status(off_reason: str | None, speculation: Speculation | None, num_drafts: int) -> DraftStatus:
+    """Describe the drafts. `speculation` is None if they are off; `num_drafts` counts rows, pass by pass."""
+    drafted, accepted = dict.fromkeys(_SOURCES, 0), dict.fromkeys(_SOURCES, 0)
+    if speculation is not None:
+        drafted |= speculation.num_drafted
+        accepted |= speculation.num_accepted
+    return {
+        "enabled": speculation is not None,
+        "off_reason": off_reason,
+        "parked": None if speculation is None else speculation.parked,
+        "num_passes": 0 if speculation is None else speculation.num_passes,
+        "num_drafts": num_drafts,
+        "drafted_tokens": drafted,
+        "accepted_tokens": accepted,
+        "tokens_per_pass": round(1 + sum(accepted.values()) / max(1, num_drafts), 2),
+    }
+
+
 def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
     stats = PrefixTree(max_bytes=0).stats if report.cache is None else report.cache
     lookups = stats.num_hits + stats.misses
@@ -219,6 +241,7 @@ def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProc
         "no_videos": processor.no_videos,
         "max_pixels": facts.max_pixels,
         "no_shared_forward": facts.no_shared_forward,
+        "no_drafts": facts.no_drafts,
         "bytes_per_token": facts.footprint.bytes_per_token,
         "fixed_bytes_per_row": facts.footprint.fixed_bytes,
         "sliding_windows": [window for window, _ in facts.footprint.windows],

@@ -74,9 +74,10 @@ function showTiles(status, gap, ttft, queue) {
     ["Time in the queue, p99", seconds(queue.p99), "All but one in a hundred requests of the last minute waited less than this for a place."],
     ["Stalls", count(status.stalls.total), `Pauses within a reply, since the start, of more than ${seconds(status.stalls.threshold_s)}.`],
     ["Finished requests", count(status.total_requests_processed), "Requests that ended since the start, in any way."],
+    ...(status.drafts.num_drafts ? [["Tokens a pass with drafts", status.drafts.tokens_per_pass.toFixed(1) + (status.drafts.parked ? " (parked)" : ""), "How many tokens of a reply one forward pass gave, where tokens were guessed ahead. Parked: guessing does not pay at the moment."]] : []),
   ];
   byId("tiles").replaceChildren(...tiles.map(([name, value, meaning]) => element("div", { title: meaning }, element("dt", {}, name), element("dd", {}, value))));
-  if (!byId("meanings").childElementCount) byId("meanings").replaceChildren(...tiles.flatMap(([name, , meaning]) => [element("dt", {}, name), element("dd", {}, meaning)]));
+  if (byId("meanings").childElementCount !== 2 * tiles.length) byId("meanings").replaceChildren(...tiles.flatMap(([name, , meaning]) => [element("dt", {}, name), element("dd", {}, meaning)]));
 }
 
 // Rows are kept, so that a focused button stays focused.
