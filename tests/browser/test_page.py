@@ -333,6 +333,22 @@ def test_nothing_serious_stands_in_anyone_s_way(page, scheme: str, width: int) -
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
 
+def test_drafts_are_a_tile_once_some_were_verified(browser) -> None:
+    with engine_served(DEMO_PATH, num_draft_tokens=3) as running, running.http() as client:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(running.url)
+        page.locator("#tiles dd").first.wait_for()
+        tile = page.get_by_text("Tokens a pass with drafts")
+        assert tile.count() == 0
+        asked = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 30, "temperature": 0}
+        told = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+        client.post("/v1/chat/completions", json={**asked, "prediction": {"type": "content", "content": told}})
+        tile.wait_for()
+        assert float(tile.locator("xpath=following-sibling::dd").inner_text()) > 1
+        page.close()
+
+
 def test_it_asks_for_the_key_and_shows_nothing_without(browser, checkpoint) -> None:
     with engine_served(checkpoint("qwen3"), options={"api_keys": ("right",)}) as running:
         page = browser.new_page()
