@@ -74,7 +74,7 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
 
 
 def test_why_a_model_takes_no_drafts_is_said() -> None:
-    why = "the state of its layers cannot be taken back by some tokens"
+    why = "its layers cannot drop the last tokens of a row"
     facts = replace(banner(), loaded={**LOADED, "no_drafts": why}).facts()
     assert ("Off", f"drafts of the next tokens: {why}") in facts
 

@@ -149,7 +149,9 @@ def test_a_file_of_records_that_cannot_be_written_is_said_before_anything_is_loa
 
 
 def test_an_open_door_is_refused_before_anything_loads() -> None:
-    assert refusal("--host", "0.0.0.0").startswith("vllm-mlx: --host 0.0.0.0 opens the server beyond this machine")
+    assert refusal("--host", "0.0.0.0").startswith(
+        "vllm-mlx: --host 0.0.0.0 makes the server reachable from other machines"
+    )
 
 
 BROKEN = """

@@ -84,7 +84,7 @@ def test_admin_keys_are_no_ordinary_ones(tmp_path: Path) -> None:
     assert settings.api_keys == ("f", "a", "b")
 
 
-@pytest.mark.parametrize(("line", "words"), [("root:a", "also stands among the ordinary"), ("ann:r", "the name ann")])
+@pytest.mark.parametrize(("line", "words"), [("root:a", "is also given with --api-key"), ("ann:r", "the name ann")])
 def test_a_key_or_name_stands_in_one_file_only(tmp_path: Path, line: str, words: str) -> None:
     ordinary, admins = tmp_path / "keys", tmp_path / "admins"
     ordinary.write_text("ann:a")

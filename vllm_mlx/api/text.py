@@ -1,4 +1,4 @@
-"""Mends texts of clients, reads JSON inside them, and seals reasoning into one word.
+"""Repairs texts of clients, reads JSON inside them, and packs (seals) reasoning into one string.
 
 A client that cuts a string inside an emoji sends half a surrogate pair, which no tokenizer accepts. The server replaces
 it when it parses a body, the Python API in its arguments. All other code trusts that texts are well formed.
@@ -113,7 +113,10 @@ class Unsealer:
         self._num_unpacked = 0
 
     def unseal(self, word: str, param: str) -> str | None:
-        """Return the text, or None for a word of another server. Raises InvalidParameter if all texts are too long."""
+        """Return the unpacked text, or None if no server of this kind packed it.
+
+        Raises InvalidParameter if all unpacked texts of the request together are too long.
+        """
         if not word.startswith(_SEALED):
             return None
         try:

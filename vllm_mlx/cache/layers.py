@@ -43,7 +43,7 @@ _KINDS = {
     "BatchKVCache": Kind.BATCHED_ATTENTION,
     "BatchRotatingKVCache": Kind.BATCHED_WINDOW,
 }
-# mlx-vlm's Unlimited-OCR: from the first token that comes alone on, its ring takes prompts for replies.
+# mlx-vlm's Unlimited-OCR: once its ring has got a token alone, it treats all later tokens as those of a reply.
 HISTORIES = frozenset({"RingSlidingKVCache"})
 _BATCHABLE = (Kind.ATTENTION, Kind.WINDOW, Kind.RECURRENT)
 

@@ -240,7 +240,7 @@ def copy_fault(caches: Iterable[Any]) -> str | None:
     for leaf in layers.copied_whole(caches):
         name = type(leaf).__name__
         if name in layers.HISTORIES:
-            return f"what its {name} keeps depends on which tokens came alone"
+            return f"which tokens its {name} keeps depends on which of them were computed one at a time"
         try:
             whole.take(leaf)
         except whole.CannotCopy as error:

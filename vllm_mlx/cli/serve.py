@@ -110,8 +110,8 @@ def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
     """Raise ConfigError if the network could use the server without a key."""
     if not (is_local(host) or has_keys or insecure):
         raise ConfigError(
-            f"--host {host} opens the server beyond this machine: ask for a key with --api-key or --api-key-file, "
-            "or set --insecure to let anybody in."
+            f"--host {host} makes the server reachable from other machines: require a key with --api-key or "
+            "--api-key-file, or set --insecure to accept requests without a key."
         )
 
 

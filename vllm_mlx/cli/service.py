@@ -128,7 +128,7 @@ class History:
 
     @property
     def ends_too_often(self) -> bool:
-        """Whether the last starts each came so soon after the one before that its run was a short one."""
+        """Whether the last `MAX_SHORT_RUNS` runs were all short: after each of them, the next start followed soon."""
         gaps = [later - earlier for earlier, later in itertools.pairwise(self.starts)]
         return len(gaps) == MAX_SHORT_RUNS and max(gaps) < SHORT_RUN_S + THROTTLE_S
 
@@ -242,7 +242,7 @@ def uninstall(user: UserOption = None) -> None:
 
 @service_app.command(hidden=True)
 def run() -> None:
-    """Be the service. launchd or systemd calls this."""
+    """Run the server as the service. launchd or systemd starts this command."""
     from .serve import run_server
 
     place = Place(Path.home())

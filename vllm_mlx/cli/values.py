@@ -202,7 +202,7 @@ def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | Non
                 "--admin-key-file",
                 admin_file,
                 line.number,
-                "the key also stands among the ordinary ones. Choose another.",
+                "this key is also given with --api-key or --api-key-file. Choose another one.",
             )
         if line.name in names:
             raise _bad("--admin-key-file", admin_file, line.number, f"--api-key-file also has the name {line.name}.")

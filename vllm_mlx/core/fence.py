@@ -36,7 +36,7 @@ class Fence:
             return False
         self.error = error
         if self._is_logged:
-            logger.error("An error was contained. Unharmed: %s", self._protects, exc_info=error)
+            logger.error("An error was caught. It does not affect: %s", self._protects, exc_info=error)
             clear_locals(error)
             error.with_traceback(None)  # it leads to the frame that has this fence, and so to the error again
         return True

@@ -149,7 +149,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
-    logprobs: int | None = None  # None: none; k: of the sampled token and the k most likely tokens
+    logprobs: int | None = None  # None: no log probabilities; k: of the sampled token and the k likeliest
     guide: Guide | None = None  # the form that the reply must have
     thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
 

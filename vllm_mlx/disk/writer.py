@@ -2,8 +2,8 @@
 
 The disk mirrors what memory keeps of a path: a node is one record with its windows, and a second one for its state. So
 no rule of its own decides what a restarted server can resume from. A path is due half a second after a part of it
-was stored, so that what a later turn cannot contain has left it before. What is evicted from memory before it was
-written is lost.
+was stored, because by then the tokens that no later turn can contain are removed from it. What is evicted from memory
+before it was written is lost.
 """
 
 import time

@@ -359,7 +359,7 @@ class EngineThread:
             message = f"The engine has stopped: {type(error).__name__}: {error}. Restart the server."
             self.error = error if isinstance(error, EngineDead) else EngineDead(message)
             self._died(self.error)
-        with Fence("the process, which ends"):
+        with Fence("the end of the process"):
             engine.close(self._rest_s, self._deliver)
         self._end = self.error or EngineDead("The engine has been shut down.")
         self._refuse_questions(self._end)

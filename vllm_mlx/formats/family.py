@@ -294,7 +294,7 @@ class Family:
     aliases: tuple[str, ...] = ()
     reasoning_names: tuple[str, ...] = ()  # values of `reasoning_parser`, if they are not `name` and `aliases`
     call_names: tuple[str, ...] = ()  # values of `tool_call_parser`, if they are not `name` and `aliases`
-    reasoning_signs: tuple[str | Signature, ...] = ()  # the model of a template that has one reasons in this format
+    reasoning_signs: tuple[str | Signature, ...] = ()  # a template that matches one belongs to a model that reasons so
     call_signs: tuple[str | Signature, ...] = ()  # the same for calls; without them, the sign of the format counts
     reasoning_tokens: tuple[str, ...] = ()  # a vocabulary that has all of them counts if the template says nothing
     call_tokens: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ MAX_BYTES = 256 << 20  # all grammars that are kept
 _MAX_ITEMS = 200_000  # parser items of a mask: 450 optional properties need 150,000 with 262,144 tokens
 _MAX_ODD_ITEMS = 20_000  # in other grammars, whose rows may be long: their time grows with the square
 _MAX_REFUSED = 1000  # grammars that were too slow and are remembered
-_BYTES_PER_CHAR = 12  # a grammar without odd shapes takes as much
+_BYTES_PER_CHAR = 12  # estimated memory of a grammar that is not tried first, for each character of its text
 _STARTING = threading.Lock()
 T = TypeVar("T")
 

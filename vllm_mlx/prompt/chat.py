@@ -220,6 +220,6 @@ def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:
 
 
 def _absent(*texts: str) -> str:
-    """Return a text that occurs in none of these: a word, and more zeros than follow it anywhere in them."""
+    """Return a text that occurs in none of these: `sentinel` and one zero more than follows it in any of them."""
     runs = (found.group(1) for text in texts for found in _SENTINEL.finditer(text))
     return "sentinel" + "0" * (max(map(len, runs), default=0) + 1)

@@ -122,7 +122,7 @@ class Masks:
             row.feed(token_id)
         return row.has_masked(filled, place + 1)
 
-    def forced(self, seqs: Iterable[Sequence]) -> list[tuple[int, tuple[int, ...]]]:
+    def forced(self, seqs: Iterable[Sequence]) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The rows whose grammar leaves one choice for the next tokens, with these tokens."""
         found = []
         for seq in seqs if self._rows else ():
@@ -131,7 +131,7 @@ class Masks:
                 with self._fence(seq.seq_id, row.constraint):
                     if tokens := row.forced():
                         found.append((seq.seq_id, tokens))
-        return found
+        return tuple(found)
 
     def _row(self, seq: Sequence) -> RowConstraint | None:
         return self._rows.get(seq.seq_id)

@@ -1,9 +1,9 @@
 """Proofs at load: which rows can share a batch or a forward pass, and whether a row can resume from a copy.
 
-The first ones show which families use keys, values or masks in a way of their own (`grouped.py`). A group of one row
-has no mask, one of unlike rows has one. Three rows in groups are compared with the same rows merged, whose products
-have the same kernels, and where that shows a difference, with each row alone: a mixture of experts may choose others
-for it.
+The first ones show which families use keys, values or masks in a way of their own (`grouped.py`). Two groups are
+tried: one row, which needs no mask, and two rows of unlike lengths, which need one. Their logits are compared with
+those of the same three rows in one batch cache. If they differ, they are compared with each row alone, less strictly: a
+small difference can make a mixture of experts choose other experts.
 
 Drafts are tried in two rows that take tokens back. The last proof concerns models with layers whose state is copied
 whole, because this server does not know their classes. A row is copied and goes on; then a new one goes on from the
@@ -103,7 +103,7 @@ def drafts_fault(model: Model) -> str | None:
     that never had the others.
     """
     if not layers.verifies(model.structure):
-        return "the state of its layers cannot be taken back by some tokens"
+        return "its layers cannot drop the last tokens of a row"
     try:
         rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: 1 if model.no_shared_forward else 2]]
         together = _gathered(rows, [group for row in rows for group in row.groups])

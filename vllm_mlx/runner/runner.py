@@ -111,7 +111,7 @@ class Runner:
         return StepOutput(
             tokens=tuple(tokens),
             verified=tuple(verified),
-            forced=tuple(self._forced()),
+            forced=self._masks.forced(chain(*(batch.seqs for batch in self.batches))) if self._has_drafts else (),
             failed=(*fences.failed, *self._masks.take_failed()),
             suspects=tuple(fences.suspects),
             snapshots=tuple(snapshots),
@@ -178,10 +178,6 @@ class Runner:
                 tokens += found[0]
                 verified += found[1]
         return tokens, verified
-
-    def _forced(self) -> Iterable[tuple[int, tuple[int, ...]]]:
-        """The tokens that grammars force next, which may become drafts."""
-        return self._masks.forced(chain(*(batch.seqs for batch in self.batches))) if self._has_drafts else ()
 
     def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: "_RowFences") -> None:
         for batch in batches:

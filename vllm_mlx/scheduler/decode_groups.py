@@ -29,7 +29,8 @@ _PARKED = 64  # plans without drafts after which a row may merge with others aga
 _LONGEST_WAIT = 64  # steps; groups that would wait longer do not merge
 READ_BYTES = 2 * _BYTES_PER_STEP  # padding that is read in the time of such a copy, which reads and writes
 _MOST_PADDING = 0.5  # groups merge below this part of READ_BYTES, and divide only beyond all of it
-# From here on MLX reads KV once for 8 heads, but without a mask only, as rows of one length have.
+# Above this length, MLX reads KV once for 8 heads if there is no mask. Rows of unlike lengths need a mask, so they do
+# not merge then.
 _LONGEST_MASKED = 8192
 
 Lengths = dict[int, int]  # row id -> tokens

@@ -5,14 +5,11 @@ decodes they end at multiples of their own length, which is a power of two.
 """
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from ..core.config import DEFAULT_STALL_MS
 from ..core.memory import SHORTEST_CHUNK, AttentionCost
-from ..core.sequence import Sequence, SequenceStatus
-from ..core.step import ChunkTiming, PrefillChunk
+from ..core.step import ChunkTiming
 
 GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are read in any case
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
@@ -214,54 +211,3 @@ def _edge(start: int, longest: int, grid: int) -> int:
         grid //= 2
         end = (start + longest) // grid * grid
     return end
-
-
-def plan_prefill(
-    queue: Rows[Sequence],
-    pacer: PrefillPacer,
-    chunk: Callable[[Sequence, int], PrefillChunk],
-    budget: Budget,
-) -> tuple[PrefillChunk, ...]:
-    """Give the first prompt at least half of the budget. Prompts that fit completely into the rest ride along.
-
-    `chunk` plans a row's chunk up to a position at most; the chunk may be empty.
-    """
-    if not queue:
-        return ()
-    riders, spent_s, at = [], 0.0, queue[0].num_computed_tokens
-    head_s = pacer.chunk_s(pacer.shortest_chunk(budget.seconds, at), at)
-    for seq in queue[1:]:
-        start = seq.num_computed_tokens
-        num_left = seq.prefill_end - start
-        cost_s = pacer.chunk_s(num_left, start)
-        most_s = min(budget.seconds / 2, budget.seconds - head_s)
-        if num_left <= pacer.chunk_tokens(budget.seconds, start) and spent_s + cost_s <= most_s:
-            riders.append(seq)
-            spent_s += cost_s
-    head_budget = Budget(budget.seconds - spent_s) if riders else budget
-    head = chunk(queue[0], pacer.chunk_end(at, head_budget))
-    chunks = [head, *(chunk(seq, seq.prefill_end) for seq in riders)]
-    spent_s += pacer.chunk_s(head.end - head.start, head.start)
-    rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
-    for seq in rest:  # the head took less than its share
-        start = seq.num_computed_tokens
-        if spent_s + pacer.chunk_s(GRID, start) > budget.seconds:
-            break
-        planned = chunk(seq, pacer.chunk_end(start, Budget(budget.seconds - spent_s)))
-        spent_s += pacer.chunk_s(planned.end - planned.start, planned.start)
-        chunks.append(planned)
-    return tuple(planned for planned in chunks if planned.end > planned.start)
-
-
-def fixed_chunk_end(seq: Sequence, num_tokens: int) -> int:
-    """The end of the next chunk if chunks depend on the sequence alone, so that every run rounds alike.
-
-    Chunks of a prompt end at multiples of `num_tokens` and before an image. A preempted row computes the tokens of its
-    reply one at a time, as it did before.
-    """
-    start = seq.num_computed_tokens
-    prompt_end = seq.num_prompt_tokens - 1  # the last token of the prompt was fed by a decode step
-    if start >= prompt_end:
-        return min(start + 1, seq.prefill_end)
-    images = (item.offset for item in seq.prompt.media if item.offset > start)
-    return min(prompt_end, start - start % num_tokens + num_tokens, *images)

@@ -217,7 +217,7 @@ class Scheduler:
             if row is None:
                 return False
             if lacking_places <= 0 and lacking_bytes <= 0:
-                break  # a crowded pool has room: if memory is short again, the other tenant's rows are preempted first
+                break  # memory suffices now; if it becomes short, rows of the tenant that has more are preempted first
             staying.remove(row)
             leaving.append(row)
             lacking_places -= 1

@@ -233,7 +233,8 @@ class Toolbox:
 def decode_tool_choice(choice: schema.MessagesToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
     """Return the choice, and the maximum number of calls in one reply, which is None if any number is allowed.
 
-    A request that is about a web search alone is refused if there is none; from others it is left out.
+    A request whose only or chosen tool is a web search that this server cannot run is refused. From other requests,
+    that tool is left out.
     """
     is_about_search = not (tools.listed or tools.deferred) or (choice is not None and choice.name == SEARCH_NAME)
     if is_about_search and any(f".{SEARCH_NAME}" in path for path in tools.left_out):

@@ -140,7 +140,7 @@ def _check_include(body: schema.ResponsesBody) -> None:
 
 
 def _check_search(body: schema.ResponsesBody, tools: Tools, *, searches: bool) -> None:
-    """Refuse a request that is about a web search alone if there is none; from others it is left out."""
+    """Refuse a request whose only or chosen tool is a web search that cannot run. From others, the tool is left out."""
     asked = [tool for tool in body.tools or () if isinstance(tool, schema.WebSearchTool)]
     is_forced = isinstance(body.tool_choice, schema.ResponsesToolChoice) and body.tool_choice.is_web_search
     if tools.search is None and (is_forced or (asked and not tools.specs)):

@@ -190,7 +190,7 @@ def _own_disk(own: _Builder, disk: DiskReport) -> Iterator[Metric]:
     yield own.counter("disk_bytes_read", "Bytes of state that were read from disk.", disk.bytes_read)
     text = "Reads from disk that were not made, because computing was faster."
     yield own.counter("disk_reads_not_made", text, disk.reads_not_made)
-    text = "Reads from disk after which memory resumed less than was read."
+    text = "Reads from disk after which the prompt resumed before the end of what was read."
     yield own.counter("disk_reads_not_used", text, disk.reads_not_used)
     yield own.counter(
         "disk_damaged_files", "Files that were removed from disk, because they were damaged.", disk.num_damaged
