@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
-from . import content, conversation, racing, replies
+from . import content, conversation, drafts, racing, replies
 from .sources import GEMMA3, SMOLLM2, Source
 
 PARTS: dict[str, tuple[Callable[[Source, str], tuple[bool, list[str]]], str]] = {
     "replies": (replies.check, "greedy replies beside torch's, cold, cached, beside others, restored; drawn shares"),
     "conversation": (conversation.check, "twelve turns, and what the cache gives them"),
     "content": (content.check, "schemas, choices and tools"),
+    "drafts": (drafts.check, "replies with drafts beside those without; what drafts are worth, by the kind of text"),
     "bench": (racing.check, "ratios to mlx-lm's server; SmolLM2 alone, which has a chat template"),
 }
 MODELS = {
@@ -23,7 +24,7 @@ MODELS = {
     )
 }  # fmt: skip
 BENCHED = ("smollm2-float32",)  # unless --model names another
-SLOW_ON_CPU = ("conversation", "content")  # in float32 alone there, unless --model names another type
+SLOW_ON_CPU = ("conversation", "content", "drafts")  # in float32 alone there, unless --model names another type
 
 
 def main() -> int:

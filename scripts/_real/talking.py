@@ -22,6 +22,9 @@ class Server:
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return dict(self.answer(path, body).raise_for_status().json())
 
+    def get(self, path: str) -> dict[str, Any]:
+        return dict(httpx.get(self.url + path, timeout=_SILENCE_S, trust_env=False).raise_for_status().json())
+
     def answer(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return httpx.post(self.url + path, json={"model": _NAME, **body}, timeout=_SILENCE_S, trust_env=False)
 

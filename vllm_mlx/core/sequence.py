@@ -182,7 +182,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()  # with the end-of-sequence ids, unless they are ignored
     constraint: Constraint | None = None
     cache_salt: str = ""
-    prediction: tuple[int, ...] = ()  # tokens that the client expects in the reply
+    prediction: Any = ()  # tokens that the client expects in the reply, or a cache.prompt_index.PromptIndex of them
     prompt_index: Any = (
         None  # a cache.prompt_index.PromptIndex, opaque here; None if no drafts are taken from the prompt
     )

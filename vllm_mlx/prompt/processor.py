@@ -4,6 +4,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class PreparedRequest:
     chat: ChatPrompt | None = None  # None for a text completion
     compared: ComparedPrompt | None = None  # the prompt, compared with the last one of its conversation
     constraint: Constraint | None = None
-    prediction: tuple[int, ...] = ()
+    prediction: PromptIndex | None = None
     index: PromptIndex | None = None  # of the prompt; None if no drafts are taken from it
 
     def sequence(self, seq_id: int, index: int) -> Sequence:
@@ -69,7 +70,7 @@ class PreparedRequest:
             min_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
             constraint=self.constraint,
-            prediction=self.prediction,
+            prediction=self.prediction or (),
             prompt_index=self.index,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
@@ -177,13 +178,14 @@ class RequestProcessor:
         compared = None if chat is None else self._changes.compare(chat)
         deadline.check()
         constraint = self._constraints.constraint(request, prompt, budget)
-        prediction = self._prediction(request) if self._has_drafts else ()
+        prediction = self._prediction(request) if self._has_drafts else None
         index = PromptIndex(prompt.token_ids) if self._has_drafts else None
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint, prediction, index)
 
-    def _prediction(self, request: Request) -> tuple[int, ...]:
+    def _prediction(self, request: Request) -> PromptIndex | None:
+        """The tokens of a request's prediction, up to one for which the model has no logit."""
         if not request.prediction:
-            return ()
+            return None
         try:
             self._window.check_text(request.prediction, param="prediction")
         except ContextLengthExceeded as error:  # clients take this error for one of the messages
@@ -192,7 +194,8 @@ class RequestProcessor:
                 f"{error.max_model_len} tokens. Shorten it, or leave it out.",
                 param="prediction",
             ) from error
-        return tuple(self.tokenizer.encode(request.prediction, add_special_tokens=False))
+        ids = self.tokenizer.encode(request.prediction, add_special_tokens=False)
+        return PromptIndex(tuple(takewhile(lambda token_id: token_id < self._vocab_size, ids)))
 
     def _completion(self, request: Request) -> PromptInputs:
         """The prompt of a text completion, given as a text or as ids."""
