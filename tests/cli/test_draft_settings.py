@@ -72,7 +72,7 @@ def test_two_numbers_of_drafts_that_differ_are_refused(monkeypatch: pytest.Monke
 
 def test_a_draft_model_is_refused_with_what_is_served_instead() -> None:
     assert "this server drafts from the prompt" in refusal("serve", "demo", "--draft-model", "org/small")
-    described = run("serve", "--help", COLUMNS="80").stdout
+    described = run("serve", "--help-all", COLUMNS="80").stdout
     assert "--num-draft-tokens" in described and "--draft-model" not in described
 
 
