@@ -64,7 +64,7 @@ def test_the_first_rows_run_nothing_that_was_not_run(
 
 def test_nothing_of_it_stays(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("qwen3")
-    engine = load_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30), find_checkpoint(path))
+    engine = load_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30), find_checkpoint(str(path)))
     before = mx.get_active_memory()
     warm_up(engine.runner.model)
     assert mx.get_active_memory() - before < 4096
