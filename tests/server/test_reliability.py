@@ -60,7 +60,7 @@ from vllm_mlx.engine import loading
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.runner.runner import Runner
 
-loading.warm_up = lambda model: None
+loading.warm_up = lambda model, **options: None
 
 def die(self, *args):
     raise {error}

@@ -136,7 +136,7 @@ def test_the_request_is_that_of_responses(server: Running, engine: FakeEngine) -
     with server.http() as client:
         for path in (CHAT, RESPONSES):
             client.post(path, json=body).raise_for_status()
-    chat, response = (replace(request, request_id="", arrived_s=0.0) for request in engine.requests)
+    chat, response = (replace(request, request_id="", arrived_s=0.0, path="") for request in engine.requests)
     assert chat == response and chat.tools[1].name == "ApplyPatch"
 
 
