@@ -9,6 +9,8 @@ from tests.support.engine_driver import GREEDY, Driver, RandomPrompts
 from tests.support.rows import cases
 from vllm_mlx.core.sequence import TokenSampling
 
+from .vision_harness import VisionModel
+
 NAMES = (*ARCHITECTURES, *OWN_STATE, *OWN_ATTENTION)
 VISION = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "pixtral", "mistral3", "llava")
 USUAL = ("qwen3", "gemma3_text", "vision:qwen3_5")
@@ -83,3 +85,41 @@ def test_replies_with_drafts_equal_those_without(path, plain, right, num_rows):
     if speculation is not None and right and (can_share or num_rows == 1):
         assert speculation.num_accepted["prediction"] > 0
     assert driver.engine.num_rows == 0
+
+
+def test_a_reply_ends_at_once_while_another_begins_with_drafts(checkpoint):
+    path = checkpoint("qwen3")
+    [reply] = Driver(path, num_draft_tokens=0).generate([[5]], max_tokens=80)
+    driver = Driver(path, num_draft_tokens=4)
+    first = driver.add(PROMPTS[0], 6)
+    while len(driver.replies[first].token_ids) < 4:
+        driver.step()
+    second = driver.add([5], 80, prediction=tuple(reply))  # it needs no prefill
+    while driver.replies[first].finish_reason is None:
+        driver.step()
+    assert len(driver.replies[second].token_ids) < 20
+    driver.run()
+    assert driver.replies[second].token_ids == reply
+
+
+def test_an_id_without_a_logit_is_no_draft(checkpoint):
+    path = checkpoint("qwen3")
+    [reply] = Driver(path, num_draft_tokens=0).generate([[5]], max_tokens=20)
+    driver = Driver(path, num_draft_tokens=4)
+    seq_id = driver.add([5], 20, prediction=(*reply[:3], 10**6, *reply[4:]))
+    driver.run()
+    assert driver.replies[seq_id].token_ids == reply
+
+
+@pytest.mark.parametrize("family", cases(["qwen2_5_vl", "gemma3", "qwen3_5"], ["qwen3_5"]))
+def test_replies_about_images_are_the_same_with_drafts(checkpoint, family):
+    model = VisionModel(checkpoint(f"vision:{family}"))
+    asked = [([f"{number}: What is in this image? ", number],) for number in range(4)]
+    plain = [model.reply(*turns, max_tokens=12) for turns in asked]
+    driver = model.driver(num_draft_tokens=3)
+    ids = [
+        driver.add(model.prompt(*turns), 12, prediction=tuple(reply)) for turns, reply in zip(asked, plain, strict=True)
+    ]
+    driver.run()
+    assert [driver.replies[seq_id].token_ids for seq_id in ids] == plain
+    assert driver.engine.scheduler.speculation.num_accepted["prediction"] > 0

@@ -218,6 +218,7 @@ def _speculation(config: EngineConfig, model: Model) -> Speculation | None:
     depth = DepthController(most, fixed=config.num_draft_tokens != "auto", padded=model.is_recurrent)
     return Speculation(
         depth,
+        model.vocab_size,
         shares_forward=model.no_shared_forward is None,
         state_bytes=model.footprint.fixed_bytes if model.is_recurrent else 0,
     )

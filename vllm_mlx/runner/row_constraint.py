@@ -39,7 +39,20 @@ class GrammarTime:
         self._clock = clock
         self._param = param
         self._spent_s = 0.0
+        self._ahead_s = 0.0  # for drafts
         self._num_tokens = 0
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Measure work on drafts, which may be rejected: it never ends a reply."""
+        start_s = self._clock()
+        yield
+        self._ahead_s += self._clock() - start_s
+
+    @property
+    def may_look_ahead(self) -> bool:
+        """Whether drafts have taken less than half of what a reply may take."""
+        return self._ahead_s < (START_S + TOKEN_S * self._num_tokens) / 2
 
     @contextmanager
     def measured(self, *, is_token: bool = False) -> Iterator[None]:
@@ -92,6 +105,7 @@ class RowConstraint:
         self._forced: deque[int] = deque()
         self._tail: deque[int] = deque(maxlen=_TAIL)  # the last tokens of the reasoning
         self._has_ended = False
+        self._was_forced = False  # the last mask of the grammar allowed one token
         self._phase = Phase.FREE
         self._begin()
         for token_id in seq.output_token_ids:
@@ -161,24 +175,39 @@ class RowConstraint:
         other places allow every token.
         """
         self.fill(masks[0])
-        if self._phase is Phase.REASONING:
-            masks[1:] = masks[0]
-            return self._phase, len(masks)
-        return self._phase, 1 + (self._fill_drafts(masks, drafts) if self._phase is Phase.BOUND else 0)
+        match self._phase:
+            case Phase.REASONING:
+                masks[1:] = masks[0]
+                return self._phase, len(masks)
+            case Phase.CLOSING:
+                return self._phase, 1 + self._fill_closing(masks, drafts)
+            case Phase.BOUND if self._time.may_look_ahead:
+                with self._time.ahead():
+                    return self._phase, 1 + self._fill_drafts(masks, drafts)
+        return self._phase, 1
+
+    def _fill_closing(self, masks: Mask, drafts: Rows[int]) -> int:
+        """Mask the places behind drafts that are the forced end, and return their number."""
+        forced = tuple(self._forced)
+        num_right = 0
+        while num_right < min(len(drafts), len(forced) - 1) and drafts[num_right] == forced[num_right]:
+            num_right += 1
+            masks[num_right] = 0
+            _set(masks[num_right], (forced[num_right],))
+        return num_right
 
     def _fill_drafts(self, masks: Mask, drafts: Rows[int]) -> int:
         """Mask the places behind drafts that the grammar allows, and return their number."""
-        num_fed = 0
+        num_fed, matcher = 0, self._matcher
         try:
             for token_id in drafts:
-                if token_id in self._stop_ids or not self._accepts(token_id):
+                if token_id in self._stop_ids or not matcher.validate_tokens([token_id]):
                     break
-                with self._time.measured():
-                    self._matcher.consume_token(token_id)
+                matcher.consume_token(token_id)
                 num_fed += 1
-                self._fill_grammar(masks[num_fed])
+                matcher.unsafe_compute_mask_ptr(masks[num_fed].ctypes.data, masks[num_fed].nbytes)
         finally:
-            self._matcher.rollback(num_fed)
+            matcher.rollback(num_fed)
         return num_fed
 
     def has_masked(self, filled: Filled | None, place: int) -> bool:
@@ -188,12 +217,12 @@ class RowConstraint:
         return not self.is_bounding
 
     def forced(self) -> tuple[int, ...]:
-        """The next tokens, as far as there is no other choice."""
+        """The next tokens, as far as there is no other choice. A grammar is asked only where it left none before."""
         if self._phase is Phase.CLOSING:
             return tuple(self._forced)
-        if self._phase is not Phase.BOUND or self._has_ended:
+        if self._phase is not Phase.BOUND or self._has_ended or not self._was_forced:
             return ()
-        with self._time.measured():
+        with self._time.ahead():
             return tuple(self._matcher.compute_ff_tokens())
 
     # Phases
@@ -301,6 +330,7 @@ class RowConstraint:
         if not matcher.is_error():
             with self._time.measured():
                 matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self._was_forced = int(np.bitwise_count(mask).sum()) == 1
         if matcher.is_error():
             message = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
             message = f"The reply cannot be guided any further: {message}"

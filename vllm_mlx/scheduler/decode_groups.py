@@ -73,6 +73,11 @@ class DecodeGroups:
             self._shared = regroup(self._shared, shared)
         return [*self._shared, *((row,) for row in lengths if row not in shared)]
 
+    @property
+    def merged(self) -> frozenset[int]:
+        """The rows whose group has others."""
+        return frozenset(row for group in self._shared if len(group) > 1 for row in group)
+
     def padded(self, lengths: Lengths) -> Lengths:
         """The padded length of each row that is in a group: the length of the longest row of its group."""
         present = ([row for row in group if row in lengths] for group in self._shared)

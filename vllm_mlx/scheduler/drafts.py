@@ -107,6 +107,9 @@ class Drafter:
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
 
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._rows
+
     def open(
         self,
         seq_id: int,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
+from ..core.config import EngineConfig
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import PrefillChunk
 from .image_planner import ImagePlanner
@@ -11,24 +12,26 @@ from .prefill_pacer import GRID, Budget, PrefillPacer
 from .prefix_planner import PrefixPlanner
 from .turns import Turns
 
+_FIXED_CHUNK = 256  # tokens; long enough for full speed, and short enough for the GPU's watchdog
+
 
 class PrefillPlanner:
     def __init__(
         self,
+        config: EngineConfig,
         pacer: PrefillPacer,
         turns: Turns,
         room: Room,
         prefix_cache: PrefixPlanner | None,
         images: ImagePlanner | None,
-        fixed_chunk: int | None,
     ):
-        """`fixed_chunk`: tokens of every chunk, if chunks must not depend on other requests."""
         self._pacer = pacer
         self._turns = turns
         self._room = room
         self._prefix_cache = prefix_cache
         self._images = images
-        self._fixed_chunk = fixed_chunk
+        # tokens of every chunk, if chunks must not depend on other requests
+        self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
 
     def plan(self, prefilling: Rows[Sequence], now: float, *, is_decoding: bool) -> tuple[PrefillChunk, ...]:
         """Plan the chunks of one step, and count their tokens as computed."""

@@ -28,7 +28,6 @@ from .speculation import MOST, Drafts, Speculation
 from .turns import Turns
 
 RESERVED_OUTPUT = 2048  # tokens of the reply that admission reserves memory for; longer replies may be preempted
-_FIXED_CHUNK = 256  # tokens; long enough for full speed, and short enough for the GPU's watchdog
 
 
 class Scheduler:
@@ -59,8 +58,7 @@ class Scheduler:
         self._groups = DecodeGroups(footprint, can_batch and not config.repeatable, shares_forward)
         self.room = Room(config.max_num_seqs, self.pool, footprint, self._seqs, self._groups, prefix_cache, images)
         self._turns = Turns(lambda row: self.room.share(self.room.bytes_of(row)))
-        fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
-        self._prefill = PrefillPlanner(pacer, self._turns, self.room, prefix_cache, images, fixed_chunk)
+        self._prefill = PrefillPlanner(config, pacer, self._turns, self.room, prefix_cache, images)
         self.speculation = speculation
         self._now = 0.0
         self.num_preemptions = 0
@@ -150,6 +148,8 @@ class Scheduler:
         decode, drafts, reads = self._plan_decode()
         prefill = self._prefill.plan(self._seqs.prefilling(), now, is_decoding=bool(decode))
         pending, self._pending = self._pending, Pending(admitted=self._pending.admitted)
+        if self.speculation is not None and (prefill or pending.release or pending.restores or not decode):
+            self.speculation.rest()
         return StepPlan(
             decode=decode,
             isolated=self._groups.isolated(row.seq_id for group in decode for row in group),
@@ -179,8 +179,6 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.learn(output)
         updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
-        if self.speculation is not None:
-            self.speculation.force(output.forced)
         self._pending.ended = None
         return [update for update in updates if update is not None]
 
@@ -338,7 +336,11 @@ class Scheduler:
         reads = False
         if self.speculation is not None and rows:
             rows_bytes = self.room.rows_bytes(extra=1 + MOST)
-            drafts, reads = self.speculation.plan(list(rows.values()), self._now, self.pool.num_bytes - rows_bytes)
+            is_ahead = any(seq.num_in_flight for seq in self._seqs)  # drained ones included
+            room, merged = self.pool.num_bytes - rows_bytes, self._groups.merged
+            drafts, reads = self.speculation.plan(
+                list(rows.values()), self._now, room, is_ahead=is_ahead, merged=merged
+            )
             if drafts:
                 self.room.shrink_cache(rows_bytes + self.speculation.recorded_bytes)
         lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}

@@ -6,9 +6,10 @@ ahead of reading. So one step that reads comes between them, and drafts are plan
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ..core.sequence import Sequence
 from ..core.step import StepOutput
@@ -16,6 +17,7 @@ from .depth import DepthController
 from .drafts import Draft, Drafter
 
 MOST = 7  # drafts of a row in one step; Metal's vector attention takes eight queries of a row
+_LAG = 2  # tokens before the first draft, if a sample is in flight: that one, and the one of the step that reads
 _MOST_TOKENS = 64  # of all rows in a pass with drafts, which has logits for each of them
 
 Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
@@ -31,11 +33,11 @@ class _Step:
 
 
 class Speculation:
-    def __init__(self, depth: DepthController, *, shares_forward: bool = True, state_bytes: int = 0):
-        """`state_bytes`: recurrent state of a row, which is recorded at each token of a pass with drafts.
-
-        The rows of such a pass are padded to the longest one.
+    def __init__(self, depth: DepthController, vocab_size: int, *, shares_forward: bool = True, state_bytes: int = 0):
+        """`vocab_size`: ids from here on have no logit. `state_bytes`: recurrent state of a row, which is recorded at
+        each token of a pass with drafts; the rows of such a pass are padded to the longest one.
         """
+        self._vocab_size = vocab_size
         self.num_drafted: Counter[str] = Counter()  # by source
         self.num_accepted: Counter[str] = Counter()  # by source
         self.num_passes = 0  # forward passes of rows with drafts
@@ -46,6 +48,8 @@ class Speculation:
         self._drafter = Drafter()
         self._planned: dict[int, tuple[Sequence, str]] = {}  # the rows that have drafts in this step, and the source
         self._decided: dict[int, int] = {}  # depths of the next step, after one that reads
+        self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: what grammars force next
+        self._coming: _Step | None = None  # planned, and not carried out yet
         self._step: _Step | None = None
         self._was_ahead = False  # whether the last step left samples unread
 
@@ -55,7 +59,9 @@ class Speculation:
         return self._depth.parked
 
     def open(self, seq: Sequence) -> None:
-        """Begin a row, which may have a part of its reply already."""
+        """Begin a row, unless it was begun before it was preempted."""
+        if seq.seq_id in self._drafter:
+            return
         self._drafter.open(seq.seq_id, seq.prompt.token_ids, seq.prompt_index, seq.prediction)
         self._drafter.take(seq.seq_id, seq.output_token_ids)
 
@@ -67,20 +73,42 @@ class Speculation:
         self._drafter.close(seq_id)
         self._depth.forget(seq_id)
 
-    def plan(self, rows: Rows[Sequence], now_s: float, free_bytes: float = math.inf) -> tuple[Drafts, bool]:
+    def rest(self) -> None:
+        """Do not measure the planned step: its time is not that of a forward pass alone."""
+        self._coming, self._was_ahead = None, False
+
+    def plan(
+        self,
+        rows: Rows[Sequence],
+        now_s: float,
+        free_bytes: float = math.inf,
+        *,
+        is_ahead: bool = False,
+        merged: Collection[int] = (),
+    ) -> tuple[Drafts, bool]:
         """Plan the drafts of the next step, in which these rows decode, and whether it must read its own samples.
 
+        `is_ahead`: a sample of any row is in flight. `merged` rows share their buffers with others; while drafts are
+        parked, they get none, because each of them would be copied.
         `free_bytes` is the memory in which recurrent states can be recorded, beside rows that grow by all drafts. There
         are no drafts if they do not fit.
         """
         self._observe(now_s)
-        is_ahead = any(seq.num_in_flight for seq in rows)
-        found = self._find(rows) if len(rows) == 1 or self._shares_forward else {}
-        # the first draft stands for the token that is in flight
-        available = {seq.seq_id: len(found[seq.seq_id].tokens) - is_ahead if seq.seq_id in found else 0 for seq in rows}
+        for seq_id, tokens in self._forced:  # the tokens before them were taken meanwhile
+            self._drafter.force(seq_id, tokens)
+        self._forced = []
+        lag = _LAG if is_ahead else 0
+        found = self._find(rows, lag) if len(rows) == 1 or self._shares_forward else {}
+        if self._depth.parked is not None:
+            found = {seq_id: draft for seq_id, draft in found.items() if seq_id not in merged}
+        available = {
+            seq.seq_id: max(0, len(found[seq.seq_id].tokens) - lag) if seq.seq_id in found else 0 for seq in rows
+        }
         decided, self._decided = self._decided, {}
         if decided and not is_ahead:
             depths = {seq_id: min(depth, available.get(seq_id, 0)) for seq_id, depth in decided.items()}
+            for seq_id in [seq_id for seq_id, depth in depths.items() if not depth]:
+                self._depth.learn(seq_id, 1, 0)  # the reply took another way while its samples were read
         else:
             depths = self._depth.depths(available) if any(available.values()) else {}
         self.recorded_bytes = self._recorded_bytes(len(rows), max(depths.values(), default=0))
@@ -92,7 +120,7 @@ class Speculation:
         drafts = {seq_id: found[seq_id].tokens[:depth] for seq_id, depth in taken.items()}
         reads = bool(self._decided)
         if rows and not reads and (drafts or (is_ahead and self._was_ahead)):
-            self._step = _Step(now_s, len(rows), self._num_tokens(len(rows), drafts))
+            self._coming = _Step(now_s, len(rows), self._num_tokens(len(rows), drafts))
         self._was_ahead = is_ahead and not reads
         return drafts, reads
 
@@ -107,25 +135,23 @@ class Speculation:
                 seq.num_mispredicted += verified.num_drafted - verified.num_accepted
             self._depth.learn(verified.seq_id, verified.num_drafted, verified.num_accepted)
         self.num_passes += bool(output.verified)
-        if output.chunk_timings or output.failed or output.suspects or output.snapshots or output.failed_restores:
-            self._step = None
+        self._forced = [*self._forced, *output.forced]
+        is_odd = output.chunk_timings or output.failed or output.suspects or output.snapshots or output.failed_restores
+        self._step = None if is_odd else self._coming
 
-    def force(self, forced: Iterable[tuple[int, tuple[int, ...]]]) -> None:
-        """Take the tokens that grammars force next, by seq_id, once the tokens before them were taken."""
-        for seq_id, tokens in forced:
-            self._drafter.force(seq_id, tokens)
-
-    def _find(self, rows: Rows[Sequence]) -> dict[int, Draft]:
+    def _find(self, rows: Rows[Sequence], lag: int) -> dict[int, Draft]:
+        """The drafts of the rows, of which the first `lag` tokens stand for samples that are not read yet."""
         found, most = {}, min(MOST, _MOST_TOKENS // len(rows) - 1)
         for seq in rows:
             left = seq.max_tokens - seq.num_output_tokens - 1
-            draft = self._drafter.draft(seq.seq_id, min(1 + most, left))
+            draft = self._drafter.draft(seq.seq_id, min(lag + most, left))
             if draft is not None:
-                found[seq.seq_id] = draft
+                tokens = tuple(takewhile(lambda token_id: token_id < self._vocab_size, draft.tokens))
+                found[seq.seq_id] = Draft(tokens, draft.source)
         return found
 
     def _observe(self, now_s: float) -> None:
-        step, self._step = self._step, None
+        step, self._step, self._coming = self._step, None, None
         if step is not None:
             self._depth.observe(step.num_rows, step.num_tokens, now_s - step.began_s)
 
