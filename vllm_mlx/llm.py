@@ -5,6 +5,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -72,7 +73,10 @@ class LLM:
     def __init__(self, model: str, **config: Any):
         unknown = config.keys() - {field.name for field in fields(EngineConfig)}
         if unknown:
-            raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}")
+            names = [field.name for field in fields(EngineConfig)]
+            near = [name for key in sorted(unknown) for name in get_close_matches(key, names, 1)]
+            hint = f"; similar ones: {', '.join(near)}" if near else ""
+            raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}{hint}")
         engine_config = EngineConfig(model=str(model), **config)
         disk = open_disk(engine_config) if engine_config.cache_disk_bytes else None
         self._engine = start_engine(engine_config, disk)
@@ -111,6 +115,8 @@ class LLM:
         """
         if isinstance(messages, str):
             raise TypeError('chat takes a list of messages: [{"role": "user", "content": "…"}]')
+        if fields.get("stream"):
+            raise TypeError("chat returns complete replies: leave `stream` out")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
         for number, conversation in enumerate(conversations):
@@ -136,6 +142,8 @@ class LLM:
         self.close()
 
     def _run_all(self, requests: list[Request]) -> list[RequestOutput]:
+        if self._loop.is_closed():
+            raise RuntimeError("This LLM is closed: make another one")
         return self._call(together(self._run(request) for request in requests))
 
     async def _run(self, request: Request) -> RequestOutput:

@@ -127,3 +127,10 @@ def test_a_text_in_the_place_of_a_conversation_is_refused(llm):
 
 def test_the_package_shows_what_it_has():
     assert {"LLM", "SamplingParams", "Guide"} <= set(dir(vllm_mlx))
+
+
+def test_what_the_python_interface_does_not_do_is_said(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="leave `stream` out"):
+        llm.chat([{"role": "user", "content": "a"}], stream=True)
+    with pytest.raises(TypeError, match="no setting memory_budget; similar ones: memory_budget_bytes"):
+        LLM("demo", memory_budget=1)

@@ -101,7 +101,11 @@ def _http_message(request: Request, error: HTTPException) -> str:
 
 
 def _meant(path: str) -> str:
-    """Return a hint for a path with a missing or doubled /v1: some clients need it in their base URL, others do not."""
+    """Return a hint for a path of Ollama's API, or one with a missing or doubled /v1: some clients need that in their
+    base URL, others do not.
+    """
+    if path.startswith("/api/"):
+        return " This server has no Ollama API: set the client to an OpenAI API with the base URL that ends in /v1."
     rest = path.strip("/")
     while rest.startswith("v1/"):
         rest = rest.removeprefix("v1/").lstrip("/")
