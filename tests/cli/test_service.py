@@ -38,7 +38,7 @@ _JOB = Job(
 )
 
 
-@pytest.fixture(params=[Launchd, Systemd])
+@pytest.fixture(params=[Launchd, pytest.param(Systemd, marks=pytest.mark.full)])  # most users have macOS
 def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """A user's home and a supervisor; `vllm-mlx` is a script that runs this checkout."""
     machine = Machine(tmp_path)

@@ -43,9 +43,25 @@ class Device:
         return self.driver.seqs[next_id].num_cached_tokens
 
 
-@pytest.mark.parametrize("reason", ["length", "stop"])
 @pytest.mark.parametrize(
-    ("name", "rows"), [("qwen3", 1.1), ("qwen3", 1.3), ("qwen3", 2.1), ("gemma3_text", 1.1), ("qwen3_5", 1.1)]
+    ("name", "rows", "reason"),
+    [
+        ("qwen3", 1.1, "length"),
+        ("gemma3_text", 1.1, "stop"),
+        ("qwen3_5", 1.1, "length"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("qwen3", 1.1, "stop"),
+                ("qwen3", 1.3, "length"),
+                ("qwen3", 1.3, "stop"),
+                ("qwen3", 2.1, "length"),
+                ("qwen3", 2.1, "stop"),
+                ("gemma3_text", 1.1, "length"),
+                ("qwen3_5", 1.1, "stop"),
+            )
+        ),
+    ],
 )
 def test_any_row_that_fits_the_pool_stays_in_the_cache(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, name: str, rows: float, reason: str
