@@ -162,7 +162,7 @@ def test_a_service_that_ends_is_started_so_often(
     code, text = service("status")
     assert code == 1 and (reason is None or reason in text)
 
-    assert service("restart")[0] == 0  # whoever asks for it gets new starts
+    assert service("restart")[0] == 0  # the user asks for it, so that starts count anew
     machine.job.thread.join(_PATIENCE_S)
     assert machine.job.num_starts == num_starts
 

@@ -87,7 +87,7 @@ class Place:
         return self.log.with_name("service-start.log")
 
     def write_definition(self, service: Supervisor) -> None:
-        """Write what the supervisor reads. It belongs to whoever installs the service. Raises CommandFailed."""
+        """Write what the supervisor reads. It belongs to the user who installs the service. Raises CommandFailed."""
         try:
             service.path.parent.mkdir(parents=True, exist_ok=True)
             service.path.write_text(service.definition(), encoding="utf-8")

@@ -183,9 +183,7 @@ class Sequence:
     constraint: Constraint | None = None
     cache_salt: str = ""
     prediction: Any = ()  # tokens that the client expects in the reply, or a cache.prompt_index.PromptIndex of them
-    prompt_index: Any = (
-        None  # a cache.prompt_index.PromptIndex, opaque here; None if no drafts are taken from the prompt
-    )
+    prompt_index: Any = None  # a cache.prompt_index.PromptIndex; None if no drafts are taken from the prompt
     tenant: str = ""  # the owner of the request; tenants take turns
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)

@@ -50,7 +50,6 @@ class Engine:
         self._is_stalled = False
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
-        self._num_drafts = 0  # that were verified, one for each row and step
 
     @property
     def has_work(self) -> bool:
@@ -160,7 +159,7 @@ class Engine:
             cache=None if cache is None else cache.tree.stats,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
             images=image_status(media),
-            drafts=draft_status(self.facts.no_drafts, self.scheduler.speculation, self._num_drafts),
+            drafts=draft_status(self.facts.no_drafts, self.scheduler.speculation),
             media_bytes=0 if media is None else media.used_bytes,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reader.reading,
@@ -231,7 +230,6 @@ class Engine:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
         if output.tokens or output.prefilled:
             self._num_faults = 0
-        self._num_drafts += len(output.verified)
         if updates := self.scheduler.update(output):
             deliver(updates)
         self._raise_fault()

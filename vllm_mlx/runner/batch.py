@@ -21,7 +21,7 @@ from ..core.faults import DeviceFault
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
 from .attention import by_groups
-from .grouped import BlockLayer, GroupedLayer, spans
+from .grouped import GroupedLayer, block_spans, spans
 from .masks import Words
 from .model import Model
 from .sampler import Sampled, Sampler
@@ -40,7 +40,7 @@ class InFlight:
         tokens = _values(self.sampled.tokens)
         unknown = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
         if unknown is not None:
-            raise DeviceFault(f"The device sampled {unknown}, which is no token id")
+            raise DeviceFault(f"The device sampled {unknown}, which is not the id of a token")
         logprobs = self._logprobs(tokens)
         return [
             TokenOutput(seq.seq_id, token, logprob)
@@ -288,25 +288,17 @@ class Batch:
         for state in self._states:
             state.start_speculation(width)
         padded = mx.array([[*block, *[0] * (width - len(block))] for block in blocks])
-        with by_groups():
-            logits = self._model.extend(self.seqs, lengths, padded, self._block_caches(own, lengths))
+        if not self._caches:
+            self._assemble()
+        if self._layers:  # the caches of a single row take a block as they take a chunk of a prompt
+            offset, parts = mx.array(lengths), block_spans([len(group.seqs) for group in self.groups], own, width)
+            for layer in self._layers:
+                layer.begin(parts, offset, max(lengths), width)
+        with by_groups() if self._layers else nullcontext():
+            logits = self._model.extend(self.seqs, lengths, padded, self._caches)
         for group, count in zip(self.groups, own, strict=True):
             group.grow(count)
         return mx.concatenate([logits[row, :count] for row, count in enumerate(counts)])
-
-    def _block_caches(self, counts: Rows[int], lengths: Rows[int]) -> LayerCaches:
-        """The caches for blocks of tokens, `counts` for each row of a group.
-
-        A single row's own caches take a block as they take a chunk of a prompt.
-        """
-        kv = self.groups[0].kv
-        if len(self.seqs) > 1:
-            kv = [BlockLayer(caches) for caches in zip(*(group.kv for group in self.groups), strict=True)]
-            parts = spans([len(group.seqs) for group in self.groups], counts)
-            offset = mx.array(list(lengths))
-            for layer in kv:
-                layer.begin(parts, offset, max(lengths))
-        return layers.assemble(self._structure, kv, self._states)
 
     def settle(self, blocks: Rows[Rows[int]], kept: Rows[int], tokens: Rows[int]) -> None:
         """Keep the first `kept[r]` tokens of the block that `verify` fed to row r, and feed `tokens[r]` next."""

@@ -84,7 +84,7 @@ def _header(file: Path) -> bytes:
 
 
 def folder_of(model: str, revision: str | None = None) -> Path | None:
-    """Return the folder of "demo", of a path, or of a model of LM Studio. Returns None if there is no such folder."""
+    """Return the folder of "demo", of a path, or of a model of LM Studio. Returns None if that does not exist."""
     if model == DEMO:
         return DEMO_PATH
     is_of_lm_studio = revision is None and is_hub_id(model)

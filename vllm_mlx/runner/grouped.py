@@ -10,11 +10,12 @@ the product is with the identity matrix: the mask consists of these queries, and
 
 Tokens lie along the batch axis, one position each: `(tokens, heads, 1, width)`. So rows may have several tokens, and
 not all of them equally many. Recurrent layers would take such tokens for rows. Beside them, the tokens of a row lie
-along an axis of their own, padded on the right to the widest row: `(rows, heads, tokens, width)`, a `BlockLayer`.
+along an axis of their own, padded on the right to the widest row: `(rows, heads, tokens, width)`, in `BlockSpan`s.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -88,7 +89,6 @@ class Span:
     start: int
     num_rows: int
     num_tokens: int
-    first_row: int
 
     @property
     def end(self) -> int:
@@ -102,10 +102,6 @@ class Span:
         _, heads, _, width = own.shape
         return own.reshape(self.num_rows, self.num_tokens, heads, width).swapaxes(1, 2)
 
-    def cut(self, block: mx.array) -> mx.array:
-        """From the padded (all rows, heads, tokens, width) to (rows, heads, tokens of a row, width)."""
-        return block[self.first_row : self.first_row + self.num_rows, :, : self.num_tokens]
-
     def joined(self, array: mx.array) -> mx.array:
         """From (rows, heads, tokens, width) to (tokens of the group, heads, 1, width)."""
         if self.num_tokens == 1:
@@ -114,29 +110,43 @@ class Span:
         return array.swapaxes(1, 2).reshape(rows * num_tokens, heads, 1, width)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockSpan(Span):
+    """The tokens of one group in a block whose rows are padded on the right to `block_width`. `start` is a row."""
+
+    block_width: int
+
+    def of(self, array: mx.array) -> mx.array:
+        """From (all rows, heads, block width, width) to (rows, heads, tokens, width), without the padding."""
+        return array[self.start : self.start + self.num_rows, :, : self.num_tokens]
+
+    def joined(self, array: mx.array) -> mx.array:
+        """From (rows, heads, tokens, width) to (rows, heads, block width, width)."""
+        padding = self.block_width - self.num_tokens
+        return mx.pad(array, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else array
+
+
 class GroupedLayer:
     """One layer's KV cache of a forward pass. It keeps nothing itself: the KV lies in the caches of the groups."""
 
     def __init__(self, caches: Sequence[Any]):
         self._caches = caches
         self._spans: Sequence[Span] = ()
+        self._block_width = 1
         self.offset = mx.array(0)
         self._idx = 0  # mlx-vlm takes a batch's longest length from here, and else waits for `offset`
 
-    def begin(self, spans: Sequence[Span], offset: mx.array, longest: int) -> None:
-        """Begin a forward pass. `offset: (tokens,)` holds the positions of its tokens, which lie in `spans`.
+    def begin(self, spans: Sequence[Span], offset: mx.array, longest: int, block_width: int = 1) -> None:
+        """Begin a forward pass. `offset` holds the position of each token, or of the first one of each row of a block.
 
         `longest`: the last of these positions.
         """
-        self._spans, self.offset, self._idx = spans, offset, longest
+        self._spans, self.offset, self._idx, self._block_width = spans, offset, longest, block_width
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Return None if no group needs a mask, as is usual: its rows are equally long, and have one new token each."""
-        if num_tokens != 1:
-            raise ValueError(f"{num_tokens} tokens along the axis of tokens, not one")
-        return self._masks(return_array, window_size)
-
-    def _masks(self, return_array: bool, window_size: int | None) -> GroupMasks | None:
+        if num_tokens != self._block_width:
+            raise ValueError(f"{num_tokens} tokens along the axis of tokens, not {self._block_width}")
         masks = tuple(
             cache.make_mask(span.num_tokens, return_array=return_array, window_size=window_size)
             for cache, span in zip(self._caches, self._spans, strict=True)
@@ -153,43 +163,18 @@ class GroupedLayer:
         return GroupedKV(own_keys, self._spans, own_values), GroupedKV(own_values, self._spans)
 
 
-class BlockKV(GroupedKV):
-    """Keys or values of groups whose rows have unequally many new tokens, padded on the right."""
-
-    def attend(self, attend: Attend, queries: mx.array, values: "GroupedKV", mask: Any, options: dict[str, Any]) -> Any:
-        """Attention of `queries: (rows, heads, tokens, width)`, group by group, without the padding."""
-        if not (mask is None or isinstance(mask, GroupMasks)):
-            raise TypeError("The model made a mask without asking its caches")
-        masks = (None,) * len(self._spans) if mask is None else mask.masks
-        outputs = []
-        for span, keys, own, own_mask in zip(self._spans, self.arrays, values.arrays, masks, strict=True):
-            output = attend(span.cut(queries), keys, own, mask=own_mask, **options)
-            padding = queries.shape[2] - span.num_tokens
-            outputs.append(mx.pad(output, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else output)
-        return mx.concatenate(outputs)
-
-
-class BlockLayer(GroupedLayer):
-    """A `GroupedLayer` for blocks of tokens. `offset: (rows,)` holds the position of each row's first new token."""
-
-    def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """Return None if no group needs a mask. `num_tokens` is the width of the block; a group has its own number."""
-        return self._masks(return_array, window_size)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[GroupedKV, GroupedKV]:
-        """Append new KV of shape (rows, heads, tokens, width) to each group's cache, without the padding."""
-        fetched = [
-            cache.update_and_fetch(span.cut(keys), span.cut(values))
-            for cache, span in zip(self._caches, self._spans, strict=True)
-        ]
-        own_keys, own_values = zip(*fetched, strict=True)
-        return BlockKV(own_keys, self._spans), BlockKV(own_values, self._spans)
-
-
 def spans(num_rows: Iterable[int], num_tokens: Iterable[int]) -> list[Span]:
     """The spans of groups, given the rows of each, and the new tokens of each of its rows."""
     found: list[Span] = []
     for rows, tokens in zip(num_rows, num_tokens, strict=True):
-        start, first_row = (found[-1].end, found[-1].first_row + found[-1].num_rows) if found else (0, 0)
-        found.append(Span(start, rows, tokens, first_row))
+        found.append(Span(found[-1].end if found else 0, rows, tokens))
     return found
+
+
+def block_spans(num_rows: Sequence[int], num_tokens: Iterable[int], block_width: int) -> list[Span]:
+    """The same for a block, whose rows are padded to `block_width` tokens."""
+    starts = list(accumulate(num_rows, initial=0))[:-1]
+    return [
+        BlockSpan(start, rows, tokens, block_width)
+        for start, rows, tokens in zip(starts, num_rows, num_tokens, strict=True)
+    ]

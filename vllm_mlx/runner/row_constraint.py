@@ -217,7 +217,7 @@ class RowConstraint:
         return not self.is_bounding
 
     def forced(self) -> tuple[int, ...]:
-        """The next tokens, as far as there is no other choice. A grammar is asked only where it left none before."""
+        """The next tokens, as far as only one is allowed. A grammar is asked only if its last mask allowed one."""
         if self._phase is Phase.CLOSING:
             return tuple(self._forced)
         if self._phase is not Phase.BOUND or self._has_ended or not self._was_forced:

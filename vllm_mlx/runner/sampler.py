@@ -56,7 +56,8 @@ class Sampler:
         """`ends`: the tokens of each sequence before those of the first draw; by default all but the last computed."""
         self._seqs = seqs
         settings = [seq.sampling for seq in seqs]
-        self._drawn = [row for row, setting in enumerate(settings) if not setting.is_greedy]
+        drawn = [row for row, setting in enumerate(settings) if not setting.is_greedy]
+        self._drawn = {row: index for index, row in enumerate(drawn)}  # its index among them, by row
         self._truncation = _Truncation([settings[row] for row in self._drawn], vocab_size)
         self._temperature = _column([settings[row].temperature for row in self._drawn])
         penalised = any(setting.has_penalties for setting in settings)
@@ -137,7 +138,7 @@ class Sampler:
             ],
             dtype=mx.uint32,
         )
-        own = None if places.index is None else mx.array([self._drawn.index(places.rows[place]) for place in drawn])
+        own = None if places.index is None else mx.array([self._drawn[places.rows[place]] for place in drawn])
         return self._truncation.draw(logits, self._temperature, random_bits(keys, logits.shape[-1]), own)
 
     def _add_logprobs(self, sampled: Sampled, logits: mx.array) -> None:

@@ -29,12 +29,13 @@ def verify(batch: Batch, drafts: Drafts, masks: Masks) -> tuple[list[TokenOutput
     words, filled = masks.block_words(batch.seqs, blocks)
     drawn = batch.draw_blocks(logits, blocks, words).read()
     tokens: list[TokenOutput] = []
-    kept, start = [], 0
+    kept, following, start = [], [], 0
     for seq, block, own in zip(batch.seqs, blocks, filled, strict=True):
         kept.append(_num_kept(seq, block[1:], drawn[start : start + len(block)], own, masks))
         tokens += drawn[start : start + kept[-1]]
+        following.append(tokens[-1].token_id)
         start += len(block)
-    batch.settle(blocks, kept, [tokens[sum(kept[: row + 1]) - 1].token_id for row in range(len(kept))])
+    batch.settle(blocks, kept, following)
     return tokens, [
         Verified(seq.seq_id, len(block) - 1, num - 1)
         for seq, block, num in zip(batch.seqs, blocks, kept, strict=True)

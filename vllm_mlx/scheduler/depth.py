@@ -75,7 +75,7 @@ class _Costs:
         return is_sure and num_tokens / self._num_rows < _MARGIN * self.of(num_tokens)
 
     def is_new(self, width: int) -> bool:
-        """Whether nobody has asked before about so many tokens a row."""
+        """Whether this is the first question about so many tokens a row."""
         is_new, self._looked = width not in self._looked, self._looked | {width}
         return is_new
 

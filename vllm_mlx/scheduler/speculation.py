@@ -4,7 +4,6 @@ A step with drafts reads its own samples, because the next drafts depend on them
 ahead of reading. So one step that reads comes between them, and drafts are planned only while no sample is in flight.
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
@@ -40,7 +39,8 @@ class Speculation:
         self._vocab_size = vocab_size
         self.num_drafted: Counter[str] = Counter()  # by source
         self.num_accepted: Counter[str] = Counter()  # by source
-        self.num_passes = 0  # forward passes of rows with drafts
+        self.num_passes = 0  # forward passes with drafts
+        self.num_drafts = 0  # rows that had drafts, one for each pass
         self.recorded_bytes = 0  # recurrent states that the next step records
         self._depth = depth
         self._shares_forward = shares_forward
@@ -81,15 +81,16 @@ class Speculation:
         self,
         rows: Rows[Sequence],
         now_s: float,
-        free_bytes: float = math.inf,
+        free_bytes: int,
         *,
-        is_ahead: bool = False,
-        merged: Collection[int] = (),
+        is_ahead: bool,
+        merged: Collection[int],
     ) -> tuple[Drafts, bool]:
         """Plan the drafts of the next step, in which these rows decode, and whether it must read its own samples.
 
         `is_ahead`: a sample of any row is in flight. `merged` rows share their buffers with others; while drafts are
         parked, they get none, because each of them would be copied.
+
         `free_bytes` is the memory in which recurrent states can be recorded, beside rows that grow by all drafts. There
         are no drafts if they do not fit.
         """
@@ -135,6 +136,7 @@ class Speculation:
                 seq.num_mispredicted += verified.num_drafted - verified.num_accepted
             self._depth.learn(verified.seq_id, verified.num_drafted, verified.num_accepted)
         self.num_passes += bool(output.verified)
+        self.num_drafts += len(output.verified)
         self._forced = [*self._forced, *output.forced]
         is_odd = output.chunk_timings or output.failed or output.suspects or output.snapshots or output.failed_restores
         self._step = None if is_odd else self._coming

@@ -163,9 +163,10 @@ def image_status(media: MediaCache[Any] | None) -> ImageStatus:
     return status
 
 
-def draft_status(off_reason: str | None, speculation: Speculation | None, num_drafts: int) -> DraftStatus:
-    """Describe the drafts. `speculation` is None if they are off; `num_drafts` counts rows, pass by pass."""
+def draft_status(off_reason: str | None, speculation: Speculation | None) -> DraftStatus:
+    """Describe the drafts. `speculation` is None if they are off."""
     drafted, accepted = dict.fromkeys(_SOURCES, 0), dict.fromkeys(_SOURCES, 0)
+    num_drafts = 0 if speculation is None else speculation.num_drafts
     if speculation is not None:
         drafted |= speculation.num_drafted
         accepted |= speculation.num_accepted
