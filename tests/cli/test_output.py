@@ -18,6 +18,7 @@ SERVE = """
 import logging, sys
 from rich.console import Console
 from tests.server.fakes import FakeEngine
+from tests.support.running import named
 from vllm_mlx.cli.output import write_last
 from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.cli.serve import configure_logging
@@ -28,7 +29,7 @@ from vllm_mlx.server.run import listen, run
 configure_logging("info")
 sock = listen("127.0.0.1", 0)
 engine = FakeEngine()
-app = create_app(engine, ServerConfig(served_model_names=("tiny",), api_keys=unnamed_keys(["k"])))
+app = create_app(engine, ServerConfig(models=named("tiny"), api_keys=unnamed_keys(["k"])))
 run(app, engine, sock, drain_s=0, started=lambda: print(sock.getsockname()[1], flush=True))
 write_last(sys.stderr.fileno(), "the last line")
 """

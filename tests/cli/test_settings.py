@@ -205,7 +205,9 @@ def test_the_server_gets_what_is_its_own() -> None:
     config = load_settings({**given, "messages_thinking": "always"}).server_config()
     assert (config.separate_reasoning, config.keep_alive_s, config.max_body_bytes) == (False, 3, 1 << 20)
     assert config.messages_thinking == "always"
-    assert load_settings({"served_model_name": ["m"]}).server_config() == ServerConfig(served_model_names=("m",))
+    plain = load_settings({"served_model_name": ["m"]})
+    assert plain.server_config() == ServerConfig(models=plain.catalogue())
+    assert plain.catalogue().names == ("m",)
 
 
 def test_what_is_said_of_images_reaches_the_engine() -> None:

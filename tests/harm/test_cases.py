@@ -9,13 +9,14 @@ from tests.support.harm.cases import Drawing
 from tests.support.harm.fields import Document
 from tests.support.harm.protocols import PROTOCOLS
 from tests.support.harm.values import Raw, dumps
+from tests.support.running import named
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 
 
 @pytest.fixture(scope="module")
 def document() -> Document:
-    return Document(create_app(FakeEngine(), ServerConfig(served_model_names=("tiny",))).openapi())
+    return Document(create_app(FakeEngine(), ServerConfig(models=named("tiny"))).openapi())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from tests.server.fakes import FakeEngine
 from tests.support.harm.fields import Document
+from tests.support.running import named
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.as_chat import AnyChatBody
@@ -34,7 +35,7 @@ NESTED = {
 
 @pytest.fixture(scope="module")
 def document() -> Document:
-    return Document(create_app(FakeEngine(), ServerConfig(served_model_names=("tiny",))).openapi())
+    return Document(create_app(FakeEngine(), ServerConfig(models=named("tiny"))).openapi())
 
 
 @pytest.mark.parametrize(("path", "model", "base"), BODIES, ids=[body[0] for body in BODIES])

@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 
+from tests.support.running import named
 from vllm_mlx.core.events import (
     FinishReason,
     ReasoningDelta,
@@ -97,7 +98,7 @@ def main() -> None:
     port, *commands = sys.argv[1:]
     info = replace(FakeEngine().info, max_model_len=131_072)
     engine = FakeEngine(play=ScriptedAgent(*commands).play, info=info)
-    config = ServerConfig(served_model_names=("scripted",))
+    config = ServerConfig(models=named("scripted"))
     run(create_app(engine, config), engine, listen("127.0.0.1", int(port)), drain_s=0)
 
 

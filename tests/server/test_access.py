@@ -1,13 +1,14 @@
 """Keys, origins, sizes, ids and unknown paths."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.running import Running, serving
+from tests.support.running import Running, named, serving
+from vllm_mlx.core.catalogue import Catalogue
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.server import run
@@ -175,16 +176,16 @@ def test_the_openapi_document_describes_bodies_and_replies(client: httpx.Client)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "make",
     [
-        {"served_model_names": ()},
-        {"served_model_names": ("",)},
-        {"served_model_names": ("a",), "api_keys": unnamed_keys([""])},
+        lambda: Catalogue(()),
+        lambda: named(""),
+        lambda: ServerConfig(models=named("a"), api_keys=unnamed_keys([""])),
     ],
 )
-def test_settings_that_cannot_serve(settings: Any) -> None:
+def test_settings_that_cannot_serve(make: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
-        ServerConfig(**settings)
+        make()
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])

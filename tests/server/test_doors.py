@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.running import Running, serving
+from tests.support.running import Running, named, serving
 from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.guards import own_names
@@ -142,7 +142,7 @@ def test_no_key_is_logged_or_shown(caplog: pytest.LogCaptureFixture) -> None:
         ask(server, "s3cret-not", "GET", "/v1/models")
     assert "vllm_mlx.requests" in {record.name for record in caplog.records}
     assert "s3cret" not in caplog.text
-    assert "s3cret" not in repr(ServerConfig(served_model_names=("tiny",), api_keys=unnamed_keys(["s3cret"])))
+    assert "s3cret" not in repr(ServerConfig(models=named("tiny"), api_keys=unnamed_keys(["s3cret"])))
 
 
 EVERYTHING = [

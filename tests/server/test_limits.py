@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, eventually, named, post_bytes, serving
 from vllm_mlx.api.text import MAX_DEPTH, is_deeper
 from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
@@ -298,8 +298,8 @@ def test_more_connections_than_there_may_be() -> None:
         lambda: RequestLimits(max_tools=0),
         lambda: ConnectionLimits(head_s=0),
         lambda: ConnectionLimits(take_s=0),
-        lambda: ServerConfig(served_model_names=("m",), max_requests_per_minute=0),
-        lambda: ServerConfig(served_model_names=("m",), body_s=0),
+        lambda: ServerConfig(models=named("m"), max_requests_per_minute=0),
+        lambda: ServerConfig(models=named("m"), body_s=0),
     ],
 )
 def test_limits_that_let_nothing_in(make: Any) -> None:

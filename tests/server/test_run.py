@@ -139,6 +139,7 @@ def test_a_request_whose_body_has_not_come_is_refused_at_once(path: str, caplog:
 SERVE = """
 import logging
 from tests.server.fakes import FakeEngine, Pause, hello
+from tests.support.running import named
 from vllm_mlx.core.events import TextDelta
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
@@ -146,7 +147,7 @@ from vllm_mlx.server.run import listen, run
 
 sock = listen("127.0.0.1", 0)
 engine = FakeEngine(play=lambda request, index: hello(request, index) if engine.requests[1:] else endless)
-app = create_app(engine, ServerConfig(served_model_names=("tiny",)))
+app = create_app(engine, ServerConfig(models=named("tiny")))
 endless = (TextDelta("a"), Pause())
 logging.basicConfig(level="INFO", format="%(name)s %(message)s")
 run(app, engine, sock, drain_s={drain_s}, started=lambda: print(sock.getsockname()[1], flush=True))
@@ -234,6 +235,7 @@ def test_a_server_under_nohup_outlives_its_terminal() -> None:
 COLLECTING = """
 import gc, os, signal, sys
 from tests.server.fakes import FakeEngine
+from tests.support.running import named
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import listen, run
@@ -251,7 +253,7 @@ def intervals():
     os.kill(os.getpid(), signal.SIGINT)
 
 engine = FakeEngine()
-app = create_app(engine, ServerConfig(served_model_names=("tiny",)))
+app = create_app(engine, ServerConfig(models=named("tiny")))
 run(app, engine, listen("127.0.0.1", 0), drain_s=0, started=started)
 """
 

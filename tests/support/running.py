@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 
+from vllm_mlx.core.catalogue import Catalogue, Entry
+from vllm_mlx.core.config import ModelConfig
 from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.disk.kept import NO_MEMORIES
 from vllm_mlx.server.app import create_app
@@ -40,12 +42,12 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[Running]:
+def serving(engine: Any, *, drain_s: float = 0, **settings: Any) -> Iterator[Running]:
     """Keys may be given as strings: `key1`, `key2` and so on are their names."""
     given = settings.get("api_keys", ())
-    if all(isinstance(key, str) for key in given):  # type: ignore[attr-defined]
-        settings["api_keys"] = unnamed_keys(given)  # type: ignore[arg-type]
-    config = ServerConfig(**{"served_model_names": ("tiny", "alias"), **settings})
+    if all(isinstance(key, str) for key in given):
+        settings["api_keys"] = unnamed_keys(given)
+    config = ServerConfig(models=named(*settings.pop("served_model_names", ("tiny", "alias"))), **settings)
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
     memories = getattr(engine, "memories", NO_MEMORIES)  # an engine of tests may have none
@@ -60,6 +62,11 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
+
+
+def named(*names: str) -> Catalogue:
+    """A list of one model with these names."""
+    return Catalogue((Entry(config=ModelConfig(model="tiny"), name=names[0], aliases=names[1:]),))
 
 
 def start_python(code: str) -> subprocess.Popen[str]:

@@ -77,7 +77,7 @@ def _serve(settings: Settings, log: LogFile | None) -> None:
         budget_bytes=engine.memory.total_bytes,
         disk=None if disk is None else disk.report,
         load_s=time.monotonic() - started_s,
-        names=config.served_model_names,
+        names=config.models.names,
         api_keys=settings.api_keys,
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, cr
 from pydantic.fields import FieldInfo
 
 from ..core import errors
-from ..core.config import EngineConfig, MediaConfig, SamplingDefaults, SettingsGroup
+from ..core.catalogue import Catalogue, Entry
+from ..core.config import EngineConfig, MediaConfig, ModelConfig, SamplingDefaults, SettingsGroup
 from ..core.errors import ConfigError, InvalidParameter
 from ..core.request import RequestLimits, SamplingParams
 from ..core.tenants import APIKey
@@ -37,6 +38,7 @@ from .values import (
 ENV_PREFIX = "VLLM_MLX_"
 POSITIONAL = frozenset({"model"})  # given without a flag
 GROUPS: tuple[type[SettingsGroup], ...] = (
+    ModelConfig,
     EngineConfig,
     MediaConfig,
     SamplingDefaults,
@@ -180,6 +182,11 @@ class Settings(BaseModel):
         folder = Path(self.model).expanduser()
         return (folder.resolve().name,) if folder.is_dir() else (self.model,)
 
+    def catalogue(self) -> Catalogue:
+        """The models that are served. Raises ConfigError."""
+        name, *aliases = self.served_model_names
+        return Catalogue((Entry(config=self.engine_config(), name=name, aliases=tuple(aliases)),))
+
     @property
     def keys(self) -> tuple[APIKey, ...]:
         """All API keys, from flags and files. Raises ConfigError for a file that cannot be used."""
@@ -218,7 +225,7 @@ class Settings(BaseModel):
         patience_s = self.slow_client_s
         return ServerConfig(
             **self._values_of(ServerConfig),
-            served_model_names=self.served_model_names,
+            models=self.catalogue(),
             api_keys=self.keys,
             host_names=self.allowed_host if is_local(self.host) else (self.host, *self.allowed_host),
             cors_origins=self.cors_origin,
@@ -247,7 +254,7 @@ def takes_several(field: FieldInfo) -> bool:
 
 def _declared(name: str) -> tuple[Any, FieldInfo]:
     """The type of a setting that a group declares, and its default, range and help text."""
-    [field] = [group.__pydantic_fields__[name] for group in GROUPS if name in group.__pydantic_fields__]
+    field = next(group.__pydantic_fields__[name] for group in GROUPS if name in group.__pydantic_fields__)
     return field.annotation, field
 
 

@@ -152,56 +152,16 @@ class MediaConfig(SettingsGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
-class EngineConfig(SettingsGroup):
-    """All settings of one engine."""
+class ModelConfig(SettingsGroup):
+    """The settings that describe one model. Each of several models has its own."""
 
     model: str  # local folder or Hugging Face id
-    max_num_seqs: int = Field(default=32, gt=0)
-    """Sequences that run at the same time; further ones wait."""
-    max_queue: int = Field(default=256, ge=0)
-    """Sequences that may wait; further ones are refused, with the time after which to try again."""
-    max_queue_s: float | None = Field(default=None, gt=0)
-    """Longest time in the admission queue, in seconds. Default: no limit."""
-    max_request_s: float | None = Field(default=None, gt=0)
-    """Longest time of a request, waiting included, in seconds. Default: no limit."""
-    max_prepare_s: float = Field(default=120.0, gt=0)
-    """Longest time to prepare a request's prompt, in seconds: fetching, decoding, rendering, tokenising, waiting."""
-    watchdog_s: float = Field(default=120.0, gt=0)
-    """Seconds after which a step of the engine counts as hung, and `/health` reports it."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and reply together, in tokens. Default: the checkpoint's context, or as much as memory holds."""
-    max_stall_ms: float | None = Field(default=None, gt=0)
-    """Longest pause of running replies while a prompt is computed, in milliseconds. Default: 200, or twice what
-    a step of the model takes without a prompt, if that is longer, and 400 at most."""
-    max_prefill_chunk: int = Field(default=2048, gt=0)
-    """Most prompt tokens computed in one step while no reply is running; chunks have lengths that are powers of two."""
-    memory_budget_bytes: int | None = None  # None: computed from the machine's memory
-    wired: Wired = "none"
-    """Memory that Metal never pages out: nothing (`none`), or the weights, which then answer faster after a pause. On
-    some versions of macOS wiring may restart the Mac; docs/mac-checklist.md has a test."""
-    keep_awake: bool = True
-    """On macOS, keep the machine from falling asleep while requests run."""
     num_draft_tokens: Annotated[int | Literal["auto"], BeforeValidator(read_draft_tokens)] = "auto"
     """Most tokens of a reply that are drafted and verified in one step, 0 to 7, or as many as pay on this machine
     (`auto`); 0 turns drafts off. The reply is the same. Drafts come from the prompt, the reply, the request's
     `prediction` and its grammar."""
-    prefix_cache: bool = True
-    """Keep the state of prompts and replies, so that a common beginning is computed only once."""
-    repeatable: bool = False
-    """Give the same request the same reply, bit for bit, whatever else runs, for tests of prompts and models. It turns
-    the prefix cache and batches off: each prompt is computed from its start, each reply is computed alone, and
-    `max_stall_ms` does not hold. A request repeats only with the same seed, or with temperature 0, on the same machine
-    and versions."""
-    cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
-    cache_disk_bytes: int | None = Field(default=None, ge=0)  # None: a tenth of the disk's free space; 0: off
-    cache_dir: str | None = None
-    """Folder of the prefix cache on disk, which must hold nothing else. Default: `~/Library/Caches/vllm-mlx` on
-    macOS, `vllm-mlx` in `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
-    cache_disk_daily_bytes: int | None = Field(default=None, ge=0)  # written in one day, by default a fifth of the disk
-    snapshot_every: int = Field(default=8192, ge=0)
-    """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
-    cache_reasoning: CacheReasoning = "auto"
-    """Reasoning that stays in the prefix cache: what the next turn contains (`auto`), all (`keep`) or none (`drop`)."""
     enable_thinking: bool | None = None
     """Whether a model that can reason does so if the request does not say. Default: it does."""
     default_thinking_token_budget: int | None = Field(default=None, ge=0)
@@ -236,6 +196,52 @@ class EngineConfig(SettingsGroup):
     revision: str | None = None
     """Branch, tag or commit on Hugging Face."""
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
+class EngineConfig(ModelConfig):
+    """The settings of a model, and those of the process that serves it."""
+
+    max_num_seqs: int = Field(default=32, gt=0)
+    """Sequences that run at the same time; further ones wait."""
+    max_queue: int = Field(default=256, ge=0)
+    """Sequences that may wait; further ones are refused, with the time after which to try again."""
+    max_queue_s: float | None = Field(default=None, gt=0)
+    """Longest time in the admission queue, in seconds. Default: no limit."""
+    max_request_s: float | None = Field(default=None, gt=0)
+    """Longest time of a request, waiting included, in seconds. Default: no limit."""
+    max_prepare_s: float = Field(default=120.0, gt=0)
+    """Longest time to prepare a request's prompt, in seconds: fetching, decoding, rendering, tokenising, waiting."""
+    watchdog_s: float = Field(default=120.0, gt=0)
+    """Seconds after which a step of the engine counts as hung, and `/health` reports it."""
+    max_stall_ms: float | None = Field(default=None, gt=0)
+    """Longest pause of running replies while a prompt is computed, in milliseconds. Default: 200, or twice what
+    a step of the model takes without a prompt, if that is longer, and 400 at most."""
+    max_prefill_chunk: int = Field(default=2048, gt=0)
+    """Most prompt tokens computed in one step while no reply is running; chunks have lengths that are powers of two."""
+    memory_budget_bytes: int | None = None  # None: computed from the machine's memory
+    wired: Wired = "none"
+    """Memory that Metal never pages out: nothing (`none`), or the weights, which then answer faster after a pause. On
+    some versions of macOS wiring may restart the Mac; docs/mac-checklist.md has a test."""
+    keep_awake: bool = True
+    """On macOS, keep the machine from falling asleep while requests run."""
+    prefix_cache: bool = True
+    """Keep the state of prompts and replies, so that a common beginning is computed only once."""
+    repeatable: bool = False
+    """Give the same request the same reply, bit for bit, whatever else runs, for tests of prompts and models. It turns
+    the prefix cache and batches off: each prompt is computed from its start, each reply is computed alone, and
+    `max_stall_ms` does not hold. A request repeats only with the same seed, or with temperature 0, on the same machine
+    and versions."""
+    cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
+    cache_disk_bytes: int | None = Field(default=None, ge=0)  # None: a tenth of the disk's free space; 0: off
+    cache_dir: str | None = None
+    """Folder of the prefix cache on disk, which must hold nothing else. Default: `~/Library/Caches/vllm-mlx` on
+    macOS, `vllm-mlx` in `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
+    cache_disk_daily_bytes: int | None = Field(default=None, ge=0)  # written in one day, by default a fifth of the disk
+    snapshot_every: int = Field(default=8192, ge=0)
+    """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
+    cache_reasoning: CacheReasoning = "auto"
+    """Reasoning that stays in the prefix cache: what the next turn contains (`auto`), all (`keep`) or none (`drop`)."""
     media: MediaConfig = Field(default_factory=MediaConfig)
 
     @property

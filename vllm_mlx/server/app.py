@@ -23,7 +23,7 @@ from .log import RECEIPT_HEADER
 from .recorder import RequestRecorder
 from .request_log import UNKNOWN_HEADER, OpenRequests, RequestLog
 from .responses import responses_routes
-from .routes import ServedModels, anthropic_routes, models_routes, openai_routes
+from .routes import anthropic_routes, models_routes, openai_routes
 from .search_client import SearchClient
 from .status import History, Recent, status_routes
 
@@ -64,7 +64,7 @@ def create_app(
     app.state.open_requests = requests
     app.state.body_turns = body_turns()
     app.state.search = None if config.web_search is None else SearchClient(config.web_search)
-    models = ServedModels(config.served_model_names)
+    models = config.models
     app.include_router(openai_routes(engine, config, models))
     app.include_router(anthropic_routes(engine, config, models))
     app.include_router(responses_routes(engine, config, models, responses))

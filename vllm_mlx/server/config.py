@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from ..core.catalogue import Catalogue
 from ..core.config import DOCUMENTED, SettingsGroup
 from ..core.errors import ConfigError, setting
 from ..core.request import RequestLimits
@@ -28,7 +29,7 @@ class ConnectionLimits(SettingsGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class ServerConfig(SettingsGroup):
-    served_model_names: tuple[str, ...]  # the first is used if a request names no model
+    models: Catalogue
     api_keys: tuple[APIKey, ...] = ()  # if all are admin keys, or there are none, requests need no key
     metrics_open: bool = False
     """Answer `/metrics` without an API key."""
@@ -60,8 +61,6 @@ class ServerConfig(SettingsGroup):
     with made-up letters in place of texts, images and names. Default: nothing is recorded."""
 
     def __post_init__(self) -> None:
-        if not self.served_model_names or not all(self.served_model_names):
-            raise ConfigError(f"{setting('served_model_name')} must not be empty.")
         if not all(key.secret for key in self.api_keys):
             raise ConfigError(f"{setting('api_key')} must not be empty.")
         if self.web_search is not None and http_url(self.web_search) is None:

@@ -16,6 +16,7 @@ from ..api.responses.encode import ResponseStream, response_fold
 from ..api.responses.replies import Deleted, InputItemList, ResponseReply, ResponseSpec, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
+from ..core.catalogue import Catalogue
 from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
 from ..disk.kept import Journal
 from ..engine.client import EngineClient
@@ -24,7 +25,7 @@ from .config import ServerConfig
 from .guards import tenant_of
 from .log import record_of
 from .response_store import BackgroundReplies, ResponseStore, ResponseStores
-from .routes import ServedModels, as_json, documented
+from .routes import as_json, documented
 from .streaming import Submission, respond_with, submit, while_connected
 
 StoredItem = Mapping[str, Any]
@@ -35,7 +36,7 @@ EVENTS = "OpenAI's events, response.created to response.completed"
 
 
 def responses_routes(
-    engine: EngineClient, config: ServerConfig, models: ServedModels, journal: Journal | None = None
+    engine: EngineClient, config: ServerConfig, models: Catalogue, journal: Journal | None = None
 ) -> APIRouter:
     """`journal`: keeps stored responses for the next start."""
     router = APIRouter(tags=["Responses"], route_class=JSONRoute)
@@ -55,9 +56,7 @@ def responses_routes(
 class _Responses:
     """The endpoints, with the stored responses and the background replies that they share."""
 
-    def __init__(
-        self, engine: EngineClient, config: ServerConfig, models: ServedModels, journal: Journal | None
-    ) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, models: Catalogue, journal: Journal | None) -> None:
         self._engine = engine
         self._searches = config.web_search is not None
         self._models = models
@@ -66,7 +65,7 @@ class _Responses:
 
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """Create a response with tools and reasoning: streamed, complete, or in the background."""
-        model, store = self._models.resolve(body.model), await self._store(http)
+        (model, _), store = self._models.resolve(body.model), await self._store(http)
         decode = partial(
             _decoded,
             body,

@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from ..api.openai.replies import ChatCompletion, Completion, ModelCard, ModelLis
 from ..api.openai.schema import ChatCompletionBody, CompletionBody
 from ..api.replies import Reply
 from ..api.responses.as_chat import AnyChatBody, decode_responses_as_chat
-from ..core.errors import ModelNotFound, shown
+from ..core.catalogue import Catalogue
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
@@ -30,22 +29,6 @@ from .streaming import owned, reply_to, while_connected
 
 OPENAI_EVENTS = "chunks, then [DONE]"
 ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
-
-
-class ServedModels:
-    """The names under which the one loaded checkpoint is served."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(dict.fromkeys(names))
-
-    def resolve(self, name: str | None) -> str:
-        """Return the name for the reply; for None, the first served name. Raises ModelNotFound."""
-        if name is None:
-            return self.names[0]
-        if name not in self.names:
-            known = ", ".join(f"`{served}`" for served in self.names)
-            raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")
-        return name
 
 
 def documented(reply: type[Reply], error: type[Reply], events: str) -> dict[int | str, dict[str, Any]]:
@@ -58,7 +41,7 @@ def as_json(reply: Reply) -> Response:
     return Response(reply.to_json(), media_type="application/json")
 
 
-def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedModels) -> APIRouter:
+def openai_routes(engine: EngineClient, config: ServerConfig, models: Catalogue) -> APIRouter:
     router = APIRouter(tags=["OpenAI"], route_class=JSONRoute)
     names = engine.tokenizer
 
@@ -70,7 +53,7 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedMode
             if isinstance(body, ChatCompletionBody)
             else partial(decode_responses_as_chat, body),
             reply_id=f"chatcmpl-{uuid.uuid4().hex}",
-            model=models.resolve(body.model),
+            model=models.resolve(body.model)[0],
             created=int(time.time()),
             separate_reasoning=config.separate_reasoning,
             searches=config.web_search is not None,
@@ -91,7 +74,7 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedMode
             decode_completion,
             body,
             reply_id=f"cmpl-{uuid.uuid4().hex}",
-            model=models.resolve(body.model),
+            model=models.resolve(body.model)[0],
             created=int(time.time()),
         )
         return await reply_to(
@@ -106,7 +89,7 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedMode
     return router
 
 
-def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedModels) -> APIRouter:
+def anthropic_routes(engine: EngineClient, config: ServerConfig, models: Catalogue) -> APIRouter:
     router = APIRouter(tags=["Anthropic"], route_class=JSONRoute)
 
     @router.post("/v1/messages", responses=documented(MessageReply, AnthropicError, ANTHROPIC_EVENTS))
@@ -116,7 +99,7 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedM
             decode_messages_request,
             body,
             reply_id=f"msg_{uuid.uuid4().hex}",
-            model=models.resolve(body.model),
+            model=models.resolve(body.model)[0],
             messages_thinking=config.messages_thinking,
             searches=config.web_search is not None,
         )
@@ -140,7 +123,7 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedM
     return router
 
 
-def models_routes(engine: EngineClient, models: ServedModels, *, searches: bool) -> APIRouter:
+def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
     def card(name: str) -> ModelCard:
@@ -164,6 +147,7 @@ def models_routes(engine: EngineClient, models: ServedModels, *, searches: bool)
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str) -> Response:
-        return as_json(card(models.resolve(model_id)))
+        name, _ = models.resolve(model_id)
+        return as_json(card(name))
 
     return router

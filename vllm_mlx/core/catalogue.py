@@ -1,0 +1,72 @@
+"""The models that a server offers, by the names that requests use. It knows no memory and no protocol."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from .config import ModelConfig
+from .errors import ConfigError, ModelNotFound, setting, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One model: its settings, and the texts by which requests ask for it."""
+
+    config: ModelConfig
+    name: str
+    aliases: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()  # `*` matches any text; patterns are not listed
+    pin: bool = False  # no other model may take its place in memory
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that are listed, without repetitions."""
+        return tuple(dict.fromkeys((self.name, *self.aliases)))
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The entries in their order. The first is the model of requests that name none.
+
+    Raises ConfigError if there is no entry, or if a text is empty or stands for two entries.
+    """
+
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        owners: dict[str, Entry] = {}
+        for entry in self.entries:
+            for text in (*entry.names, *entry.patterns):
+                if not text:
+                    raise ConfigError(f"{setting('served_model_name')} must not be empty.")
+                if owners.setdefault(text, entry) is not entry:
+                    raise ConfigError(
+                        f"`{text}` stands for two models, {owners[text].config.model} and {entry.config.model}. "
+                        "Give one of them another name."
+                    )
+        if not owners:
+            raise ConfigError("No model is named that could be served.")
+
+    @property
+    def default(self) -> Entry:
+        return self.entries[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that are listed, in the order of the entries."""
+        return tuple(name for entry in self.entries for name in entry.names)
+
+    def resolve(self, name: str | None) -> tuple[str, Entry]:
+        """Return the name for the reply, and the model: by its exact name, else by the first pattern that matches.
+
+        Without a name it is the default. Raises ModelNotFound.
+        """
+        if name is None:
+            return self.default.name, self.default
+        for entry in self.entries:
+            if name in entry.names:
+                return name, entry
+        for entry in self.entries:
+            if any(fnmatchcase(name, pattern) for pattern in entry.patterns):
+                return name, entry
+        known = ", ".join(f"`{listed}`" for listed in self.names)
+        raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")
