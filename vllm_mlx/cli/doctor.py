@@ -82,7 +82,7 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
         yield check_cache_folder(settings)
     yield check_port(settings)
     if accepts.verdict != "bad":
-        yield check_model(settings)
+        yield from map(check_model, settings.each())
     if works and with_self_test:
         yield self_test()
 

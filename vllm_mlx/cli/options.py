@@ -4,7 +4,7 @@ import difflib
 import inspect
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -19,8 +19,11 @@ from .help import show_all
 from .settings import (
     ENV_PREFIX,
     FORMS,
+    NAMES,
+    OF_A_MODEL,
     POSITIONAL,
     AllSettings,
+    ListedModel,
     Settings,
     env_name,
     flag_name,
@@ -68,15 +71,58 @@ def load_settings(
     if key_file is not None:
         file |= _read_config_file(key_file)
     variables = _variables() if with_variables else {}
+    given = {**file, **variables, **flags}
+
+    def origin(name: str) -> str:
+        if name == "models":
+            return "the command line" if name in flags else f"`[[models]]` in {path}"
+        if name == "model" and name in flags and "models" in given:
+            return "MODEL"
+        return flag_name(name) if name in flags else env_name(name) if name in variables else f"`{name}` in {path}"
+
+    _refuse_doubt(given, file, flags, origin)
     try:
-        return AllSettings(**{**file, **variables, **flags})
+        settings = AllSettings(**given)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        name = str(fault["loc"][0])
-        origin = flag_name(name) if name in flags else env_name(name) if name in variables else f"`{name}` in {path}"
-        value = "" if name == "api_key" else f", got {fault['input']!r}"
+        name, *inside = map(str, fault["loc"])
+        place = origin(name) if len(inside) < 2 else f"`{inside[1]}` in table {int(inside[0]) + 1} of {origin(name)}"
+        if fault["type"] == "extra_forbidden":
+            hint = _did_you_mean(inside[-1], names=ListedModel.model_fields)
+            raise ConfigError(f"{place} is not a setting of a model.{hint}") from error
+        value = "" if name == "api_key" or fault["type"] == "missing" else f", got {fault['input']!r}"
         kind = WrongFlag if name in flags else ConfigError
-        raise kind(f"{origin}{explain(fault)}{value}.") from error
+        raise kind(f"{place}{explain(fault)}{value}.") from error
+    return settings.of_the_first()
+
+
+def _refuse_doubt(
+    given: Mapping[str, Any], file: Mapping[str, Any], flags: Mapping[str, Any], origin: Callable[[str], str]
+) -> None:
+    """Raise ConfigError if several models are listed, and one is described outside the list too."""
+    if "models" not in given:
+        return
+    for name in sorted(OF_A_MODEL & given.keys()):
+        raise ConfigError(
+            f"{origin(name)} describes one model, and {origin('models')} lists models. Leave one of the two out, or "
+            "write the setting in the table of its model."
+        )
+    if "models" in file and "models" in flags:
+        raise ConfigError("The command line and `[[models]]` in the config file both list models. Leave one list out.")
+
+
+def read_models(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that MODEL or NAME=MODEL on the command line stand for, given once or several times."""
+    models = []
+    for text in texts:
+        name, is_named, model = text.partition("=")
+        if not is_named or Path(text).expanduser().is_dir():
+            name, model = "", text
+        models.append({"model": model} | ({"name": name} if name else {}))
+    if len(models) > 1:
+        return {"models": models}
+    [only] = models
+    return {"model": only["model"]} | ({"served_model_name": [only["name"]]} if "name" in only else {})
 
 
 def server_settings() -> Settings:
@@ -111,16 +157,27 @@ def _read_config_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Cannot read the config file {path}: {reason(error)}.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from error
-    named = {key.replace("-", "_"): value for key, value in values.items()}
-    for key in [key for key in named if key not in AllSettings.model_fields]:
+    named: dict[str, Any] = _with_underscores(values)
+    for key in [key for key in named if key not in {*NAMES, "models"}]:
         raise ConfigError(f"Unknown setting `{key}` in {path}.{_did_you_mean(key)}")
     return named
+
+
+def _with_underscores(values: Any) -> Any:
+    """Write the keys of a table, and of the tables in its lists, as settings are named."""
+    match values:
+        case dict():
+            return {key.replace("-", "_"): _with_underscores(value) for key, value in values.items()}
+        case list():
+            return [_with_underscores(value) for value in values]
+        case _:
+            return values
 
 
 def _variables() -> dict[str, str]:
     """Return values by setting name. The case of a variable's name does not matter; empty variables are left out."""
     given = {name.upper(): value for name, value in os.environ.items() if value}
-    return {name: given[env_name(name)] for name in AllSettings.model_fields if env_name(name) in given}
+    return {name: given[env_name(name)] for name in NAMES if env_name(name) in given}
 
 
 def unknown_variables() -> list[str]:
@@ -130,12 +187,12 @@ def unknown_variables() -> list[str]:
     return [
         f"The environment variable {name} is not a setting and has no effect.{_did_you_mean(key, env_name)}"
         for name, key in keys.items()
-        if key not in AllSettings.model_fields
+        if key not in NAMES
     ]
 
 
-def _did_you_mean(key: str, spell: Callable[[str], str] = str) -> str:
-    nearest = difflib.get_close_matches(key, AllSettings.model_fields, n=1)
+def _did_you_mean(key: str, spell: Callable[[str], str] = str, names: Collection[str] = NAMES) -> str:
+    nearest = difflib.get_close_matches(key, sorted(names), n=1)
     return f" Did you mean `{spell(nearest[0])}`?" if nearest else ""
 
 
@@ -149,6 +206,11 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     def run(config: Path | None = None, help_all: bool | None = None, **values: Any) -> None:
         rest = {parameter.name: values.pop(parameter.name) for parameter in own}
         given = {name: value for name, value in values.items() if value not in (None, [])}
+        if "model" in given:
+            named = read_models(given.pop("model"))
+            for name in named.keys() & given.keys():
+                raise WrongFlag(f"NAME=MODEL gives a name, and so does {flag_name(name)}. Leave one of the two out.")
+            given |= named
         command(load_settings(given, config), **rest)
 
     annotations = {name: _annotation(name, field, panel) for name, field, panel in settings_fields()}
@@ -170,7 +232,7 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
     flag = flag_name(name)
     show: dict[str, Any] = {"help": _help(name, field), "show_default": False}
     if name in POSITIONAL:
-        return Annotated[str | None, typer.Argument(metavar=name.upper(), **show)]
+        return Annotated[list[str] | None, typer.Argument(metavar=name.upper(), **show)]
     if field_kind(field) is bool:
         switch = typer.Option(f"{flag}/--no-{flag.removeprefix('--')}", rich_help_panel=panel, **show)
         return Annotated[bool | None, switch]

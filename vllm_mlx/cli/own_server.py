@@ -116,7 +116,9 @@ def _end_with_parent(drain_s: float) -> None:
 def main() -> None:
     from .serve import run_server
 
-    settings = load_settings({"model": sys.argv[1]})
+    settings, model = load_settings({}), sys.argv[1]
+    if settings.model != model:
+        settings = load_settings({"model": model})
     threading.Thread(target=_end_with_parent, args=(settings.drain_s,), daemon=True).start()
     run_server(settings)
 

@@ -98,6 +98,9 @@ def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
     from ..engine.loading import check_settings
 
     engine, server = settings.engine_config(), settings.server_config()
+    if len(listed := server.models.entries) > 1:
+        names = ", ".join(entry.name for entry in listed)
+        raise ConfigError(f"Several models are listed ({names}), and this version serves one. Leave the others out.")
     has_keys = not all(key.is_admin for key in server.api_keys)
     refuse_open_door(settings.host, has_keys=has_keys, insecure=settings.insecure)
     check_settings(engine)

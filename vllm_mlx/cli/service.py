@@ -16,18 +16,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 import typer
-from pydantic import SecretStr
 
-from ..core.config import ReasoningStrings
 from ..core.errors import ConfigError, VLLMMLXError
 from ..core.private_file import write_private
 from .options import SERVICE_FILE, SERVICE_KEYS, service_settings, takes_settings
 from .output import LogFile, log_files, write_last
 from .remote import NoServer, Remote
 from .settings import Settings, local_url
+from .settings_file import texts
 from .supervisors import THROTTLE_S, Job, Supervisor, program_path, supervisor
 from .terminal import CommandFailed, ExitCode, exit_code_of, option, printable
 
@@ -148,8 +147,9 @@ def install(
     from .serve import accepted
 
     accepted(settings)
-    if (check := check_model(settings)).verdict == "bad":
-        raise ConfigError(f"{check.name}: {check.text}.")
+    for check in map(check_model, settings.each()):
+        if check.verdict == "bad":
+            raise ConfigError(f"{check.name}: {check.text}.")
     place = Place.of(user)
     service = _supervisor(place, settings.drain_s)
     written, keys = texts(settings)
@@ -284,32 +284,6 @@ def wait_for_room(settings: Settings) -> None:
             if is_late:
                 raise
         time.sleep(_LOOK_S)
-
-
-def texts(settings: Settings) -> tuple[str, str]:
-    """The file of settings and the file of keys, as TOML. Paths are absolute, since a service has its own folder."""
-    lines: dict[bool, list[str]] = {False: [], True: []}
-    for name in sorted(settings.model_fields_set):
-        value = _plain(getattr(settings, name))
-        if name == "model" and Path(value).expanduser().is_dir():
-            value = str(Path(value).expanduser().resolve())
-        lines[name == "api_key"].append(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
-    return "".join(lines[False]), "".join(lines[True])
-
-
-def _plain(value: Any) -> Any:
-    """A setting's value in the types of TOML."""
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case ReasoningStrings(start=start, end=end):
-            return json.dumps({"reasoning_start_str": start, "reasoning_end_str": end})
-        case Path():
-            return str(value.expanduser().absolute())
-        case tuple() | list():
-            return [_plain(part) for part in value]
-        case _:
-            return value
 
 
 def last_lines(path: Path, num_lines: int) -> Iterator[str]:

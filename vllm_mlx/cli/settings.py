@@ -5,9 +5,9 @@ here. `PANELS` lists them all.
 """
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, create_model, field_validator
 from pydantic.fields import FieldInfo
@@ -36,6 +36,7 @@ from .values import (
 )
 
 ENV_PREFIX = "VLLM_MLX_"
+T = TypeVar("T", bound=BaseModel)
 POSITIONAL = frozenset({"model"})  # given without a flag
 GROUPS: tuple[type[SettingsGroup], ...] = (
     ModelConfig,
@@ -112,11 +113,44 @@ FORMS: Mapping[str, Form] = {
 }
 
 
-class Settings(BaseModel):
-    """The settings that only the commands use. `AllSettings` adds the settings of the layers below."""
+class _Values(BaseModel):
+    """Reads values as people write them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: object, info: ValidationInfo) -> object:
+        name = str(info.field_name)
+        if any(isinstance(part, str) and not part.strip() for part in (value if isinstance(value, list) else [value])):
+            raise ValueError("it is empty; write a value, or leave it out")
+        if name in FORMS:
+            return FORMS[name].read(value)
+        return read_list(value) if takes_several(cls.model_fields[name]) else value
+
+
+class OwnModel(_Values):
+    """A table of `[[models]]`. `ListedModel` adds the settings that describe a model."""
+
+    model: str
+    name: str | None = None  # None: the model's own name
+    aliases: tuple[str, ...] = ()
+    match: tuple[str, ...] = ()  # patterns of further names
+    pin: bool = False
+    speculative_config: str | None = None
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings that the table gives, as they would be given for an only model."""
+        given = {name: getattr(self, name) for name in self.model_fields_set & OF_A_MODEL}
+        names = (self.name or _own_name(self.model), *self.aliases)
+        return given | {"served_model_name": names} if self.name or self.aliases else given
+
+
+class Settings(_Values):
+    """The settings that only the commands use. `AllSettings` adds the settings of the layers below."""
+
+    models: tuple[OwnModel, ...] = ()
+    """Several models, each with settings of its own. The settings outside describe the first."""
     model: str = "demo"
     """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one."""
     served_model_name: tuple[str, ...] = ()
@@ -164,28 +198,30 @@ class Settings(BaseModel):
     limit_mm_per_prompt: str = DEFAULT_MEDIA_LIMITS
     """Most images, videos and documents of one request."""
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _read(cls, value: object, info: ValidationInfo) -> object:
-        name = str(info.field_name)
-        if any(isinstance(part, str) and not part.strip() for part in (value if isinstance(value, list) else [value])):
-            raise ValueError("it is empty; write a value, or leave it out")
-        if name in FORMS:
-            return FORMS[name].read(value)
-        return read_list(value) if takes_several(cls.model_fields[name]) else value
-
     @property
     def served_model_names(self) -> tuple[str, ...]:
         """The names that clients may ask for. A local folder is served under its own name, without its path."""
-        if self.served_model_name:
-            return self.served_model_name
-        folder = Path(self.model).expanduser()
-        return (folder.resolve().name,) if folder.is_dir() else (self.model,)
+        return self.served_model_name or (_own_name(self.model),)
+
+    def each(self) -> list["Settings"]:
+        """Return the settings of each model, as if it were the only one."""
+        kept = {name: getattr(self, name) for name in self.model_fields_set - OF_A_MODEL - {"models"}}
+        return [type(self).model_construct(**kept, **listed.values()) for listed in self.models] or [self]
+
+    def of_the_first(self) -> "Settings":
+        """Return these settings, with those of the first model in the places of an only model's."""
+        return self.each()[0].model_copy(update={"models": self.models}) if self.models else self
 
     def catalogue(self) -> Catalogue:
         """The models that are served. Raises ConfigError."""
+        tables = self.models or (None,)
+        return Catalogue(tuple(one.entry(table) for one, table in zip(self.each(), tables, strict=True)))
+
+    def entry(self, table: OwnModel | None) -> Entry:
+        """Return the only model as an entry. `table` may say more of it."""
         name, *aliases = self.served_model_names
-        return Catalogue((Entry(config=self.engine_config(), name=name, aliases=tuple(aliases)),))
+        more: dict[str, Any] = {} if table is None else {"patterns": table.match, "pin": table.pin}
+        return Entry(config=self.engine_config(), name=name, aliases=tuple(aliases), **more)
 
     @property
     def keys(self) -> tuple[APIKey, ...]:
@@ -245,7 +281,13 @@ class Settings(BaseModel):
 
     def _values_of(self, group: type[SettingsGroup]) -> dict[str, Any]:
         """The settings that `group` declares, by name."""
-        return {name: getattr(self, name) for name in group.__pydantic_fields__.keys() & type(self).model_fields.keys()}
+        return {name: getattr(self, name) for name in group.__pydantic_fields__.keys() & NAMES}
+
+
+def _own_name(model: str) -> str:
+    """Return the name of a model that has no other: of a folder without its path, else as it was given."""
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
 
 
 def takes_several(field: FieldInfo) -> bool:
@@ -258,10 +300,25 @@ def _declared(name: str) -> tuple[Any, FieldInfo]:
     return field.annotation, field
 
 
-_DECLARED: dict[str, Any] = {
-    name: _declared(name) for names in PANELS.values() for name in names if name not in Settings.model_fields
-}
-AllSettings: type[Settings] = create_model("AllSettings", __base__=Settings, **_DECLARED)
+NAMES = frozenset(name for names in PANELS.values() for name in names)
+OF_A_MODEL = NAMES & {
+    *ModelConfig.__pydantic_fields__, *SamplingDefaults.__pydantic_fields__, "served_model_name", "speculative_config",
+}  # fmt: skip
+"""The settings that describe a model, and not the process. Each of several models has its own."""
+
+
+def _with_declared(name: str, base: type[T], names: Collection[str]) -> type[T]:
+    """Add the settings that the layers below declare."""
+    fields: dict[str, Any] = {one: _declared(one) for one in sorted(names) if one not in Settings.model_fields}
+    return create_model(name, __base__=base, **fields)
+
+
+ListedModel = _with_declared("ListedModel", OwnModel, OF_A_MODEL)
+AllSettings = create_model(
+    "AllSettings",
+    __base__=_with_declared("_AllSettings", Settings, NAMES),
+    models=(tuple[ListedModel, ...], ()),  # type: ignore[valid-type]
+)
 
 
 def settings_fields() -> Iterator[tuple[str, FieldInfo, str]]:

@@ -1,0 +1,122 @@
+"""`[[models]]` in the file, and NAME=MODEL on the command line."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.commands import COMMAND, served
+from vllm_mlx.cli.options import load_settings, read_models
+from vllm_mlx.core.errors import ConfigError
+
+LIST = """
+port = 1234
+[[models]]
+model = "demo"
+name = "coder"
+aliases = ["gpt-5"]
+match = ["claude-*"]
+max-model-len = 4096
+temperature = 0.5
+pin = true
+[[models]]
+model = "org/small"
+text_only = true
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "models.toml"
+    path.write_text(LIST)
+    return path
+
+
+def refusal(path: Path, **flags: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(flags, path).catalogue()
+    return caught.value.message
+
+
+def test_each_table_describes_its_own_model(file: Path) -> None:
+    settings = load_settings({"max_num_seqs": 3}, file)
+    coder, small = settings.catalogue().entries
+    assert (coder.names, coder.patterns, coder.pin) == (("coder", "gpt-5"), ("claude-*",), True)
+    assert (coder.config.model, coder.config.max_model_len, coder.config.defaults.temperature) == ("demo", 4096, 0.5)
+    assert (small.names, small.patterns, small.pin) == (("org/small",), (), False)
+    assert small.config.text_only and small.config.max_model_len is None and small.config.defaults.temperature is None
+    assert [one.engine_config().max_num_seqs for one in settings.each()] == [3, 3]
+    assert settings.model == "demo" and settings.port == 1234, "settings outside are the process's, or the first's"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[models]]\nname = 'a'\n", "`model` in table 1 of `[[models]]` in FILE: field required."),
+        ("[[models]]\nmodel = ''\n", "`model` in table 1 of `[[models]]` in FILE: it is empty"),
+        ("[[models]]\nmodel = 'a'\nmax_model_len = 1\n", "`max_model_len` in table 1 of `[[models]]` in FILE must be"),
+        (
+            "[[models]]\nmodel = 'a'\nport = 1\n",
+            "`port` in table 1 of `[[models]]` in FILE is not a setting of a model.",
+        ),
+        ("[[models]]\nmodel = 'a'\nmax_model_ln = 1\n", "not a setting of a model. Did you mean `max_model_len`?"),
+        ("models = 3\n", "`[[models]]` in FILE: input should be a valid tuple"),
+        ("[[models]]\nmodel = 'a'\n[[models]]\nmodel = 'a'\n", "`a` stands for two models, a and a."),
+        ("[[models]]\nmodel = 'a'\naliases = ['b']\n[[models]]\nmodel = 'b'\n", "`b` stands for two models, a and b."),
+        (
+            "model = 'b'\n[[models]]\nmodel = 'a'\n",
+            "`model` in FILE describes one model, and `[[models]]` in FILE lists",
+        ),
+        ("top_k = 3\n[[models]]\nmodel = 'a'\n", "`top_k` in FILE describes one model, and `[[models]]` in FILE lists"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_place(tmp_path: Path, text: str, words: str) -> None:
+    (path := tmp_path / "FILE").write_text(text)
+    assert words in refusal(path).replace(str(path), "FILE")
+
+
+def test_a_flag_or_a_variable_of_a_model_beside_the_list(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(file, model="demo").startswith("MODEL describes one model, and `[[models]]` in ")
+    assert refusal(file, text_only=True).startswith("--text-only describes one model, and `[[models]]` in ")
+    assert refusal(file, **read_models(["a", "b"])).startswith("The command line and `[[models]]`")
+    monkeypatch.setenv("VLLM_MLX_TEMPERATURE", "1")
+    assert refusal(file).startswith("VLLM_MLX_TEMPERATURE describes one model, and `[[models]]` in ")
+
+
+def test_models_on_the_command_line(tmp_path: Path) -> None:
+    (folder := tmp_path / "a=b").mkdir()
+    assert read_models(["org/a"]) == {"model": "org/a"}
+    assert read_models(["small=org/a"]) == {"model": "org/a", "served_model_name": ["small"]}
+    assert read_models([str(folder)]) == {"model": str(folder)}
+    settings = load_settings(read_models(["org/a", "small=org/b"]))
+    assert settings.catalogue().names == ("org/a", "small")
+
+
+def refused(*arguments: str) -> str:
+    result = subprocess.run([*COMMAND, "serve", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode in (1, 2) and "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
+
+
+def test_several_models_are_refused_for_now() -> None:
+    assert "Several models are listed (demo, small), and this version serves one." in refused("demo", "small=demo")
+    assert "--served-model-name. Leave one of the two out." in refused("a=demo", "--served-model-name", "b")
+
+
+def test_a_model_of_the_list_answers_to_all_its_names(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    table = {"model": str(checkpoint("qwen3")), "name": "coder", "aliases": ["gpt-5"], "match": ["claude-*"]}
+    path.write_text("[[models]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+    with served("--config", str(path)) as (_, printed):
+        assert "coder, gpt-5" in printed
+        url = printed[printed.index("http://") :].split("/v1")[0]
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+            assert [card["id"] for card in http.get("/v1/models").json()["data"]] == ["coder", "gpt-5"]
+            for name in ("coder", "gpt-5", "claude-haiku"):
+                body = {"model": name, "prompt": "a", "max_tokens": 1}
+                assert http.post("/v1/completions", json=body).json()["model"] == name
+            unknown = http.post("/v1/completions", json={"model": "demo", "prompt": "a"})
+            assert unknown.status_code == 404 and "serves `coder`, `gpt-5`." in unknown.text
