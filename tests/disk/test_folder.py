@@ -115,6 +115,11 @@ def test_records_of_other_versions_of_the_checkpoint_are_removed(tmp_path):
         assert {record.header.fingerprint for record in left} == set(names[1:])
         assert files(tmp_path) == {record.name for record in left}
         assert look(tmp_path).models == {"one-text-cpu-2": "One"}
+    with opened(tmp_path) as place:
+        place.note_model("one-text-cpu-2", "One")
+        place.note_model("two-text-cpu-2", "Two")
+        assert {record.header.fingerprint for record in place.scan()} == {"one-text-gpu-1", "one-text-cpu-2"}
+        assert look(tmp_path).models == {"one-text-cpu-2": "One", "two-text-cpu-2": "Two"}
 
 
 def test_orphans_and_files_without_a_row_are_removed(tmp_path, caplog):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.drawing import examples
 from vllm_mlx.disk import kept as kept_module
 from vllm_mlx.disk.database import Database
-from vllm_mlx.disk.kept import Journal, Journals, Restored
+from vllm_mlx.disk.kept import Journal, Journals, Memories, Restored
 
 NAMES = st.sampled_from("abcdef")
 SALTS = st.sampled_from(["", "x/", "x/1", "y/"])
@@ -207,6 +207,17 @@ def test_clearing_a_salt_leaves_no_trace_of_it_in_any_checkpoint(tmp_path: Path)
         content = files_of(tmp_path)
         assert b"secret of a in notes" not in content and b"secret of b in notes" not in content
         assert b"secret of c in notes" in content and b"secret of a in bills" in content
+
+
+def test_several_checkpoints_have_their_own_replies_and_the_same_responses(tmp_path: Path) -> None:
+    with journals(tmp_path) as opened:
+        first = Memories(opened, "f1")
+        second = first.of("f2")
+        assert first.replies is not None and second.replies is not None and first.responses is second.responses
+        put(first.replies, "a", 1, "one/")
+        put(second.replies, "a", 2, "one/")
+        second.clear("one/")
+        assert "a" not in first.replies and "a" not in second.replies
 
 
 def test_too_much_of_a_kind_drops_what_was_not_used_for_longest(tmp_path: Path) -> None:

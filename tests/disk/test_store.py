@@ -21,6 +21,8 @@ class Files:
 
     names: set[str] = field(default_factory=set)
 
+    def note_model(self, fingerprint: str, model: str) -> None: ...
+
     def remove(self, records: list[Record]) -> None:
         self.names.difference_update(record.name for record in records)
 
@@ -44,13 +46,10 @@ class Filled:
 
     def __init__(self, num_records: int = NUM_RECORDS, salts: tuple[str, ...] = ("",)):
         self.files = Files()
-        self.store = DiskStore(
-            self.files,  # type: ignore[arg-type]
-            PrefixTree(max_bytes=1 << 30),
-            fingerprint="model",
-            rule=RULE,
-            s_per_token=1.0,
-        )
+        memory = PrefixTree(max_bytes=1 << 30)
+        memory.add_model("model", RULE, s_per_token=1.0)
+        self.store = DiskStore(self.files, memory)  # type: ignore[arg-type]
+        self.store.add_model("model", "Model")
         self.records = [record(number, salts[number % len(salts)]) for number in range(num_records)]
         for one in self.records:
             self.files.names.add(one.name)

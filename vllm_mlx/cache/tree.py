@@ -54,6 +54,14 @@ class PrefixTree:
         if s_per_token is not None or fingerprint not in self._speeds:
             self._speeds[fingerprint] = self._s_per_token if s_per_token is None else s_per_token
 
+    def rule(self, fingerprint: str) -> ResumeRule:
+        """Return where prompts of a model that was added can resume."""
+        return self.store.rules[fingerprint]
+
+    def s_per_token(self, fingerprint: str) -> float:
+        """Return the seconds to recompute a token of a model that was added."""
+        return self._speeds[fingerprint]
+
     @property
     def max_bytes(self) -> int:
         return self._max_bytes

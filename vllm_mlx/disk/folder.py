@@ -59,7 +59,7 @@ class Folder:
         self.root = root
         self._max_bytes, self._daily_bytes, self._floor_bytes = max_bytes, daily_bytes, floor_bytes
         self._clock = clock
-        self._model = ("", "")  # the checkpoint that runs: its fingerprint and its name
+        self._models: dict[str, str] = {}  # the names of the checkpoints that run, by fingerprint
         self._sizes: dict[str, int] = {}  # bytes of the files that are there or being written, by name
         self.damages: dict[Path, str] = {}  # the faults of records that were found damaged
         self.database = Database(root)
@@ -69,8 +69,8 @@ class Folder:
         return path_of(self.root, record.name)
 
     def note_model(self, fingerprint: str, model: str) -> None:
-        """Name the checkpoint that runs. `scan` keeps the name, and removes what other versions of it have written."""
-        self._model = fingerprint, model
+        """Name a checkpoint that runs. `scan` keeps the name, and removes what other versions of it have written."""
+        self._models[fingerprint] = model
 
     def scan(self) -> list[Record]:
         """Read all rows, parents before children. Called at the start, before a record is added.
@@ -98,8 +98,7 @@ class Folder:
 
     def _tidy(self, lost: Iterable[str], connection: Connection) -> None:
         _delete(lost, connection)
-        if self._model[0]:
-            connection.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", self._model)
+        connection.executemany("INSERT OR REPLACE INTO model VALUES (?, ?)", self._models.items())
 
     def _kept(self, records: Iterable[Record]) -> dict[str, Record]:
         """Return the records that can be used, by name, parents before children."""
@@ -120,9 +119,9 @@ class Folder:
         return kept
 
     def _is_outdated(self, fingerprint: str) -> bool:
-        """Return whether another version of the software computed it for this checkpoint: the last part differs."""
-        mine = self._model[0].rpartition("-")[0]
-        return bool(mine) and fingerprint != self._model[0] and fingerprint.rpartition("-")[0] == mine
+        """Return whether another version of the software computed it for one that runs: the last part differs."""
+        running = {one.rpartition("-")[0] for one in self._models} - {""}
+        return fingerprint not in self._models and fingerprint.rpartition("-")[0] in running
 
     def add(self, header: Header, tensors: Sequence[TensorData]) -> Record:
         """Write a record. Raises NoRoom; and Damaged if the one that it continues is gone."""

@@ -209,10 +209,9 @@ class Journals:
         self._thread.start()
 
     def open(self, kind: str, fingerprint: str = "") -> Journal:
-        """Return the values of one kind, and of one checkpoint unless they belong to all."""
+        """Return the values of one kind, and of one checkpoint unless they belong to all. There is one such journal."""
         place = (f"{kind}.{KEPT_VERSION}", fingerprint)
-        self._opened[place] = Journal(self, *place)
-        return self._opened[place]
+        return self._opened.setdefault(place, Journal(self, *place))
 
     def clear(self, salts: str, kind: str) -> None:
         """Drop the values of all salts that begin with `salts`, of one kind and of every checkpoint.
@@ -323,6 +322,10 @@ class Memories:
         """`folder` and `cap_bytes` are the disk tier's."""
         max_bytes = min(MAX_BYTES, cap_bytes // _CAP_SHARE)
         return cls(Journals(folder.database, charge=folder.charge, max_bytes=max_bytes), fingerprint)
+
+    def of(self, fingerprint: str) -> Self:
+        """Return the memory of another checkpoint, in the same folder and with the same responses."""
+        return type(self)(self.journals, fingerprint)
 
     def clear(self, salts: str = "") -> None:
         """Drop what belongs to salts that begin with `salts`, for every checkpoint of the folder.

@@ -186,7 +186,7 @@ class Reader:
 
     def _is_faster(self, reading: _Reading) -> bool:
         seconds = _READ_S + reading.num_bytes / median(self._speeds)
-        is_slower = seconds >= reading.num_gained * self._store.s_per_token
+        is_slower = seconds >= reading.num_gained * self._memory.s_per_token(reading.space[0])
         if is_slower:
             self.counts.reads_not_made += 1
             self._note_speed(_FIRST_BYTES_PER_S)  # so that a disk that was slow for a while is tried again
@@ -198,7 +198,7 @@ class Reader:
 
     def _place(self, reading: _Reading, match: Match) -> None:
         """Read what memory lacks of the KV, and of the windows at the resume point."""
-        end, window = match.length, self._store.rule.window
+        end, window = match.length, self._memory.rule(match.space[0]).window
         first_windowed = end if window is None else max(0, end - window)
         start = min(self._memory.common_length(match.space, reading.key), end - 1, first_windowed)
         parts = []

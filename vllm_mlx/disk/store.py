@@ -7,7 +7,6 @@ import logging
 import time
 from functools import partial
 
-from ..cache.node import ResumeRule
 from ..cache.tree import PrefixTree
 from ..core.faults import device_fault
 from .faults import FolderUnusable, NoRoom
@@ -24,18 +23,21 @@ PAUSE_S = 60.0  # after a fault of the folder, nothing is written for this time
 class DiskStore:
     """Belongs to the engine thread."""
 
-    def __init__(self, folder: Folder, memory: PrefixTree, *, fingerprint: str, rule: ResumeRule, s_per_token: float):
-        """`memory` is the tree of the engine's cache; `s_per_token` is the time to compute a token of its model."""
+    def __init__(self, folder: Folder, memory: PrefixTree):
+        """`memory` is the tree of the engine's cache, which knows the rule and the speed of each model."""
         self.folder, self.memory = folder, memory
-        self.fingerprint, self.rule, self.s_per_token = fingerprint, rule, s_per_token
         self.threads = Threads()
         self.index = DiskIndex()
-        self.index.add_model(fingerprint, rule, s_per_token)
         self.off_reason: str | None = None
         self._device_fault: Exception | None = None
         self._said: object = None  # the kind of the last fault in the log, until something is written
         self._paused_until_s = 0.0
         self._num_removals = 0  # removals that the writing thread has not done yet
+
+    def add_model(self, fingerprint: str, name: str) -> None:
+        """Note whose state is kept, of a model that the tree in memory has. Called before `load`."""
+        self.folder.note_model(fingerprint, name)
+        self.index.add_model(fingerprint, self.memory.rule(fingerprint), self.memory.s_per_token(fingerprint))
 
     # -- what is in the folder
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 
-from ..cache.node import ResumeRule
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
 from .folder import Folder
@@ -29,23 +28,23 @@ class DiskTier:
         self,
         folder: Folder,
         memory: PrefixTree,
-        *,
-        fingerprint: str,
-        rule: ResumeRule,
-        s_per_token: float,
         report: DiskReport,
     ):
-        """`memory` is the tree of the engine's cache; `s_per_token` is the time to compute a token of its model.
+        """`memory` is the tree of the engine's cache. `report` has the settings; `DiskTier.report` adds what happens.
 
-        `report` has the settings; `DiskTier.report` adds what happens. The first tick reads the index.
+        The first tick reads the index, once all models were added.
         """
-        self.store = DiskStore(folder, memory, fingerprint=fingerprint, rule=rule, s_per_token=s_per_token)
+        self.store = DiskStore(folder, memory)
         self._threads, self._settings = self.store.threads, report
         self.tree = self.store.index.tree  # what is on disk, of all checkpoints and salts
         self.reader = Reader(self.store)
         self.writer = Writer(self.store, report)
         self._is_loaded = False
         self._cleared: list[str] = []  # salts that were cleared before the index was read
+
+    def add_model(self, fingerprint: str, name: str) -> None:
+        """Keep the state of a model that the tree in memory has. Called before the first tick."""
+        self.store.add_model(fingerprint, name)
 
     @property
     def is_on(self) -> bool:

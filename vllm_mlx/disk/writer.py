@@ -73,8 +73,6 @@ class Writer:
 
     def stored(self, space: Space, key: bytes) -> None:
         """Note that memory has stored this path, or a part of it."""
-        if space[0] != self._store.fingerprint:
-            return
         for due in [due for due in self._due if due[0] == space and key.startswith(due[1])]:
             self._settle(due)
         self._due[space, key] = time.monotonic()
@@ -151,7 +149,7 @@ class Writer:
 
     def _span(self, node: Node, stored: list[Node], common: int) -> tuple[int, int] | None:
         """Return the first tokens of a node that the disk lacks, or has without their windows."""
-        if self._store.rule.window is not None:
+        if self._memory.rule(node.space[0]).window is not None:
             for part in stored:
                 low, high = max(part.start, node.window_start), min(part.window_start, node.end, common)
                 if low < high:
@@ -185,8 +183,8 @@ class Writer:
             start=start,
             words=key[start * WORD_BYTES : end * WORD_BYTES],
             layout=layout,
-            s_per_token=self._store.s_per_token,
-            rule=self._store.rule,
+            s_per_token=self._memory.s_per_token(node.space[0]),
+            rule=self._memory.rule(node.space[0]),
         )
         return Job(key[: end * WORD_BYTES], header, tensors)
 

@@ -1,6 +1,7 @@
 """Opens the folder that keeps the prefix cache on disk, and puts the tier together for a loaded model."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -35,17 +36,13 @@ class OpenDisk:
             return NO_MEMORIES
         return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
 
-    def start(
-        self, memory: PrefixTree, model: Model, name: str, fingerprint: str, s_per_token: float
-    ) -> DiskTier | None:
-        """Put the tier together, and note whose state is kept. Called on the engine thread."""
-        rule = model.resume_rule
-        if self.folder is None or rule is None:
+    def start(self, memory: PrefixTree, names: Mapping[str, str]) -> DiskTier | None:
+        """Put the tier together. `names` are those of the tree's models, by fingerprint. Called on the engine thread."""
+        if self.folder is None:
             return None
-        self.folder.note_model(fingerprint, name)
-        tier = DiskTier(
-            self.folder, memory, fingerprint=fingerprint, rule=rule, s_per_token=s_per_token, report=self.report
-        )
+        tier = DiskTier(self.folder, memory, report=self.report)
+        for fingerprint, name in names.items():
+            tier.add_model(fingerprint, name)
         tier.tick(is_idle=True)  # it reads the index, so that the first request finds what there is
         return tier
 

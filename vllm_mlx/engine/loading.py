@@ -153,8 +153,8 @@ def load_engine(
     warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
     engine = build_engine(config, checkpoint, measured)
     if disk is not None and (tree := engine.cache_tree) is not None:
-        name, s_per_token = fingerprint(checkpoint, measured.model), 1 / measured.calibration.tokens_per_s
-        engine.attach(disk.start(tree, measured.model, config.model, name, s_per_token), disk.report)
+        names = {fingerprint(checkpoint, measured.model): config.model}
+        engine.attach(disk.start(tree, names), disk.report)
     return engine
 
 
