@@ -162,7 +162,7 @@ def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
 
 
 AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
-_SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see engine/loading.py
+_SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see `Budget` in core/memory.py
 _COPIED_BYTES = 256 << 20  # what is copied in one evaluation
 _NUM_SHOWN = 3
 _ANSWER_S = 2.0  # a server that does not answer in time keeps no model from being removed

@@ -94,14 +94,65 @@ class AttentionCost:
         return max(1, (math.isqrt(start * start + 4 * num_pairs) - start) // 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """All memory that the process may take, and the largest part of it for each purpose."""
+
+    total_bytes: int
+    held_bytes: int = 0  # weights of other models, which stay in memory beside this one
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total_bytes - self.held_bytes
+
+    @property
+    def scores_bytes(self) -> int:
+        """Attention scores of a chunk, where the device keeps them."""
+        return self.total_bytes // 16
+
+    @property
+    def forced_bytes(self) -> int:
+        """Attention scores beyond which a slower kernel that keeps none is forced."""
+        return self.total_bytes // 32
+
+    @property
+    def join_bytes(self) -> int:
+        """Copies while a row joins others: a model of few layers needs more only if all memory is in rows."""
+        return self.total_bytes // 16
+
+    @property
+    def inputs_bytes(self) -> int:
+        """Encoder inputs of recent images. Their pixels, and compiled grammars, may take as much."""
+        return self.total_bytes // 64
+
+    @property
+    def rendered_bytes(self) -> int:
+        """Texts and ids of recent images: some 70 kB for a full-HD one."""
+        return self.total_bytes // 256
+
+    def check_weights(self, model: str, num_bytes: int) -> None:
+        """Raise ConfigError if the weights alone do not fit."""
+        if num_bytes > self.free_bytes:
+            raise ConfigError(
+                f"Too little memory: the weights of {model} take {num_bytes / 1e9:.1f} GB, {self.text(1)}. Use a "
+                f"smaller or more strongly quantised model, or raise {setting('memory_budget')}."
+            )
+
+    def text(self, digits: int = 2) -> str:
+        """Say how large the budget is, and what others hold of it."""
+        held = f", of which other models hold {self.held_bytes / 1e9:.{digits}f} GB" if self.held_bytes else ""
+        return f"the budget is {self.total_bytes / 1e9:.{digits}f} GB{held}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """`total = weights + transients + images + grammars + rows`; rows are running rows and caches together.
+    """`total = held + weights + transients + images + grammars + rows`; rows are running rows and caches together.
 
     Raises ConfigError if nothing is left for rows.
     """
 
     total_bytes: int
+    held_bytes: int = 0  # weights of other models, which stay in memory beside this one
     weights_bytes: int
     transient_bytes: int  # activations of one prefill chunk or one image in the encoder, measured at load
     encoder_inputs_bytes: int = 0  # encoder inputs that wait for the vision encoder
@@ -115,14 +166,16 @@ class MemoryBudget:
             and_pixels = f" and {setting('max_pixels')}" if sees else ""
             raise ConfigError(
                 f"Too little memory: the model needs {_gb(self.weights_bytes)} and one prefill chunk"
-                f"{' or image' if sees else ''} {_gb(self.transient_bytes)}, the budget is {_gb(self.total_bytes)}. "
+                f"{' or image' if sees else ''} {_gb(self.transient_bytes)}, "
+                f"{Budget(self.total_bytes, self.held_bytes).text()}. "
                 f"Use a smaller or more strongly quantised model, lower {setting('max_prefill_chunk')}"
                 f"{and_pixels}, or raise {setting('memory_budget')}."
             )
 
     @property
     def rows_bytes(self) -> int:
-        return self.total_bytes - self.weights_bytes - self.transient_bytes - self.media_bytes - self.grammars_bytes
+        used_bytes = self.weights_bytes + self.transient_bytes + self.media_bytes + self.grammars_bytes
+        return self.total_bytes - self.held_bytes - used_bytes
 
     @property
     def media_bytes(self) -> int:

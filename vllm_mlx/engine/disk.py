@@ -37,7 +37,7 @@ class OpenDisk:
         return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
 
     def start(self, memory: PrefixTree, names: Mapping[str, str]) -> DiskTier | None:
-        """Put the tier together. `names` are those of the tree's models, by fingerprint. Called on the engine thread."""
+        """Put the tier together, on the engine thread. `names` are those of the tree's models, by fingerprint."""
         if self.folder is None:
             return None
         tier = DiskTier(self.folder, memory, report=self.report)

@@ -8,7 +8,7 @@ from functools import partial
 from ..cache.tree import PrefixTree
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, setting
-from ..core.memory import MemoryBudget
+from ..core.memory import Budget, MemoryBudget
 from ..disk.kept import NO_MEMORIES, Memories
 from ..formats.tokenizer import Tokenizer
 from ..media.loader import MediaLoader
@@ -43,6 +43,7 @@ from .preparing import PromptPool
 from .sizing import (
     MeasuredModel,
     attention_cost,
+    budget_of,
     engine_facts,
     forced_bytes,
     load_measured,
@@ -149,19 +150,23 @@ def load_engine(
     A model that takes images is tested with `probe`. Without a probe it takes no images.
     """
     config = within_kernels(config, checkpoint)
-    measured = load_measured(config, checkpoint, probe)
+    budget = budget_of(config)
+    measured = load_measured(config, checkpoint, probe, budget)
     warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-    engine = build_engine(config, checkpoint, measured)
+    engine = build_engine(config, checkpoint, measured, budget)
     if disk is not None and (tree := engine.cache_tree) is not None:
         names = {fingerprint(checkpoint, measured.model): config.model}
         engine.attach(disk.start(tree, names), disk.report)
     return engine
 
 
-def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> Engine:
+def build_engine(
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget | None = None
+) -> Engine:
     """Build an engine for a model that is loaded and measured already. Raises ConfigError."""
-    attention = attention_cost(config, checkpoint, measured)
-    facts = engine_facts(config, checkpoint, measured, attention)
+    budget = budget or budget_of(config)
+    attention = attention_cost(config, checkpoint, measured, budget)
+    facts = engine_facts(config, checkpoint, measured, attention, budget)
     pacer = PrefillPacer(
         max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
         max_chunk=config.max_prefill_chunk,
@@ -172,15 +177,15 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory)
     scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
-    device, budget = device_memory(), facts.memory.total_bytes
+    device, total = device_memory(), budget.total_bytes
     system = SystemWatch(memory_calls())
     watch = DeviceWatch(
-        device.limit_bytes(budget),
-        device.process_limit_bytes(budget),
+        device.limit_bytes(total),
+        device.process_limit_bytes(total),
         system,
-        cache_limit_bytes(budget, facts.memory.transient_bytes),
+        cache_limit_bytes(total, facts.memory.transient_bytes),
     )
-    prefill_context = partial(memory_saving, measured.calibration.attention, forced_bytes(config, measured))
+    prefill_context = partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured))
     return Engine(
         scheduler,
         Runner(measured.model, watch, prefill_context, has_drafts=scheduler.speculation is not None),

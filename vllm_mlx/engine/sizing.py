@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..cache import layers
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
-from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
+from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
 from ..runner.attention import assumed, can_force, score_bytes
@@ -30,12 +30,7 @@ from .monitoring.schema import EngineFacts
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
-_SCORES_SHARE = 16  # 1/16 of all memory for the attention scores of a chunk, where the device keeps them
-_JOIN_SHARE = 16  # at most 1/16 of all memory for a join: a model of few layers needs it only if all memory is in rows
-_FORCED_SHARE = 32  # beyond 1/32 of all memory, a slower kernel that keeps no scores is forced
-_IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, and as much for their pixels
 _MAX_IMAGES_BYTES = 512 << 20
-_RENDERED_SHARE = 256  # 1/256 of all memory for texts and ids of recent images: some 70 kB for a full-HD one
 _MAX_RENDERED_BYTES = 64 << 20
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
@@ -50,17 +45,19 @@ class MeasuredModel:
     video_fault: str | None = None  # why videos, as the processor prepares them, cannot be served
 
 
-def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> MeasuredModel:
+def budget_of(config: EngineConfig, held_bytes: int = 0) -> Budget:
+    """The memory that is set, or else the machine's default. `held_bytes`: weights of other models that stay."""
+    return Budget(config.memory_budget_bytes or device_memory().default_budget_bytes, held_bytes)
+
+
+def load_measured(
+    config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None, budget: Budget | None = None
+) -> MeasuredModel:
     """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images."""
-    total = _total_bytes(config)
-    if checkpoint.file_bytes > total:
-        raise ConfigError(
-            f"Too little memory: the weights of {config.model} take {checkpoint.file_bytes / 1e9:.1f} GB, "
-            f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
-            f"{setting('memory_budget')}."
-        )
+    budget = budget or budget_of(config)
+    budget.check_weights(config.model, checkpoint.file_bytes)
     _log_wired_memory()
-    apply_limits(total)
+    apply_limits(budget.total_bytes)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
     prove_rows(model)
@@ -123,29 +120,30 @@ def within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig
     return replace(config, max_prefill_chunk=longest)
 
 
-def attention_cost(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> AttentionCost:
+def attention_cost(
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget
+) -> AttentionCost:
     """The memory that attention scores of a chunk may take. Beyond a small part, kernels that keep none are forced."""
-    total = _total_bytes(config)
     wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     return AttentionCost.within(
-        total // _SCORES_SHARE,
+        budget.scores_bytes,
         bytes_per_pair=score_bytes(measured.calibration.attention, on_metal=mx.metal.is_available()),
         max_chunk=config.max_prefill_chunk,
-        max_tokens=min(wanted, measured.model.footprint.max_tokens(total)),
+        max_tokens=min(wanted, measured.model.footprint.max_tokens(budget.free_bytes)),
     )
 
 
-def forced_bytes(config: EngineConfig, measured: MeasuredModel) -> int:
+def forced_bytes(budget: Budget, measured: MeasuredModel) -> int:
     """Bytes of attention scores from which on a kernel that keeps none is forced; 0 if no layer needs that."""
-    return _total_bytes(config) // _FORCED_SHARE if can_force(measured.calibration.attention) else 0
+    return budget.forced_bytes if can_force(measured.calibration.attention) else 0
 
 
 def engine_facts(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost, budget: Budget
 ) -> EngineFacts:
     """Raises ConfigError if the context that was asked for does not fit."""
     model = measured.model
-    memory = _memory(config, measured, attention)
+    memory = _memory(config, measured, attention, budget)
     info = ModelInfo(
         model=config.model,
         architecture=checkpoint.architecture,
@@ -171,25 +169,22 @@ def engine_facts(
     )
 
 
-def _total_bytes(config: EngineConfig) -> int:
-    return config.memory_budget_bytes or device_memory().default_budget_bytes
-
-
-def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionCost) -> MemoryBudget:
-    total, images = _total_bytes(config), measured.images
+def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionCost, budget: Budget) -> MemoryBudget:
+    images = measured.images
     chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
-    chunk_bytes += max(attention.room_bytes, forced_bytes(config, measured))
+    chunk_bytes += max(attention.room_bytes, forced_bytes(budget, measured))
     weights = weights_bytes(measured.model.module)
-    copied_bytes = max(layers.SLICE_BYTES, measured.model.footprint.layer_bytes(max(0, total - weights)))
-    join_bytes = min(total // _JOIN_SHARE, copied_bytes) if measured.model.can_batch else 0
+    copied_bytes = max(layers.SLICE_BYTES, measured.model.footprint.layer_bytes(max(0, budget.free_bytes - weights)))
+    join_bytes = min(budget.join_bytes, copied_bytes) if measured.model.can_batch else 0
     return MemoryBudget(
-        total_bytes=total,
+        total_bytes=budget.total_bytes,
+        held_bytes=budget.held_bytes,
         weights_bytes=weights,
         transient_bytes=max(chunk_bytes, join_bytes, 0 if images is None else images.encoder_bytes),
-        encoder_inputs_bytes=0 if images is None else min(_MAX_IMAGES_BYTES, total // _IMAGES_SHARE),
-        decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _IMAGES_SHARE),
-        rendered_bytes=0 if images is None else min(_MAX_RENDERED_BYTES, total // _RENDERED_SHARE),
-        grammars_bytes=min(MAX_BYTES, total // _IMAGES_SHARE),
+        encoder_inputs_bytes=0 if images is None else min(_MAX_IMAGES_BYTES, budget.inputs_bytes),
+        decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, budget.inputs_bytes),
+        rendered_bytes=0 if images is None else min(_MAX_RENDERED_BYTES, budget.rendered_bytes),
+        grammars_bytes=min(MAX_BYTES, budget.inputs_bytes),
     )
 
 
