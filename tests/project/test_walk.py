@@ -25,7 +25,7 @@ from tests.project.walk import (
 )
 
 # Lower these when a walk gets shorter. A file on it changes the form of what it gets, or hands it on.
-MAX_FILES = {"chat": 20, "cached turn": 11, "turn after a restart": 7}
+MAX_FILES = {"chat": 20, "cached turn": 12, "turn after a restart": 7}
 MAX_MAKERS = {"chat": 13, "cached turn": 6, "turn after a restart": 3}
 # Where a hand-over value is constructed, beside the file on the walk.
 OTHER_MAKERS = {
@@ -36,7 +36,7 @@ OTHER_MAKERS = {
     },
     "Sequence": {"runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"},  # at load
     "StepPlan": {"engine/engine.py", "runner/calibrate.py"},  # one that does nothing; at load
-    "StepOutput": set(),
+    "StepOutput": {"engine/engine.py"},  # of a step without a model
     "Restore": set(),
     "Match": set(),
     "EncodedText": set(),

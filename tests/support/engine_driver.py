@@ -148,7 +148,7 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
     runner = Runner(model, engine.watch, has_drafts=scheduler.speculation is not None)
-    return Engine(scheduler, runner, engine.watch, engine.facts)
+    return Engine(scheduler, runner, engine.watch, engine.facts, engine.lane.reload)
 
 
 @lru_cache(maxsize=2)

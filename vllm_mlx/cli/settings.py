@@ -64,9 +64,10 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "slow_client_s",
     ),
     "Engine and memory": (
-        "max_model_len", "max_num_seqs", "memory_budget", "wired", "keep_awake", "max_stall_ms", "max_prefill_chunk",
-        "max_pixels", "num_draft_tokens", "speculative_config", "prefix_cache", "repeatable", "cache_memory",
-        "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "cache_disk", "cache_dir", "cache_disk_daily",
+        "max_model_len", "max_num_seqs", "memory_budget", "wired", "idle_unload_s", "keep_awake", "max_stall_ms",
+        "max_prefill_chunk", "max_pixels", "num_draft_tokens", "speculative_config", "prefix_cache", "repeatable",
+        "cache_memory", "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "cache_disk", "cache_dir",
+        "cache_disk_daily",
     ),
     "Images and videos": (
         "limit_mm_per_prompt", "max_image_bytes", "max_video_bytes", "max_image_pixels", "max_video_pixels",

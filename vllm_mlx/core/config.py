@@ -158,6 +158,9 @@ class ModelConfig(SettingsGroup):
     model: str  # local folder or Hugging Face id
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and reply together, in tokens. Default: the checkpoint's context, or as much as memory holds."""
+    idle_unload_s: float = Field(default=0.0, ge=0)
+    """Seconds without a request after which the weights leave memory, until the next request loads them again; 0:
+    never."""
     num_draft_tokens: Annotated[int | Literal["auto"], BeforeValidator(read_draft_tokens)] = "auto"
     """Most tokens of a reply that are drafted and verified in one step, 0 to 7, or as many as pay on this machine
     (`auto`); 0 turns drafts off. The reply is the same. Drafts come from the prompt, the reply, the request's
@@ -249,7 +252,19 @@ class EngineConfig(ModelConfig):
         """Milliseconds beyond which the pause of a reply counts as a stall."""
         return DEFAULT_STALL_MS if self.max_stall_ms is None else self.max_stall_ms
 
+    @property
+    def no_unload(self) -> str | None:
+        """Why the weights never leave memory; None if they may."""
+        if self.wired == "none":
+            return None
+        return (
+            f"{setting('wired')} {self.wired} keeps the weights in memory, because on some versions of macOS wired "
+            "memory that changes may restart the Mac."
+        )
+
     def __post_init__(self) -> None:
+        if self.idle_unload_s and self.no_unload is not None:
+            raise ConfigError(f"{self.no_unload} Leave it out, or {setting('idle_unload_s')}.")
         if self.repeatable:  # state of other requests, or of decoded tokens, is rounded in another way
             object.__setattr__(self, "prefix_cache", False)
         if self.cache_disk_bytes and not self.prefix_cache:

@@ -12,9 +12,11 @@ VLLMMLXError
 │   ├── ContextLengthExceeded
 │   ├── TemplateError      the chat template cannot render this conversation
 │   ├── ModelNotFound
+│   ├── ModelBusy          weights that are in use cannot be unloaded
 │   ├── TimeLimit          the request took longer than the server allows
 │   └── Overloaded         the client may try again after `retry_after_s`
 │       ├── ShuttingDown   the server ends, and has refused the request or cut its reply
+│       ├── ModelUnavailable  the weights could not be loaded again
 │       └── TooManyRequests  this client, or all clients together, sent too many requests
 └── GenerationError        this generation failed on the server; others continue
     ├── GrammarLimit       the client's grammar takes more time than one reply may use
@@ -141,12 +143,20 @@ class ShuttingDown(Overloaded):
         super().__init__("The server is shutting down.", retry_after_s=5)
 
 
+class ModelUnavailable(Overloaded):
+    code = "model_unavailable"
+
+
 class TooManyRequests(Overloaded):
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after_s: float):
         # Some clients read the time from the text of an error inside a stream, which has no headers.
         super().__init__(f"{message} Please try again in {math.ceil(retry_after_s)}s.", retry_after_s=retry_after_s)
+
+
+class ModelBusy(RequestError):
+    code = "model_busy"
 
 
 class TimeLimit(RequestError):

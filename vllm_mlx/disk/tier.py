@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 
+from ..cache.node import Node
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
 from .folder import Folder
@@ -85,6 +86,22 @@ class DiskTier:
     def is_due_soon(self) -> bool:
         """Return whether `tick` should be called within a fraction of a second, also if nothing else happens."""
         return self.is_on and self.writer.is_due_soon
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether nothing waits to be written, or nothing can be written now."""
+        return not self.is_on or not (self.writer.is_writing or self.writer.is_due_soon)
+
+    def free_memory(self) -> int:
+        """Remove what is on disk too from memory. Returns the bytes freed."""
+        memory, before = self.store.memory, self.store.memory.used_bytes
+        for leaf, key in [(node, node.key) for node in memory.nodes() if node.key is not None]:
+            node: Node | None = leaf
+            while node is not None and node.is_copied:
+                node = node.parent
+            if self.tree.common_length(leaf.space, key) >= leaf.end:
+                memory.trim(leaf.space, key, 0 if node is None else node.end)
+        return before - memory.used_bytes
 
     def raise_fault(self) -> None:
         """Raise the device fault that a tick met, if any did."""

@@ -12,12 +12,13 @@ from prometheus_client.core import Metric
 
 from ..cache.stats import Entry
 from ..core.config import EngineConfig
-from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, ShuttingDown, VLLMMLXError
+from ..core.errors import ContextLengthExceeded, EngineDead, ModelBusy, Overloaded, ShuttingDown, VLLMMLXError
 from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.step import SequenceUpdate
 from ..disk.kept import NO_MEMORIES, Memories
 from ..prompt.processor import PreparedRequest, RequestProcessor
+from ..scheduler.residence import State
 from .admission import AdmissionQueue
 from .generation import Generation, Preparations, Reply, ReplyKeeper
 from .macos import KeepAwake
@@ -28,7 +29,8 @@ from .monitoring.status import Moment, build_facts, engine_status, model_facts
 from .preparing import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
-    from .engine import Engine, EngineThread
+    from .engine import Engine
+    from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,6 +41,8 @@ _TRIM_S = 2.0  # time for the replies that ended last to be compared with what t
 _STOP_S = 10.0  # time for the running step to finish
 _SAVE_S = 20.0  # time to write what is not on disk yet
 _HURRIED_SAVE_S = 1.0
+_LOOK_S = 0.02  # between two looks at a model that comes or leaves
+_MOST_SHOWN = 5  # requests that an error names
 
 
 class EngineClient:
@@ -95,6 +99,7 @@ class EngineClient:
         the server shuts down or if the queue is full.
         """
         self._check_open()
+        self._thread.residence.use(time.monotonic())
         self._loop = asyncio.get_running_loop()
         async with self.queue.preparing(request, request.sampling.n):
             prepared, progress = await self.preparations.prepare(request)
@@ -171,6 +176,32 @@ class EngineClient:
         """
         self.memories.clear(salts)
         return await self.ask(lambda engine: engine.clear_cache(salts))
+
+    @property
+    def model_state(self) -> State:
+        """Where the weights are now."""
+        return self._thread.residence.state
+
+    async def load_model(self, *, wait: bool) -> None:
+        """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
+
+        Raises ModelUnavailable if a load failed, and EngineDead.
+        """
+        await self.ask(lambda engine: engine.lane.load())
+        while wait and self.model_state == "loading":
+            await asyncio.sleep(_LOOK_S)
+        if (refusal := self._thread.residence.refusal(time.monotonic())) is not None:
+            raise refusal
+
+    async def unload_model(self, *, wait: bool) -> None:
+        """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""
+        running = [reply.request_id for reply in [*self._running_replies(), *self.preparations.replies]]
+        if running:
+            shown = ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")
+            raise ModelBusy(f"The model has {len(running)} requests: {shown}. Wait for their ends, or cancel them.")
+        await self.ask(lambda engine: engine.lane.unload())
+        while wait and self.model_state == "leaving":
+            await asyncio.sleep(_LOOK_S)
 
     async def shutdown(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for `drain_s`, then fail the others and end the thread.

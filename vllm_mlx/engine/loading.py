@@ -1,6 +1,7 @@
 """From a checkpoint to an engine that serves: a measured model, sizes that fit this machine, threads and client."""
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,9 @@ from ..runner.device import (
     device_memory,
     max_stored_buffers,
 )
-from ..runner.model import Model, MultimodalModel
+from ..runner.loading import Loading
+from ..runner.model import Model, MultimodalModel, begin_loading, weight_arrays
+from ..runner.proofs import Proofs
 from ..runner.runner import Runner
 from ..scheduler.depth import DepthController
 from ..scheduler.image_planner import ImagePlanner
@@ -35,8 +38,9 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from .client import EngineClient
 from .disk import OpenDisk, fingerprint
-from .engine import Engine, EngineThread
+from .engine import Engine
 from .generation import Preparations
+from .lane import Reload
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
 from .preparing import PromptPool
@@ -50,6 +54,7 @@ from .sizing import (
     no_drafts,
     within_kernels,
 )
+from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
 
@@ -185,12 +190,38 @@ def build_engine(
         system,
         cache_limit_bytes(total, facts.memory.transient_bytes),
     )
-    prefill_context = partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured))
-    return Engine(
-        scheduler,
-        Runner(measured.model, watch, prefill_context, has_drafts=scheduler.speculation is not None),
-        watch,
-        facts,
+    run = partial(
+        Runner,
+        watch=watch,
+        prefill_context=partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured)),
+        has_drafts=scheduler.speculation is not None,
+    )
+    return Engine(scheduler, run(measured.model), watch, facts, _reload(config, checkpoint, measured, run))
+
+
+def _reload(
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, run: Callable[[Model], Runner]
+) -> Reload:
+    proofs, media, fingerprint = Proofs.of(measured.model), measured.model.media, checkpoint.fingerprint()
+    sizes = [array.nbytes for array in weight_arrays(measured.model.module)]
+
+    def begin() -> Loading[Model]:
+        checkpoint.check_unchanged(fingerprint)
+        return begin_loading(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
+
+    def run_as_measured(model: Model) -> Runner:
+        proofs.note_in(model)
+        if isinstance(model, MultimodalModel):
+            model.forget_images(media)
+        return run(model)
+
+    return Reload(
+        begin=begin,
+        run=run_as_measured,
+        weights_bytes=sum(sizes),
+        room_bytes=max(sizes),
+        no_unload=config.no_unload,
+        idle_unload_s=config.idle_unload_s,
     )
 
 

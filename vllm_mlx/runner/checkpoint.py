@@ -62,6 +62,16 @@ class Checkpoint:
             digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode() + _header(file))
         return digest.hexdigest()[:32]
 
+    def check_unchanged(self, fingerprint: str) -> None:
+        """Raise ModelLoadError unless the files are those that had this fingerprint."""
+        try:
+            if self.fingerprint() == fingerprint:
+                return
+            fault = "has changed on disk" if self.file_bytes else "is no longer on disk"
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror or error}"
+        raise ModelLoadError(f"{self.path} {fault}. Restart the server.")
+
     @cached_property
     def has_vision_encoder(self) -> bool:
         """Whether the checkpoint has weights of a vision encoder, and mlx-vlm knows its family."""

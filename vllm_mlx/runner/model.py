@@ -5,7 +5,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -24,10 +26,12 @@ from ..formats.remote_code import remote_code
 from .checkpoint import Checkpoint
 from .libraries import load_model as load_text_model
 from .libraries import make_prompt_cache
+from .loading import SLICE_BYTES, Loading
 from .model_types import TypeFacts, facts_of, kernel_fault
 from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
 
 logger = logging.getLogger(__name__)
+_ALL = 1 << 62  # bytes: all weights are read at once
 
 
 class Model(ABC):
@@ -152,9 +156,9 @@ class MultimodalModel(Model):
         """Whether the tokens of an image attend to each other, so that no chunk may end inside an image."""
         return getattr(self.module.config.text_config, "use_bidirectional_attention", None) == "vision"
 
-    def forget_images(self) -> None:
-        """Drop all features, and reset the counts."""
-        self._cache = MediaCache(0)
+    def forget_images(self, then: MediaCache[Features] | None = None) -> None:
+        """Drop all features and counts. `then` is the cache that the model uses from now on, instead of a new one."""
+        self._cache = MediaCache(0) if then is None else then
 
     def new_caches(self) -> LayerCaches:
         from mlx_vlm.models.cache import make_prompt_cache
@@ -273,18 +277,35 @@ def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bo
 
     `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
     """
+    loading = begin_loading(checkpoint, trust_remote_code=trust_remote_code, text_only=text_only, slice_bytes=_ALL)
+    while (model := loading.advance()) is None:
+        pass
+    return model
+
+
+def begin_loading(
+    checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False, slice_bytes: int = SLICE_BYTES
+) -> Loading[Model]:
+    """Begin to load the weights, as `load_model` does, in slices. Raises ModelLoadError."""
     by_mlx_lm = text_only or not checkpoint.has_vision_encoder
     if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
         raise ModelLoadError(f"{checkpoint.path} cannot be served on Metal: {fault}")
     if by_mlx_lm:
         if text_only and checkpoint.has_vision_encoder:
             logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
-        return TextModel(_load(checkpoint, "mlx-lm", _load_text, trust_remote_code))
+        return _loading(checkpoint, "mlx-lm", _load_text, TextModel, trust_remote_code, slice_bytes)
     logger.info("A vision checkpoint: mlx-vlm runs text and images")
-    return MultimodalModel(_load(checkpoint, "mlx-vlm", _load_vision, trust_remote_code))
+    return _loading(checkpoint, "mlx-vlm", _load_vision, MultimodalModel, trust_remote_code, slice_bytes)
 
 
-def _load(checkpoint: Checkpoint, library: str, load: Callable[[Path, bool], Any], trust_remote_code: bool) -> Any:
+def _loading(
+    checkpoint: Checkpoint,
+    library: str,
+    load: Callable[[Path, bool], Any],
+    make: Callable[[Any], Model],
+    trust_remote_code: bool,
+    slice_bytes: int,
+) -> Loading[Model]:
     def failed(error: Exception) -> ModelLoadError:
         return ModelLoadError(
             f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): "
@@ -292,14 +313,14 @@ def _load(checkpoint: Checkpoint, library: str, load: Callable[[Path, bool], Any
             f"Is this architecture supported by the installed {library}, and are all files complete?"
         )
 
-    with remote_code(checkpoint.path, "model", trusted=trust_remote_code, failed=failed):
-        module = load(checkpoint.path, trust_remote_code)
-        mx.eval(module.parameters())
-    return module
+    def explaining() -> AbstractContextManager[None]:
+        return remote_code(checkpoint.path, "model", trusted=trust_remote_code, failed=failed)
+
+    return Loading(partial(load, checkpoint.path, trust_remote_code), make, explaining, slice_bytes=slice_bytes)
 
 
 def _load_text(path: Path, trust_remote_code: bool) -> Any:
-    return load_text_model(path, trust_remote_code=trust_remote_code)[0]
+    return load_text_model(path, lazy=True, trust_remote_code=trust_remote_code)[0]
 
 
 def _load_vision(path: Path, trust_remote_code: bool) -> Any:

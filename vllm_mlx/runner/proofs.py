@@ -13,6 +13,8 @@ copy, and a third computes everything. All must agree.
 import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Self
 
 import mlx.core as mx
 
@@ -31,6 +33,31 @@ _LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, 
 SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
 SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
 _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proofs:
+    """What `prove_rows` noted in a model, for other loads of the same weights."""
+
+    can_batch: bool
+    no_shared_forward: str | None
+    no_prefix_cache: str | None
+    no_drafts: str | None
+
+    @classmethod
+    def of(cls, model: Model) -> Self:
+        return cls(
+            can_batch=model.can_batch,
+            no_shared_forward=model.no_shared_forward,
+            no_prefix_cache=model.no_prefix_cache,
+            no_drafts=model.no_drafts,
+        )
+
+    def note_in(self, model: Model) -> None:
+        model.can_batch, model.no_shared_forward = self.can_batch, self.no_shared_forward
+        model.no_drafts = self.no_drafts
+        if self.no_prefix_cache is not None:
+            model.refuse_prefix_cache(self.no_prefix_cache)
 
 
 def prove_rows(model: Model) -> None:

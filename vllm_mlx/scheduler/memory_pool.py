@@ -41,6 +41,11 @@ class MemoryPool:
         margin = self._planned_bytes // _MARGIN
         return self._crowded_bytes is not None and self.num_bytes < self._crowded_bytes + margin
 
+    def take(self, num_bytes: int) -> None:
+        """Take bytes for weights out of the pool. With a negative number, give them back."""
+        self._planned_bytes -= num_bytes
+        self.num_bytes = max(0, self.num_bytes - num_bytes)
+
     def crowd(self) -> None:
         """Note that a row was preempted."""
         self._crowded_bytes = self.num_bytes

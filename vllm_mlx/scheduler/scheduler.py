@@ -72,8 +72,8 @@ class Scheduler:
         return self.prefix_cache is not None and self.prefix_cache.is_reading
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._seqs.waiting)
+    def waiting(self) -> Collection[Sequence]:
+        return self._seqs.waiting
 
     @property
     def num_running(self) -> int:

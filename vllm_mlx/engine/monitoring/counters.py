@@ -111,7 +111,9 @@ class ReplyProgress(TypedDict):
     path: str
     status: Literal["waiting", "running"]
     phase: Phase
-    waits_for: Literal["disk"] | None  # cached state is read from disk before the sequence can run
+    waits_for: (
+        Literal["disk", "model"] | None
+    )  # cached state is read from disk, or weights are loaded, before it can run
     elapsed_s: float
     queue_s: float
     prompt_tokens: int
@@ -194,7 +196,14 @@ class ReplyStats:
         """The time that the sequence waited for a place; None while it waits."""
         return None if self.scheduled_s is None else max(0.0, self.scheduled_s - self.queued_s)
 
-    def describe(self, now: float, reading: Collection[int] = ()) -> RunningReply:
+    def _waits_for(self, reading: Collection[int], has_model: bool) -> Literal["disk", "model"] | None:
+        if self.phase != "queued" or self.seq_id is None:
+            return None
+        if not has_model:
+            return "model"
+        return "disk" if self.seq_id in reading else None
+
+    def describe(self, now: float, reading: Collection[int] = (), *, has_model: bool = True) -> RunningReply:
         """Describe the reply for the status. `reading`: the seq_ids of sequences that wait for the disk."""
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
@@ -204,7 +213,7 @@ class ReplyStats:
             "path": self.path,
             "status": "waiting" if self.phase == "queued" else "running",
             "phase": self.phase,
-            "waits_for": "disk" if self.phase == "queued" and self.seq_id in reading else None,
+            "waits_for": self._waits_for(reading, has_model),
             "elapsed_s": round(now - self.arrived_s, 3),
             "queue_s": round(now - self.queued_s if self.queue_s is None else self.queue_s, 4),
             "prompt_tokens": self.prompt_tokens,

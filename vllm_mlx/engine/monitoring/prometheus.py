@@ -16,8 +16,9 @@ from prometheus_client.core import (
 
 from ...cache.stats import DiskReport
 from ...core.receipt import Shortfall, Tier
+from ...scheduler.residence import Reason, State
 from .counters import Histogram, Outcome
-from .schema import DraftStatus
+from .schema import DraftStatus, LaneReport
 from .status import Moment, memory_status
 
 _FINISHED: dict[str, tuple[Outcome, ...]] = {
@@ -37,6 +38,7 @@ def metric_families(moment: Moment) -> Iterator[Metric]:
     yield from _own_counts(own, moment)
     yield from _own_memory(own, moment)
     yield from _own_caches(own, moment)
+    yield from _own_model(own, moment.report.lane)
     if moment.report.drafts["enabled"]:
         yield from _drafts(vllm, own, moment.report.drafts)
     if moment.report.disk is not None:
@@ -163,6 +165,18 @@ def _own_caches(own: _Builder, moment: Moment) -> Iterator[Metric]:
     if images["enabled"]:
         yield own.counter("images_encoded", "Runs of the vision encoder.", images["encoded"])
         yield own.counter("image_evictions", "Evictions from the cache of image features.", images["evictions"])
+
+
+def _own_model(own: _Builder, lane: LaneReport) -> Iterator[Metric]:
+    states = {state: int(state == lane.state) for state in get_args(State)}
+    yield own.gauge("model_state", "Where the weights are: 1 for the present state.", states, "state")
+    loads = {reason: lane.loads.get(reason, 0) for reason in get_args(Reason)}
+    yield own.counter("model_loads", "Loads of the weights, by what asked for them.", loads, "reason")
+    yield own.gauge("model_load_seconds", "Seconds that the last load after the start took.", lane.load_s)
+    text = "Seconds of that load in which the model was built, and nothing else ran."
+    yield own.gauge("model_build_seconds", text, lane.build_s)
+    text = "Bytes of the weights that were still in memory after the last unload."
+    yield own.gauge("model_bytes_missing", text, lane.missing_bytes)
 
 
 def _drafts(vllm: _Builder, own: _Builder, drafts: DraftStatus) -> Iterator[Metric]:

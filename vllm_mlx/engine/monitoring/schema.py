@@ -10,6 +10,7 @@ from ...cache.stats import DiskReport, TreeStats
 from ...core.config import ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
 from ...runner.device import DeviceUsage
+from ...scheduler.residence import Reason, State
 from .counters import Quantiles, RunningReply, Stalls
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
@@ -170,6 +171,26 @@ class DraftStatus(TypedDict):
     tokens_per_pass: float
 
 
+class ModelRow(TypedDict):
+    """A model of the server. Its weights are in memory (ready, leaving), on their way (loading), or not (the others).
+
+    `weights_bytes` are taken for them now. `progress` is the share of a load that is done, and `cause` says why the
+    last load failed. `last_used_s` counts seconds since the last request, `loads` counts loads by what asked for them.
+    """
+
+    name: str
+    state: State
+    progress: float | None
+    weights_bytes: int
+    missing_bytes: int
+    last_used_s: float
+    running: int
+    waiting: int
+    loads: dict[str, int]
+    load_s: float
+    cause: str | None
+
+
 class EngineFigures(TypedDict):
     """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
 
@@ -201,6 +222,7 @@ class EngineFigures(TypedDict):
     cache: CacheStatus
     images: ImageStatus
     drafts: DraftStatus
+    models: list[ModelRow]
     model_facts: ModelFacts
     build: BuildFacts
     report_age_s: float
@@ -231,6 +253,21 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneReport:
+    """The state of a lane between two steps. Times are seconds."""
+
+    state: State
+    progress: float | None  # of a load; None at other times
+    taken_bytes: int  # for weights
+    unused_s: float  # since the last request
+    loads: dict[Reason, int]
+    load_s: float  # of the last load, and in it of the pause in which the model is built
+    build_s: float
+    missing_bytes: int  # that were not free after the last unload
+    cause: str | None  # why the last load failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """The state of the engine between two steps."""
 
@@ -243,6 +280,7 @@ class EngineReport:
     num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
     live_bytes: int  # state of all rows, including padding
     device: DeviceUsage
+    lane: LaneReport
     cache: TreeStats | None  # None if the prefix cache is off
     disk: DiskReport | None = None  # None if a setting turns it or the prefix cache off
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk

@@ -15,6 +15,7 @@ from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...core.receipt import Shortfall, Tier
 from ...prompt.processor import RequestProcessor
+from ...scheduler.residence import Reason
 from ...scheduler.speculation import Speculation
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
 from .schema import (
@@ -28,6 +29,7 @@ from .schema import (
     LatencyStatus,
     MemoryStatus,
     ModelFacts,
+    ModelRow,
     PressureStatus,
     SystemStatus,
 )
@@ -53,7 +55,8 @@ class Moment:
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
     report, totals, now = moment.report, moment.totals, moment.now
-    running = [reply.describe(now, report.reading) for reply in replies]
+    has_model = report.lane.state in ("ready", "leaving")
+    running = [reply.describe(now, report.reading, has_model=has_model) for reply in replies]
     return {
         "status": "running" if running else "idle",
         "model": moment.facts["model"],
@@ -88,10 +91,28 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "cache": _cache(report, totals),
         "images": report.images,
         "drafts": report.drafts,
+        "models": [_model(moment.facts["model"], report)],
         "model_facts": moment.facts,
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
         "requests": running,
+    }
+
+
+def _model(name: str, report: EngineReport) -> ModelRow:
+    lane = report.lane
+    return {
+        "name": name,
+        "state": lane.state,
+        "progress": None if lane.progress is None else round(lane.progress, 4),
+        "weights_bytes": lane.taken_bytes,
+        "missing_bytes": lane.missing_bytes,
+        "last_used_s": round(lane.unused_s, 1),
+        "running": report.num_running,
+        "waiting": report.num_waiting,
+        "loads": {reason: lane.loads.get(reason, 0) for reason in get_args(Reason)},
+        "load_s": round(lane.load_s, 3),
+        "cause": lane.cause,
     }
 
 
@@ -121,11 +142,12 @@ def memory_status(memory: MemoryBudget, report: EngineReport) -> MemoryStatus:
     """
     live_bytes = report.live_bytes
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
-    free_bytes = max(0, memory.rows_bytes - live_bytes - cache_bytes - report.media_bytes)
-    lacking_bytes = min(free_bytes, memory.rows_bytes - report.pool_bytes)
+    rows_bytes = memory.rows_bytes + memory.weights_bytes - report.lane.taken_bytes
+    free_bytes = max(0, rows_bytes - live_bytes - cache_bytes - report.media_bytes)
+    lacking_bytes = min(free_bytes, rows_bytes - report.pool_bytes)
     return {
         "total_bytes": memory.total_bytes,
-        "weights_bytes": memory.weights_bytes,
+        "weights_bytes": report.lane.taken_bytes,
         "transient_bytes": memory.transient_bytes + memory.grammars_bytes,
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,

@@ -1,0 +1,209 @@
+"""A model leaves memory and comes back, and nobody but the memory notices."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import plain_loop
+from vllm_mlx.api.replies import FoldedChoice
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ContextLengthExceeded, ModelBusy, ModelUnavailable
+from vllm_mlx.core.events import Failed
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.loading import start_engine
+
+FIRST = [7 + (5 * place * place + 3 * place) % 180 for place in range(700)]
+NUM_TOKENS = 12
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0, skip_special_tokens=False)
+
+
+@dataclass
+class Serving:
+    """An engine whose calls wait for their ends."""
+
+    client: EngineClient
+    loop: asyncio.AbstractEventLoop
+    num_asked: int = 0
+
+    def ask(self, prompt: list[int], sampling: SamplingParams = GREEDY) -> tuple[list[int], int]:
+        """Return the reply, and how many tokens of the prompt were cached. Raises the error that ends it."""
+        return self.loop.run_until_complete(self.reply(prompt, sampling))
+
+    async def reply(self, prompt: list[int], sampling: SamplingParams = GREEDY) -> tuple[list[int], int]:
+        self.num_asked += 1
+        choice = FoldedChoice()
+        request = Request(request_id=f"asked-{self.num_asked}", prompt=tuple(prompt), sampling=sampling)
+        async with await self.client.submit(request) as generation:
+            async for _, event in generation:
+                if isinstance(event, Failed):
+                    raise event.error
+                choice.feed(event)
+        usage = choice.finished.usage
+        return [entry.token_id for entry in choice.logprobs or ()], usage.cached_tokens
+
+    def unload(self) -> None:
+        """Unload the model once what the last reply left is done."""
+        while True:
+            try:
+                return self.loop.run_until_complete(self.client.unload_model(wait=True))
+            except ModelBusy:
+                self.loop.run_until_complete(asyncio.sleep(0.01))
+
+    def load(self) -> None:
+        self.loop.run_until_complete(self.client.load_model(wait=True))
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.loop.run_until_complete(self.client.status()))
+
+    def row(self) -> dict[str, Any]:
+        [row] = self.status()["models"]
+        return row
+
+
+@contextmanager
+def serving(path: Path, folder: Path | None = None, **settings: Any) -> Iterator[Serving]:
+    """Serve a checkpoint, with a cache on disk if there is a `folder`."""
+    disk_bytes = 0 if folder is None else 1 << 30
+    settings = {"max_model_len": 2048, "cache_dir": str(folder), "cache_disk_bytes": disk_bytes, **settings}
+    config = EngineConfig(model=str(path), **settings)
+    loop = asyncio.new_event_loop()
+    served = Serving(start_engine(config, open_disk(config)), loop)
+    try:
+        yield served
+    finally:
+        loop.run_until_complete(served.client.shutdown(0))
+        loop.close()
+
+
+@pytest.mark.parametrize("has_disk", [False, True], ids=["tree", "disk"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_a_conversation_goes_on_after_unload_and_reload(architecture: str, has_disk: bool, tmp_path: Path) -> None:
+    path = checkpoint(architecture)
+    longer = [*FIRST, 11, 12, 13, 14]
+    with serving(path, tmp_path if has_disk else None) as served:
+        assert served.ask(FIRST)[0] == plain_loop(path, FIRST, NUM_TOKENS)[0]
+        served.unload()
+        status = served.status()
+        assert served.row()["state"] == "unloaded" and status["memory"]["weights_bytes"] == 0
+        assert (status["memory"]["cache_bytes"] == 0) == has_disk, "what is on disk leaves memory too"
+        reply, num_cached = served.ask(longer)
+        assert reply == plain_loop(path, longer, NUM_TOKENS)[0]
+        assert num_cached >= 0.99 * len(FIRST)
+        row = served.row()
+        assert row["state"] == "ready" and row["loads"] == {"start": 1, "request": 1, "command": 0}
+
+
+def test_an_invalid_request_is_refused_without_a_load() -> None:
+    with serving(checkpoint("qwen3")) as served:
+        served.unload()
+        with pytest.raises(ContextLengthExceeded):
+            served.ask([1] * 3000)
+        assert served.row()["state"] == "unloaded" and served.row()["loads"]["request"] == 0
+
+
+def test_load_and_unload_by_command_may_be_repeated() -> None:
+    with serving(checkpoint("qwen3")) as served:
+        weights = served.status()["memory"]["weights_bytes"]
+        for _ in range(2):
+            served.unload()
+            assert served.client.model_state == "unloaded"
+        for _ in range(2):
+            served.load()
+            assert served.client.model_state == "ready"
+        assert served.row()["loads"] == {"start": 1, "request": 0, "command": 1}
+        memory = served.status()["memory"]
+        assert memory["weights_bytes"] == weights and memory["lacking_bytes"] == 0
+
+
+def test_a_model_without_requests_leaves_by_itself() -> None:
+    with serving(checkpoint("qwen3"), idle_unload_s=0.01) as served:
+        served.ask(FIRST)
+        while served.client.model_state != "unloaded":
+            served.loop.run_until_complete(asyncio.sleep(0.01))
+        assert served.ask(FIRST)[0] == plain_loop(checkpoint("qwen3"), FIRST, NUM_TOKENS)[0]
+
+
+def test_a_busy_model_stays_and_says_what_runs() -> None:
+    async def asked(served: Serving) -> str:
+        running = asyncio.create_task(served.reply(FIRST, SamplingParams(max_tokens=1000, ignore_eos=True)))
+        while not (await served.client.status())["requests"]:
+            await asyncio.sleep(0)
+        with pytest.raises(ModelBusy) as refused:
+            await served.client.unload_model(wait=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return refused.value.message
+
+    with serving(checkpoint("qwen3")) as served:
+        assert "asked-1" in served.loop.run_until_complete(asked(served))
+
+
+@pytest.mark.parametrize("harm", ["changed", "truncated", "missing", "folder"])
+def test_a_checkpoint_that_is_no_longer_the_same_is_refused_with_the_cause(harm: str, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(checkpoint("qwen3"), tmp_path / "model"))
+    [weights] = path.glob("model*.safetensors")
+    with serving(path) as served:
+        served.unload()
+        kept = weights.read_bytes()
+        match harm:
+            case "changed":
+                (path / "config.json").write_text((path / "config.json").read_text() + "\n")
+            case "truncated":
+                weights.write_bytes(kept[: len(kept) // 2])
+            case "missing":
+                weights.unlink()
+            case "folder":
+                path.rename(tmp_path / "elsewhere")
+        for _ in range(2):
+            with pytest.raises(ModelUnavailable, match="on disk") as refused:
+                served.ask(FIRST)
+            assert 20 < refused.value.retry_after_s <= 30, "the second one is refused without another attempt"
+        status = served.status()
+        assert status["memory"]["weights_bytes"] == 0 and status["memory"]["lacking_bytes"] == 0
+        assert served.row()["state"] == "failed" and "on disk" in served.row()["cause"]
+        assert served.row()["loads"]["request"] == 1
+
+
+def test_memory_that_the_device_refuses_fails_the_load_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(checkpoint("qwen3")) as served:
+        served.unload()
+        active = mx.get_active_memory()
+        with monkeypatch.context() as patch:
+
+            def refuse(*_: Any) -> None:
+                raise RuntimeError("[malloc] Unable to allocate 3221225472 bytes.")
+
+            patch.setattr(mx, "eval", refuse)
+            with pytest.raises(ModelUnavailable, match="no memory for the weights"):
+                served.ask(FIRST)
+        assert served.status()["memory"]["weights_bytes"] == 0 and mx.get_active_memory() <= active + 65536
+        served.load()
+        assert served.ask(FIRST)[0] == plain_loop(checkpoint("qwen3"), FIRST, NUM_TOKENS)[0]
+
+
+def test_a_question_is_answered_between_two_slices() -> None:
+    async def loaded(served: Serving) -> list[float]:
+        def look(engine: Engine) -> float:
+            return engine.lane.report().progress or 0.0
+
+        await served.client.load_model(wait=False)
+        seen = [0.0]
+        while served.client.model_state == "loading":
+            seen.append(await served.client.ask(look))
+        return seen
+
+    with serving(checkpoint("qwen3")) as served:
+        served.unload()
+        seen = served.loop.run_until_complete(loaded(served))
+        assert len(seen) >= 2

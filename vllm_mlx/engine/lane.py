@@ -1,0 +1,217 @@
+"""One checkpoint on the engine thread: what plans its steps, and its runner while its weights are in memory.
+
+Scheduler, prefix cache and everything that prepares prompts stay when the weights leave, so that a request waits in the
+queue as it would for a place. Weights come back in slices between steps, and nothing is measured again.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..core.errors import ModelBusy, ModelLoadError, ModelUnavailable, first_line
+from ..core.faults import Fault, device_fault
+from ..core.fence import clear_locals
+from ..disk.tier import DiskTier
+from ..runner.loading import Loading
+from ..runner.model import Model
+from ..runner.runner import Runner
+from ..scheduler.residence import Reason, Residence
+from ..scheduler.scheduler import Scheduler
+from .monitoring.schema import LaneReport
+
+logger = logging.getLogger(__name__)
+_MUCH_MISSING = 1 << 20  # bytes that do not come back before the log says so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """How the weights of a checkpoint come back, as they were measured at the first load."""
+
+    begin: Callable[[], Loading[Model]]  # raises ModelLoadError, also for a checkpoint that has changed on disk
+    run: Callable[[Model], Runner]
+    weights_bytes: int
+    room_bytes: int  # for what is in memory beside the weights while they are read
+    no_unload: str | None = None  # why the weights never leave; None if they may
+    idle_unload_s: float = 0.0
+
+
+class Lane:
+    """Owns the runner of one checkpoint, and the bytes that its weights take. Belongs to the engine thread."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, reload: Reload):
+        self.scheduler, self.media = scheduler, runner.media
+        self.runner: Runner | None = runner
+        self.residence = Residence(idle_unload_s=reload.idle_unload_s)
+        self.residence.use(time.monotonic())
+        self.reload = reload
+        self._loading: Loading[Model] | None = None
+        self._taken_bytes = reload.weights_bytes  # the pool was planned without them
+        self._load_s = self._build_s = 0.0
+        self._missing_bytes = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether sequences wait or run, or leave something to do."""
+        return self.scheduler.has_work
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether `move` has something to do at once."""
+        is_wanted = not self.residence.is_loaded and bool(self.scheduler.waiting)
+        return self.residence.state == "loading" or is_wanted
+
+    @property
+    def has_trims(self) -> bool:
+        """Whether cached state is to be removed, which needs no model."""
+        return self.scheduler.prefix_cache is not None and self.scheduler.prefix_cache.has_trims
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.residence.state == "leaving"
+
+    def report(self) -> LaneReport:
+        return LaneReport(
+            state=self.residence.state,
+            progress=None if self._loading is None else self._loading.progress,
+            taken_bytes=self._taken_bytes,
+            unused_s=time.monotonic() - self.residence.used_s,
+            loads=dict(self.residence.loads),
+            load_s=self._load_s,
+            build_s=self._build_s,
+            missing_bytes=self._missing_bytes,
+            cause=self.residence.cause,
+        )
+
+    def reset(self) -> None:
+        """Drop all rows, after a step that failed as a whole. A load begins anew, because its arrays may be garbage."""
+        if self.runner is not None:
+            self.runner.reset()
+        if self.residence.state == "loading":
+            self._give_up()
+            self.residence.unloaded(time.monotonic())
+
+    def load(self) -> None:
+        """Begin to load the weights by command, also during the pause after a failed load."""
+        match self.residence.state:
+            case "leaving":
+                self.residence.use(time.monotonic())
+            case "unloaded" | "failed":
+                self._begin("command")
+
+    def unload(self) -> None:
+        """Let the weights leave by command. Raises ModelBusy while they are in use."""
+        if self.reload.no_unload is not None:
+            raise ModelBusy(self.reload.no_unload)
+        if self.is_busy:
+            num_rows, num_waiting = self.scheduler.num_running, len(self.scheduler.waiting)
+            raise ModelBusy(f"The model is in use: {num_rows} replies run and {num_waiting} wait. Try again later.")
+        if self.residence.state == "ready":
+            self.residence.leave(time.monotonic())
+        elif self.residence.state == "loading":
+            self._give_up()
+            self.residence.unloaded(time.monotonic())
+
+    def move(self, disk: DiskTier | None) -> tuple[ModelUnavailable | None, Exception | None]:
+        """Bring the weights nearer to where they should be. Called after each step, and once a second without one.
+
+        Returns the error of the sequences that wait, if the model cannot be loaded, and a device fault of the load.
+        """
+        now, fault = time.monotonic(), None
+        if self.is_busy:
+            self.residence.use(now)
+        match self.residence.state:
+            case "ready" if self.residence.is_idle(now) and not self.is_busy:
+                self.residence.leave(now)
+                self._leave(disk, now)
+            case "leaving" if not self.residence.stay(now):
+                self._leave(disk, now)
+            case "loading":
+                fault = self._advance(now)
+            case "unloaded" | "failed" if self.scheduler.waiting and self.residence.refusal(now) is None:
+                self._begin("request")
+        refusal = self.residence.refusal(time.monotonic())
+        return (refusal if self.scheduler.waiting else None), fault
+
+    # -- the weights leave
+
+    def _leave(self, disk: DiskTier | None, now: float) -> None:
+        if disk is None:
+            self._drop(now)
+        elif disk.is_written or self.residence.is_overdue(now):
+            self._drop(now)
+            disk.free_memory()
+            mx.clear_cache()
+
+    def _drop(self, now: float) -> None:
+        """Free the weights at once, and compare what MLX counts with what is expected."""
+        assert self.runner is not None and not self.runner.num_rows, "no row needs the weights"
+        self.runner.reset()
+        if self.scheduler.prefix_cache is not None:
+            self.scheduler.prefix_cache.forget_planned()
+        before = mx.get_active_memory()
+        self.runner = None
+        mx.clear_cache()
+        freed_bytes = before - mx.get_active_memory()
+        self._missing_bytes = max(0, self.reload.weights_bytes - freed_bytes)
+        if self.media is not None:
+            self.media.clear()
+        mx.clear_cache()
+        self._take(-self._taken_bytes)
+        self.residence.unloaded(now)
+        logger.info("The model is unloaded: %.2f GB are free again", freed_bytes / 1e9)
+        if self._missing_bytes > _MUCH_MISSING:
+            logger.warning("%.3f GB of the weights are still in memory", self._missing_bytes / 1e9)
+
+    # -- and come back
+
+    def _begin(self, reason: Reason) -> None:
+        self.residence.load(reason, time.monotonic())
+        self._take(self.reload.weights_bytes + self.reload.room_bytes)
+        self.scheduler.room.shrink_cache()
+        try:
+            self._loading = self.reload.begin()
+        except ModelLoadError as error:
+            self._fail(error.message)
+
+    def _advance(self, now: float) -> Exception | None:
+        """Read the next slice. Returns the device fault that it met."""
+        assert self._loading is not None
+        try:
+            if (model := self._loading.advance()) is not None:
+                self._arrive(model, self._loading)
+            return None
+        except ModelLoadError as error:
+            fault = error.__cause__ if isinstance(error.__cause__, Exception) else None
+            if device_fault(fault) is Fault.OUT_OF_MEMORY:
+                self._fail(f"The device has no memory for the weights now ({first_line(fault or error)}).")
+            else:
+                self._fail(error.message)
+            clear_locals(error)  # a frame may refer to the error, so that only a collection would free the weights
+            return fault if device_fault(fault) is Fault.FAILED else None
+
+    def _arrive(self, model: Model, loading: Loading[Model]) -> None:
+        self.runner = self.reload.run(model)
+        self._loading = None
+        self._take(-self.reload.room_bytes)
+        self._load_s, self._build_s = self.residence.loaded(time.monotonic()), loading.build_s
+        mx.clear_cache()
+        message = "The model is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
+        logger.info(message, self._load_s, 1000 * self._build_s)
+
+    def _fail(self, cause: str) -> None:
+        self._give_up()
+        self.residence.fail(cause, time.monotonic())
+        logger.error("The model could not be loaded: %s", cause)
+
+    def _give_up(self) -> None:
+        """Free what was read, and give its bytes back."""
+        self._loading = None
+        mx.clear_cache()
+        self._take(-self._taken_bytes)
+
+    def _take(self, num_bytes: int) -> None:
+        self.scheduler.pool.take(num_bytes)
+        self._taken_bytes += num_bytes

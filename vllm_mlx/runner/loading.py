@@ -1,0 +1,73 @@
+"""Brings a model into memory: its module is built at once, its weights are read in slices. It knows no library."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+SLICE_BYTES = 32 << 20  # of weights that are read between two steps
+T = TypeVar("T")
+
+
+class Loading(Generic[T]):
+    """A model on its way. All its arrays belong to the thread that calls `advance`."""
+
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        make: Callable[[Any], T],
+        explaining: Callable[[], AbstractContextManager[None]],
+        *,
+        slice_bytes: int = SLICE_BYTES,
+    ):
+        """`build` gives the module, whose weights are not read yet, and `make` turns the module into the model.
+
+        `explaining` is entered around the library's work: it raises ModelLoadError instead of the library's errors.
+        """
+        self._build, self._make, self._explaining = build, make, explaining
+        self._slice_bytes = slice_bytes
+        self._module: Any = None
+        self._slices: Iterator[list[mx.array]] = iter(())
+        self._num_bytes = self._read_bytes = 0
+        self.build_s = 0.0  # the one pause that cannot be divided
+        self.most_bytes = 0  # of a slice
+
+    @property
+    def progress(self) -> float:
+        """The share of the weights that was read."""
+        return self._read_bytes / self._num_bytes if self._num_bytes else 0.0
+
+    def advance(self) -> T | None:
+        """Build the module, or read the next slice. Returns the model once it is complete. Raises ModelLoadError."""
+        with self._explaining():
+            if self._module is None:
+                start = time.perf_counter()
+                self._module = self._build()
+                weights = [array for _, array in tree_flatten(self._module.parameters())]
+                self._num_bytes = sum(array.nbytes for array in weights)
+                self._slices = slices(weights, self._slice_bytes)
+                self.build_s = time.perf_counter() - start
+                return None
+            if (arrays := next(self._slices, None)) is None:
+                return self._make(self._module)
+            mx.eval(arrays)
+        num_bytes = sum(array.nbytes for array in arrays)
+        self._read_bytes, self.most_bytes = self._read_bytes + num_bytes, max(self.most_bytes, num_bytes)
+        return None
+
+
+def slices(arrays: Iterable[mx.array], most_bytes: int) -> Iterator[list[mx.array]]:
+    """Divide arrays into lists of at most `most_bytes`. One that is larger is a list of its own."""
+    held: list[mx.array] = []
+    num_bytes = 0
+    for array in arrays:
+        if held and num_bytes + array.nbytes > most_bytes:
+            yield held
+            held, num_bytes = [], 0
+        held.append(array)
+        num_bytes += array.nbytes
+    if held:
+        yield held
