@@ -29,7 +29,7 @@ MODELS = Catalogue((CODER, SMALL))
     ],
 )
 def test_the_model_of_a_name(name: str | None, found: Entry) -> None:
-    assert MODELS.resolve(name) == (name or "coder", found)
+    assert MODELS.resolve(name) == (name or "coder", MODELS.entries.index(found))
 
 
 @pytest.mark.parametrize("name", ["", "Coder", "gpt", "my-claude-3"])

@@ -73,6 +73,11 @@ class FakeEngine:
     watchers: list[Callable[[bool], None]] = field(default_factory=list)
 
     @property
+    def fronts(self) -> list["FakeEngine"]:
+        """Each model's tokenizer and info, as this one."""
+        return [self]
+
+    @property
     def is_healthy(self) -> bool:
         return self.dead is None
 

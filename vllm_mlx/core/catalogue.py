@@ -47,26 +47,22 @@ class Catalogue:
             raise ConfigError("No model is named that could be served.")
 
     @property
-    def default(self) -> Entry:
-        return self.entries[0]
-
-    @property
     def names(self) -> tuple[str, ...]:
         """All names that are listed, in the order of the entries."""
         return tuple(name for entry in self.entries for name in entry.names)
 
-    def resolve(self, name: str | None) -> tuple[str, Entry]:
-        """Return the name for the reply, and the model: by its exact name, else by the first pattern that matches.
+    def resolve(self, name: str | None) -> tuple[str, int]:
+        """Return the name for the reply, and the position of the model: by its exact name, else by the first pattern.
 
         Without a name it is the default. Raises ModelNotFound.
         """
         if name is None:
-            return self.default.name, self.default
-        for entry in self.entries:
+            return self.entries[0].name, 0
+        for position, entry in enumerate(self.entries):
             if name in entry.names:
-                return name, entry
-        for entry in self.entries:
+                return name, position
+        for position, entry in enumerate(self.entries):
             if any(fnmatchcase(name, pattern) for pattern in entry.patterns):
-                return name, entry
+                return name, position
         known = ", ".join(f"`{listed}`" for listed in self.names)
         raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")

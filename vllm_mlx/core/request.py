@@ -253,6 +253,7 @@ class Request:
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission
     client: str | None = None  # the name that the client gives itself; only the status shows it
     path: str = ""  # the endpoint that got the request
+    model: int = 0  # the position of its model in the list of models
 
     def __post_init__(self) -> None:
         """Refuse two tools of one name: no call could say which of them it means. Raises InvalidParameter."""

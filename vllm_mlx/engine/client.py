@@ -5,6 +5,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,16 +17,16 @@ from ..core.errors import ContextLengthExceeded, EngineDead, ModelBusy, Overload
 from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.step import SequenceUpdate
-from ..disk.kept import NO_MEMORIES, Memories
-from ..prompt.processor import PreparedRequest, RequestProcessor
+from ..prompt.processor import PreparedRequest
 from ..scheduler.residence import State
 from .admission import AdmissionQueue
-from .generation import Generation, Preparations, Reply, ReplyKeeper
+from .front import Front
+from .generation import Generation, Reply
 from .macos import KeepAwake
 from .monitoring.counters import ReplyStats, Totals
 from .monitoring.prometheus import metric_families
-from .monitoring.schema import EngineReport, EngineStatus
-from .monitoring.status import Moment, build_facts, engine_status, model_facts
+from .monitoring.schema import EngineReport, EngineStatus, ModelFacts
+from .monitoring.status import Moment, build_facts, engine_status
 from .preparing import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
@@ -51,31 +52,24 @@ class EngineClient:
     def __init__(
         self,
         config: EngineConfig,
-        processor: RequestProcessor,
+        fronts: Items[Front],
         thread: "EngineThread",
         pool: PromptPool,
-        preparations: Preparations,
-        memories: Memories = NO_MEMORIES,
     ):
-        """`thread` has started. `memories` belong to the processor too."""
-        self.memories = memories
-        self.facts = thread.facts
-        self.info = thread.facts.info
-        self.memory = thread.facts.memory
-        self.tokenizer = processor.tokenizer
-        self._config = config
-        self.processor = processor
+        """`thread` has started. `fronts` are the models by their positions; the first is the default."""
+        self.fronts, default = tuple(fronts), fronts[0]
+        self.memories = default.memories
+        self.info, self.memory = default.info, default.facts.memory
+        self.tokenizer, self.processor = default.tokenizer, default.processor
+        self.preparations, self.model_facts = default.preparations, default.model_facts
         self._thread = thread
         self.pool = pool
-        self.preparations = preparations
-        self._monitor = Monitor(config, processor, thread, pool)
-        self.model_facts = self._monitor.model_facts  # `/v1/status` reports them
+        self._monitor = Monitor(config, self.model_facts, thread, pool)
         self.queue = AdmissionQueue(config, self._running_replies)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self.generations: dict[int, Generation] = {}  # by sequence id
         self._seq_ids = itertools.count()
-        self._keeper = ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None)
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
 
@@ -102,7 +96,7 @@ class EngineClient:
         self._thread.residence.use(time.monotonic())
         self._loop = asyncio.get_running_loop()
         async with self.queue.preparing(request, request.sampling.n):
-            prepared, progress = await self.preparations.prepare(request)
+            prepared, progress = await self.fronts[request.model].preparations.prepare(request)
         self._check_open()
         replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
         generation = Generation(
@@ -131,7 +125,7 @@ class EngineClient:
         """
         try:
             async with self.queue.preparing(request, 1):
-                prepared, _ = await self.preparations.prepare(request)
+                prepared, _ = await self.fronts[request.model].preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:
                 raise
@@ -141,7 +135,7 @@ class EngineClient:
     async def status(self) -> EngineStatus:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""
         moment = await self._monitor.moment()
-        replies = [*self._running_replies(), *self.preparations.replies]
+        replies = [*self._running_replies(), *self._preparing_replies()]
         return engine_status(moment, replies, self.queue.num_refused)
 
     async def metrics(self) -> Iterable[Metric]:
@@ -153,13 +147,13 @@ class EngineClient:
 
         Returns False if no running request has this id and a salt that begins with `salts`.
         """
-        was_preparing = self.preparations.cancel(request_id, salts=salts)
+        was_preparing = [front.preparations.cancel(request_id, salts=salts) for front in self.fronts]
         was_running = [
             generation.cancel(request_id)
             for generation in self._open_generations()
             if generation.request.cache_salt.startswith(salts)
         ]
-        return was_preparing or any(was_running)
+        return any((*was_preparing, *was_running))
 
     async def disk_entries(self) -> list[Entry]:
         """Describe what is kept on disk; times are seconds since the epoch. Raises EngineDead."""
@@ -195,7 +189,7 @@ class EngineClient:
 
     async def unload_model(self, *, wait: bool) -> None:
         """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""
-        running = [reply.request_id for reply in [*self._running_replies(), *self.preparations.replies]]
+        running = [reply.request_id for reply in [*self._running_replies(), *self._preparing_replies()]]
         if running:
             shown = ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")
             raise ModelBusy(f"The model has {len(running)} requests: {shown}. Wait for their ends, or cancel them.")
@@ -214,11 +208,12 @@ class EngineClient:
         while self.generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self._fail_all(ShuttingDown())
-        await self._keeper.finish(_TRIM_S)  # before what they leave is written to disk
+        for front in self.fronts:
+            await front.keeper.finish(_TRIM_S)  # before what its replies leave is written to disk
         await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
         self.pool.shutdown()
-        await self.preparations.close()
+        await asyncio.gather(*(front.preparations.close() for front in self.fronts))
         await asyncio.to_thread(self.memories.close)
 
     async def num_rows(self) -> int:
@@ -239,19 +234,22 @@ class EngineClient:
     # -- the life of a request
 
     def _replies(self, prepared: PreparedRequest, progress: Iterable[ReplyStats]) -> Iterator[Reply]:
-        expectation = Expectation()
-        if prepared.compared is not None and self.model_facts["prefix_cache"]:
+        front, expectation = self.fronts[prepared.request.model], Expectation()
+        if prepared.compared is not None and front.model_facts["prefix_cache"]:
             expectation = prepared.compared.expectation
         for index, stats in enumerate(progress):
             seq = prepared.sequence(next(self._seq_ids), index)
             stats.queue(seq, expectation, time.monotonic())
-            yield Reply(index, seq, self.processor.output(prepared), stats, partial(self._keeper.take, prepared))
+            yield Reply(index, seq, front.processor.output(prepared), stats, partial(front.keeper.take, prepared))
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self.generations.values()))
 
     def _running_replies(self) -> list[ReplyStats]:
         return [reply for generation in self._open_generations() for reply in generation.replies]
+
+    def _preparing_replies(self) -> list[ReplyStats]:
+        return [reply for front in self.fronts for reply in front.preparations.replies]
 
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
@@ -287,7 +285,8 @@ class EngineClient:
                 generation.put(update)
 
     def _fail_all(self, error: VLLMMLXError) -> None:
-        self._keeper.close()
+        for front in self.fronts:
+            front.keeper.close()
         for generation in self._open_generations():
             generation.put(error)
 
@@ -298,9 +297,9 @@ class Monitor:
     All callers of one moment share one report, which costs the engine thread little. Belongs to one event loop.
     """
 
-    def __init__(self, config: EngineConfig, processor: RequestProcessor, thread: "EngineThread", pool: PromptPool):
+    def __init__(self, config: EngineConfig, facts: ModelFacts, thread: "EngineThread", pool: PromptPool):
         self.totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.stall_ms / 1000)
-        self.model_facts = model_facts(config, thread.facts, processor)
+        self.model_facts = facts
         self._build = build_facts()
         self._thread = thread
         self._pool = pool

@@ -39,10 +39,12 @@ from ..scheduler.speculation import MOST, Speculation
 from .client import EngineClient
 from .disk import OpenDisk, fingerprint
 from .engine import Engine
-from .generation import Preparations
+from .front import Front
+from .generation import Preparations, ReplyKeeper
 from .lane import Reload
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
+from .monitoring.status import model_facts
 from .preparing import PromptPool
 from .sizing import (
     MeasuredModel,
@@ -106,8 +108,16 @@ def serve_checkpoint(
         has_drafts=thread.facts.no_drafts is None,
     )
     media = _media_requests(config, vision, thread)
-    preparations = Preparations(processor, media, pool := PromptPool(), max_prepare_s=config.max_prepare_s)
-    return EngineClient(config, processor, thread, pool, preparations, memories)
+    front = Front(
+        name=config.model,
+        facts=thread.facts,
+        model_facts=model_facts(config, thread.facts, processor),
+        processor=processor,
+        preparations=Preparations(processor, media, pool := PromptPool(), max_prepare_s=config.max_prepare_s),
+        keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None),
+        memories=memories,
+    )
+    return EngineClient(config, [front], thread, pool)
 
 
 def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:

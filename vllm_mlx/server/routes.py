@@ -43,17 +43,18 @@ def as_json(reply: Reply) -> Response:
 
 def openai_routes(engine: EngineClient, config: ServerConfig, models: Catalogue) -> APIRouter:
     router = APIRouter(tags=["OpenAI"], route_class=JSONRoute)
-    names = engine.tokenizer
 
     @router.post("/v1/chat/completions", responses=documented(ChatCompletion, OpenAIError, OPENAI_EVENTS))
     async def chat_completions(body: AnyChatBody, http: Request) -> Response:
         """Chat with tools and reasoning, streamed or complete."""
+        model, position = models.resolve(body.model)
+        names = engine.fronts[position].tokenizer
         decode = partial(
             partial(decode_chat, body)
             if isinstance(body, ChatCompletionBody)
             else partial(decode_responses_as_chat, body),
             reply_id=f"chatcmpl-{uuid.uuid4().hex}",
-            model=models.resolve(body.model)[0],
+            model=model,
             created=int(time.time()),
             separate_reasoning=config.separate_reasoning,
             searches=config.web_search is not None,
@@ -70,11 +71,13 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: Catalogue)
     @router.post("/v1/completions", responses=documented(Completion, OpenAIError, OPENAI_EVENTS))
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Continue a text, or several."""
+        model, position = models.resolve(body.model)
+        names = engine.fronts[position].tokenizer
         decode = partial(
             decode_completion,
             body,
             reply_id=f"cmpl-{uuid.uuid4().hex}",
-            model=models.resolve(body.model)[0],
+            model=model,
             created=int(time.time()),
         )
         return await reply_to(
@@ -112,11 +115,11 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: Catalog
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": AnthropicError}})
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
         """Count the tokens of the prompt that /v1/messages would build from the same fields. Nothing is generated."""
-        models.resolve(body.model)
+        model, _ = models.resolve(body.model)
         request_id = record_of(http.scope).request_id
         searches = config.web_search is not None
         decode = partial(decode_count_request, body, request_id=request_id, searches=searches)
-        request = owned((await decoded(http, body, decode)).request, http)
+        request = owned((await decoded(http, body, decode)).request, http, model)
         num_tokens = await while_connected(http.receive, engine.count_tokens(request))
         return as_json(TokenCount(input_tokens=num_tokens))
 
@@ -127,7 +130,8 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
     router = APIRouter(tags=["Models"])
 
     def card(name: str) -> ModelCard:
-        info = engine.info
+        _, position = models.resolve(name)
+        info = engine.fronts[position].info
         return ModelCard(
             id=name,
             created=info.created,
@@ -147,7 +151,6 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str) -> Response:
-        name, _ = models.resolve(model_id)
-        return as_json(card(name))
+        return as_json(card(model_id))
 
     return router

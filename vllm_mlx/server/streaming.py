@@ -52,7 +52,7 @@ async def submit(
     """
     num_choices = requests[0].sampling.n
     client: SearchClient | None = http.app.state.search
-    ready = [owned(request, http) for request in requests]
+    ready = [owned(request, http, spec.model) for request in requests]
     for path in spec.left_out:
         record_of(http.scope).unknown_fields.note(path)
     async with AsyncExitStack() as stack:
@@ -70,10 +70,11 @@ async def submit(
         yield generation
 
 
-def owned(request: Request, http: HTTPRequest) -> Request:
-    """Return the request with its tenant, client, endpoint and arrival time."""
+def owned(request: Request, http: HTTPRequest, model: str | None) -> Request:
+    """Return the request with its tenant, client, endpoint, arrival time and the `model` that was asked for."""
     record = record_of(http.scope)
-    known = replace(request, arrived_s=record.started_s, client=record.client, path=record.path)
+    _, position = http.app.state.config.models.resolve(model)
+    known = replace(request, arrived_s=record.started_s, client=record.client, path=record.path, model=position)
     return with_tenant(known, http.scope)
 
 
