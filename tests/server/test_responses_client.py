@@ -152,7 +152,7 @@ def test_stored_responses_are_read_listed_and_deleted(client: openai.OpenAI) -> 
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError, match="No response"):
         client.responses.retrieve(first.id)
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.NotFoundError) as caught:
         client.responses.create(model="tiny", input="x", previous_response_id=second.id)
     assert caught.value.code == "previous_response_not_found"
     with pytest.raises(openai.BadRequestError, match="`limit`"):

@@ -114,6 +114,7 @@ _BY_CLASS: tuple[tuple[type[core.VLLMMLXError], _Kind], ...] = (
     (core.Overloaded, _Kind(503, OVERLOADED, OVERLOADED, response_code="rate_limit_exceeded")),
     (core.ModelNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
     (core.ModelBusy, _Kind(409, INVALID_REQUEST, INVALID_REQUEST)),
+    (core.ResponseNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
     (core.TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST)),
     (core.ContextLengthExceeded, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="context_length_exceeded")),
     (core.RequestError, _Kind(400, INVALID_REQUEST, INVALID_REQUEST)),

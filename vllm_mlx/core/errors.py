@@ -13,6 +13,7 @@ VLLMMLXError
 │   ├── TemplateError      the chat template cannot render this conversation
 │   ├── ModelNotFound
 │   ├── ModelBusy          weights that are in use cannot be unloaded
+│   ├── ResponseNotFound   the response that the request continues is not stored on this server
 │   ├── TimeLimit          the request took longer than the server allows
 │   └── Overloaded         the client may try again after `retry_after_s`
 │       ├── ShuttingDown   the server ends, and has refused the request or cut its reply
@@ -126,6 +127,10 @@ class TemplateError(RequestError):
 
 class ModelNotFound(RequestError):
     code = "model_not_found"
+
+
+class ResponseNotFound(RequestError):
+    code = "previous_response_not_found"
 
 
 class Overloaded(RequestError):

@@ -27,7 +27,7 @@ from .error_handlers import envelope_of, http_error, respond
 ANY = "*"
 _ALWAYS = frozenset({"localhost", "host.docker.internal"})  # the second is this machine's name in its containers
 # The page asks for the key itself and displays nothing without it. Clients probe the others before they send a key.
-OPEN_PATHS = frozenset({"/", "/health", "/api/hello"})
+OPEN_PATHS = frozenset({"/", "/health", "/version", "/api/hello"})
 METRICS_PATH = "/metrics"
 _NOT_ADMIN = (
     "Only clients on the server's machine or holders of an admin key may do this: start the server with "

@@ -17,7 +17,7 @@ from ..api.responses.replies import Deleted, InputItemList, ResponseReply, Respo
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.catalogue import Catalogue
-from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
+from ..core.errors import InvalidParameter, ResponseNotFound, Unsupported, VLLMMLXError, shown
 from ..disk.kept import Journal
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
@@ -32,6 +32,12 @@ StoredItem = Mapping[str, Any]
 Keep = Callable[[ResponseReply], None]
 Stored = Mapping[str, StoredItem]  # by the items' ids
 
+_NOT_STORED = (
+    "The response `{}` is not stored here: it was made by another server, with another API key or with `store` false, "
+    "or it was removed. Send the complete input instead. If a router stands before several servers, it must send all "
+    "requests of a conversation to one of them; docs/scaling.md says how."
+)
+_CUT = "An earlier part of the conversation of `{}` was removed from this server. Send the complete input instead."
 EVENTS = "OpenAI's events, response.created to response.completed"
 
 
@@ -193,11 +199,8 @@ def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:
     if previous is not None and previous.reply.status in ("queued", "in_progress"):
         raise InvalidParameter(f"The response `{shown(previous_id)}` has not ended yet.", param="previous_response_id")
     if conversation is None:
-        raise InvalidParameter(
-            f"The response `{shown(previous_id)}` is not stored here. Send the complete input instead.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
+        why = _NOT_STORED if previous is None else _CUT
+        raise ResponseNotFound(why.format(shown(previous_id)), param="previous_response_id")
     return conversation
 
 

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Scope
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
+from .. import __version__
 from ..api.error_replies import OpenAIError
 from ..cache.node import Space
 from ..cache.stats import Entry
@@ -379,6 +380,11 @@ def _add_health(router: APIRouter, engine: EngineClient) -> None:
         if engine.is_healthy:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "error", "error": engine.error()}, 503)
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Report the version of this server, in the form in which vLLM reports its own."""
+        return {"version": __version__}
 
     @router.api_route("/api/hello", methods=["GET", "HEAD"], include_in_schema=False)
     async def hello() -> dict[str, Any]:

@@ -35,7 +35,6 @@ BODY_FIELDS: ExtraFields = {
     "spaces_between_special_tokens": Ignored("it is the default", (True,), "It is not supported."),
     "add_special_tokens": Refused("It is not supported."),
     "truncate_prompt_tokens": Refused("Shorten the prompt on your side."),
-    "priority": Ignored("it is the default", (0,), "Requests are served first come, first served."),
     "repetition_detection": Refused("It is not supported."),
     "stream_interval": Ignored("it is the default", (1,), "Every token is sent as soon as it is sampled."),
     "typical_p": Ignored("it is the default: off", (1, 1.0), "It is not supported."),
