@@ -26,6 +26,7 @@ LOADED = {
     "no_videos": "it takes no images either",
     "no_shared_forward": None,
     "no_drafts": None,
+    "no_head": None,
     "max_pixels": None,
 }
 
@@ -73,10 +74,11 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
     ]
 
 
-def test_why_a_model_takes_no_drafts_is_said() -> None:
+@pytest.mark.parametrize(("fact", "words"), [("no_drafts", "of the next tokens"), ("no_head", "by an MTP head")])
+def test_why_a_model_takes_no_drafts_is_said(fact: str, words: str) -> None:
     why = "its layers cannot drop the last tokens of a row"
-    facts = replace(banner(), loaded={**LOADED, "no_drafts": why}).facts()
-    assert ("Off", f"drafts of the next tokens: {why}") in facts
+    facts = replace(banner(), loaded={**LOADED, fact: why}).facts()
+    assert ("Off", f"drafts {words}: {why}") in facts
 
 
 KEPT = "conversations are kept in /caches/vllm-mlx, up to 38.2 GB; --cache-disk 0 turns this off"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import refusal, run
+from tests.support.commands import run
 from vllm_mlx.cli.options import load_settings
 from vllm_mlx.cli.serve import accepted
 from vllm_mlx.core.config import EngineConfig
@@ -39,6 +39,8 @@ def test_the_number_of_drafts_is_read_from_every_place(tmp_path: Path, monkeypat
         ('{"num_speculative_tokens": 7}', 7),
         ('{"method": "ngram"}', "auto"),
         ({"method": "ngram", "num_speculative_tokens": 3}, 3),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', 1),
+        ('{"method": "qwen3_5_mtp", "model": "org/head"}', "auto"),
     ],
 )
 def test_the_number_of_drafts_in_the_form_of_vllm(given: object, number: object) -> None:
@@ -51,8 +53,9 @@ def test_the_number_of_drafts_in_the_form_of_vllm(given: object, number: object)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ('{"method": "mtp", "num_speculative_tokens": 3}', "the method mtp is not supported: this server drafts from"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3}', "the method eagle3 is not supported: this server drafts"),
         ('{"method": ["eagle"]}', "the method ['eagle'] is not supported"),
+        ('{"method": "mtp", "model": 3}', "`model` must be a text"),
         ('{"model": "org/small", "num_speculative_tokens": 3}', "the model org/small is not supported: this server"),
         ('{"method": "ngram", "disable_by_batch_size": 4}', "`disable_by_batch_size` is not supported"),
         ('{"method": "ngram", "num_speculative_tokens": 8}', "`num_speculative_tokens`: it must be auto or a whole"),
@@ -70,10 +73,32 @@ def test_two_numbers_of_drafts_that_differ_are_refused(monkeypatch: pytest.Monke
     assert message.startswith("--num-draft-tokens and --speculative-config contradict each other.")
 
 
-def test_a_draft_model_is_refused_with_what_is_served_instead() -> None:
-    assert "this server drafts from the prompt" in refusal("serve", "demo", "--draft-model", "org/small")
-    described = run("serve", "--help-all", COLUMNS="80").stdout
-    assert "--num-draft-tokens" in described and "--draft-model" not in described
+def test_a_draft_model_is_read_from_both_forms() -> None:
+    settings = load_settings({"speculative_config": '{"method": "mtp", "model": "org/head"}'})
+    assert settings.engine_config().draft_model == "org/head"
+    settings = load_settings({"speculative_config": '{"method": "mtp"}', "draft_model": "org/head"})
+    assert settings.engine_config().draft_model == "org/head"
+    message = refused(speculative_config='{"method": "mtp", "model": "org/head"}', draft_model="org/other")
+    assert message.startswith("--draft-model and --speculative-config contradict each other.")
+
+
+@pytest.mark.parametrize(("flags", "cause"), [({"num_draft_tokens": "0"}, "--num-draft-tokens 0"),
+                                              ({"repeatable": True}, "--repeatable")])  # fmt: skip
+def test_a_draft_model_is_refused_where_drafts_are_off(flags: dict[str, object], cause: str) -> None:
+    assert refused(draft_model="org/head", **flags).startswith(f"{cause} turns drafts off, and --draft-model needs")
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("/nowhere/head", "No folder /nowhere/head"),
+        ("demo", "holds no mtp.* tensors. Use a conversion that keeps them."),
+    ],
+)
+def test_a_draft_model_that_cannot_be_used_is_refused_with_the_reason(named: str, words: str) -> None:
+    result = run("serve", "demo", "--draft-model", named)
+    *_, message = result.stderr.splitlines()
+    assert result.returncode == 1 and f"--draft-model {named} cannot be used: " in message and words in message
 
 
 def test_lengths_of_ngrams_are_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:

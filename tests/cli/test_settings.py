@@ -162,7 +162,10 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "keep_awake": False,
     }
     config = load_settings(given).engine_config()
-    disk = {"idle_unload_s": 60, "cache_disk": "100GB", "cache_dir": "d", "cache_disk_daily": "2GB"}
+    disk = {
+        "idle_unload_s": 60, "cache_disk": "100GB", "cache_dir": "d", "cache_disk_daily": "2GB",
+        "draft_model": "org/head",
+    }  # fmt: skip
     kept = load_settings(disk).engine_config()  # without a prefix cache, nothing could be kept
     default = EngineConfig(model="demo")
     unchanged = [

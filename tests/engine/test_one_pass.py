@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import cases
 from vllm_mlx.cache import layers
-from vllm_mlx.runner.model import TextModel
+from vllm_mlx.runner.model import Model
 from vllm_mlx.scheduler import decode_groups
 
 LENGTHS = (1300, 700, 20)  # too unlike to become one group
@@ -21,9 +21,9 @@ def test_rows_that_join_and_leave_share_one_forward_pass(
     checkpoint: Callable[..., Path], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_passes = 0
-    decode = TextModel.decode
+    decode = Model.decode
 
-    def counting(self: TextModel, *inputs: Any) -> Any:
+    def counting(self: Model, *inputs: Any) -> Any:
         nonlocal num_passes
         num_passes += 1
         return decode(self, *inputs)
@@ -34,7 +34,7 @@ def test_rows_that_join_and_leave_share_one_forward_pass(
     monkeypatch.setattr(decode_groups, "READ_BYTES", 1 << 16)  # as if padding of this small model cost much
     path = checkpoint(architecture)
     driver = Driver(path, max_stall_ms=60_000)
-    monkeypatch.setattr(TextModel, "decode", counting)
+    monkeypatch.setattr(Model, "decode", counting)
     for copies in ("merge", "keep", "extract"):
         monkeypatch.setattr(layers, copies, refused)
     prompts = [[(7 * length + 3 * place) % 500 + 5 for place in range(length)] for length in LENGTHS]

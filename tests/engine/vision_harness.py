@@ -21,7 +21,7 @@ from vllm_mlx.media.vision import VisionProbe, VisionProcessor
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.reply_formats import reply_formats
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.model import load_model
+from vllm_mlx.runner.load_model import load_model
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vllm_mlx.engine.sizing import load_measured
 from vllm_mlx.runner.attention import AttentionShape, forcing, memory_saving, observed, score_bytes
 from vllm_mlx.runner.calibrate import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.model import load_model
+from vllm_mlx.runner.load_model import load_model
 
 GB = 1e9
 LENGTHS = (8_192, 32_768, 131_072)

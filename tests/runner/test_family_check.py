@@ -8,7 +8,8 @@ from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.media.vision import VisionProbe, VisionProcessor
 from vllm_mlx.runner import family_check
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.model import MultimodalModel, load_model
+from vllm_mlx.runner.load_model import load_model
+from vllm_mlx.runner.model import MultimodalModel
 
 
 @pytest.fixture

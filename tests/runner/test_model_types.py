@@ -13,7 +13,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelLoadError
 from vllm_mlx.engine.sizing import within_kernels
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.model import load_model
+from vllm_mlx.runner.load_model import load_model
 from vllm_mlx.runner.model_types import kernel_fault, longest_chunk
 
 

@@ -17,7 +17,7 @@ from vllm_mlx.formats.remote_code import RemoteCodeRefused, remote_code
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.media.renderers import load_library_processor
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.model import load_model
+from vllm_mlx.runner.load_model import load_model
 
 EVIL = """
 import pathlib

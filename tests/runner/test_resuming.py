@@ -9,7 +9,8 @@ from mlx_lm.models.cache import KVCache
 from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, OWN_STATE, PARTLY_ROTARY, checkpoint
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.model import TextModel, load_model
+from vllm_mlx.runner.load_model import load_model
+from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.proofs import prove_rows
 
 WIDTHS: list[int] = []  # what the layers of `Hidden` have seen, which is in no attribute

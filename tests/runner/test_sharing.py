@@ -21,7 +21,8 @@ from vllm_mlx.runner.batch import Batch, regroup
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.device import DeviceWatch
 from vllm_mlx.runner.grouped import GroupMasks
-from vllm_mlx.runner.model import Model, load_model
+from vllm_mlx.runner.load_model import load_model
+from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.proofs import sharing_fault
 from vllm_mlx.runner.runner import Runner
 

@@ -13,8 +13,9 @@ from vllm_mlx.cache import layers
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.runner.batch import Batch
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.load_model import load_model
 from vllm_mlx.runner.masks import Masks
-from vllm_mlx.runner.model import Model, load_model
+from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.proofs import prove_rows
 from vllm_mlx.runner.verify import verify
 

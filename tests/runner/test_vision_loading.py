@@ -16,7 +16,8 @@ from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.llm import LLM
 from vllm_mlx.runner import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.model import MultimodalModel, TextModel, load_model
+from vllm_mlx.runner.load_model import load_model
+from vllm_mlx.runner.model import MultimodalModel, TextModel
 
 PICTURE = "data:image/png;base64," + (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="

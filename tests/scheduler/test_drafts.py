@@ -11,7 +11,11 @@ import pytest
 
 from tests.project.sources import ROOT
 from vllm_mlx import demo
+from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.step import BY_HEAD, StepOutput, Verified
+from vllm_mlx.scheduler.depth import DepthController
 from vllm_mlx.scheduler.drafts import Draft, Drafter, PromptIndex
+from vllm_mlx.scheduler.speculation import Speculation
 
 MOST = 7
 
@@ -255,3 +259,39 @@ def test_whole_files_are_rewritten_with_three_tokens_a_pass() -> None:
         f"{statistics.median(rates):.1f} tokens a pass, {min(rates):.1f} to {max(rates):.1f}, {accepted / drafted:.0%}"
     )
     assert statistics.median(rates) >= 3
+
+
+def test_a_head_drafts_where_nothing_better_is_known() -> None:
+    drafter = Drafter(has_head=True)
+    drafter.open(1, [7, 8, 9, 1, 2, 3, 4, 5, 6, 11, 12, 1, 2, 3], None, prediction=[40, 41])
+    assert drafter.draft(1, 3) == Draft((40, 41), "prediction")
+    drafter.take(1, [4, 5])
+    assert drafter.draft(1, 3) == Draft((BY_HEAD,) * 3, "mtp"), "five tokens that repeat are few"
+    drafter.take(1, [6])
+    assert drafter.draft(1, 2) == Draft((11, 12), "ngram")
+    drafter.force(1, [50])
+    assert drafter.draft(1, 2) == Draft((50,), "grammar")
+    assert drafter.draft(1, 0) is None
+
+
+def test_a_head_that_is_always_wrong_parks_and_ngrams_go_on() -> None:
+    speculation = Speculation(DepthController(MOST), 1000, has_head=True)
+    seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(5,)), sampling=TokenSampling(), max_tokens=400)
+    speculation.open(seq)
+    text = [*range(10, 250), *range(30, 120)]
+    now, drafted_at = 0.0, []
+    while seq.num_output_tokens < len(text):
+        drafts, _ = speculation.plan([seq], now, 1 << 30, is_ahead=False, merged=())
+        block = drafts.get(0, ())
+        coming = text[seq.num_output_tokens : seq.num_output_tokens + 1 + len(block)]
+        right = next((at for at, draft in enumerate(block) if coming[at : at + 1] != [draft]), len(block))
+        now += 0.01 * (1 + 0.05 * len(block))
+        verified = (Verified(0, len(block), min(right, len(coming) - 1)),) if block else ()
+        speculation.learn(StepOutput(verified=verified))
+        if block and right:
+            drafted_at.append(seq.num_output_tokens)
+        for token in coming[: 1 + right]:
+            seq.output_token_ids.append(token)
+            speculation.take(seq, token)
+    assert speculation.num_accepted["mtp"] == 0 and speculation.num_drafted["mtp"] < 60
+    assert drafted_at and drafted_at[0] < 250, "six tokens after the text repeats"

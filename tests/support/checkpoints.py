@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from .mtp_heads import with_head
 from .tokenizers import TEMPLATES
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"  # enough English to fill the vocabulary
@@ -323,11 +324,18 @@ def convert(model: nn.Module, config: dict[str, Any], dtype: str, bits: int | No
 
 
 def write_checkpoint(
-    folder: Path, architecture: str, *, seed: int = 0, dtype: str = "float32", bits: int | None = None, **overrides: Any
+    folder: Path,
+    architecture: str,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    bits: int | None = None,
+    mtp: bool = False,
+    **overrides: Any,
 ) -> Path:
     """A checkpoint in `folder`, the same for the same arguments. `overrides` change config.json.
 
-    `dtype` is the name of a type of mlx; `bits` quantises the weights.
+    `dtype` is the name of a type of mlx; `bits` quantises the weights; with `mtp`, it has an MTP head.
     """
     folder.mkdir(parents=True, exist_ok=True)
     eos_token_id = write_tokenizer(folder, architecture)
@@ -336,10 +344,11 @@ def write_checkpoint(
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
     randomise(model, seed)
+    head = with_head(model, config["text_config"], seed) if mtp else {}
     config = convert(model, config, dtype, bits)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    mx.save_safetensors(str(folder / "model.safetensors"), weights | head, metadata={"format": "mlx"})
     return folder
 
 

@@ -21,11 +21,12 @@ from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import build_engine, make_scheduler
-from vllm_mlx.engine.sizing import MeasuredModel, load_measured
+from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, load_measured, wants_drafts
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
-from vllm_mlx.runner.model import Model, load_model
+from vllm_mlx.runner.model import Model
+from vllm_mlx.runner.mtp import FAMILIES
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
@@ -114,24 +115,25 @@ class Driver:
             reply.finish_reason, reply.error = update.finish_reason, update.error
 
 
-_measured: dict[tuple[Path, bool, bool], MeasuredModel] = {}
+_measured: dict[tuple[object, ...], MeasuredModel] = {}
 
 
 def measured_once(
     config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None, calibration: Calibration | None = None
 ) -> MeasuredModel:
-    """To measure takes longer than most tests. What keeps images is loaded anew, so that engines share nothing."""
-    key = checkpoint.path, config.text_only, probe is not None
+    """To measure takes longer than most tests. What keeps images or has a head is loaded anew."""
+    has_drafts = wants_drafts(config) and checkpoint.architecture in FAMILIES
+    key = checkpoint.path, config.text_only, probe is not None, has_drafts, config.draft_model
     if key not in _measured:
         if calibration is None:
             _measured[key] = load_measured(config, checkpoint, probe)
         else:
-            model = load_model(checkpoint, trust_remote_code=False, text_only=config.text_only)
+            model = begin_drafting(config, checkpoint).complete()
             _measured[key] = MeasuredModel(model=model, calibration=calibration)
     measured = _measured[key]
-    if measured.model.media is None:
+    if probe is None and not measured.model.num_head_layers:
         return measured
-    return replace(measured, model=load_model(checkpoint, trust_remote_code=False, text_only=config.text_only))
+    return replace(measured, model=begin_drafting(config, checkpoint).complete())
 
 
 def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int) -> Engine:

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer
 
 from .checkpoints import VOCAB_SIZE, convert, randomise, tokenizer_config, train_tokenizer
+from .mtp_heads import with_head
 from .tokenizers import TEMPLATES
 from .vision_families import FAMILIES
 
@@ -43,9 +44,10 @@ def write_vision_checkpoint(
     dtype: str = "float32",
     tower: dict[str, Any] | None = None,
     images: dict[str, Any] | None = None,
+    mtp: bool = False,
     **text: Any,
 ) -> Path:
-    """A checkpoint in `folder`, the same for the same arguments.
+    """A checkpoint in `folder`, the same for the same arguments. `mtp`: it has an MTP head.
 
     `tower`, `images` and `text` change what config.json says of the tower, of image processing, of the language model.
     """
@@ -80,8 +82,9 @@ def write_vision_checkpoint(
         embedding.weight = 0.05 * embedding.weight
         if family == "gemma3":
             model.language_model.lm_head.weight = mx.array(embedding.weight)
+    head = with_head(model, config["text_config"], seed) if mtp else {}
     convert(model, config, dtype)
-    weights = dict(tree_flatten(model.parameters()))
+    weights = dict(tree_flatten(model.parameters())) | head
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
 

@@ -80,14 +80,10 @@ def make_app() -> "typer.Typer":
         "the TOML file (`max_num_seqs`). A flag wins over the environment, the environment over the file."
     )
     @takes_settings
-    def serve(
-        settings: Settings,
-        draft_model: Annotated[str | None, typer.Option("--draft-model", hidden=True)] = None,
-    ) -> None:
+    def serve(settings: Settings) -> None:
         """Serve MODEL over HTTP until Ctrl-C."""
-        from .serve import refuse_draft_model, run_server
+        from .serve import run_server
 
-        refuse_draft_model(draft_model)
         run_server(settings)
 
     for command in (chat, launch, status, doctor, bench):

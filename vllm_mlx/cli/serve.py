@@ -25,7 +25,7 @@ from .options import unknown_variables
 from .output import LogFile, Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
 from .terminal import BrokeDown, console, readable
-from .values import LOOKUPS, NO_DRAFT_MODEL
+from .values import LOOKUPS
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +118,6 @@ def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
         )
 
 
-def refuse_draft_model(draft_model: str | None) -> None:
-    """Raise ConfigError for a flag of other servers that this one does not have yet."""
-    if draft_model is not None:
-        raise ConfigError(f"--draft-model: {NO_DRAFT_MODEL}. Leave it out.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banner:
     """What the terminal prints once the server is ready."""
@@ -203,6 +197,7 @@ class Banner:
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
             (not reason, f"one forward pass for rows of all lengths: {reason}"),
             (not self.loaded["no_drafts"], f"drafts of the next tokens: {self.loaded['no_drafts']}"),
+            (not self.loaded["no_head"], f"drafts by an MTP head: {self.loaded['no_head']}"),
             (self.loaded["prefix_cache"], f"prefix cache: {self.loaded['no_prefix_cache'] or switched_off}"),
             (not self.loaded["prefix_cache"] or why_no_disk is None, f"prefix cache on disk: {why_no_disk}"),
             (

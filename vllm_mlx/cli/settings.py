@@ -65,9 +65,9 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
     ),
     "Engine and memory": (
         "max_model_len", "max_num_seqs", "memory_budget", "wired", "idle_unload_s", "keep_awake", "max_stall_ms",
-        "max_prefill_chunk", "max_pixels", "num_draft_tokens", "speculative_config", "prefix_cache", "repeatable",
-        "cache_memory", "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "cache_disk", "cache_dir",
-        "cache_disk_daily",
+        "max_prefill_chunk", "max_pixels", "num_draft_tokens", "draft_model", "speculative_config", "prefix_cache",
+        "repeatable", "cache_memory", "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "cache_disk",
+        "cache_dir", "cache_disk_daily",
     ),
     "Images and videos": (
         "limit_mm_per_prompt", "max_image_bytes", "max_video_bytes", "max_image_pixels", "max_video_pixels",
@@ -185,7 +185,7 @@ class Settings(_Values):
     memory_budget: int | None = None
     """Memory for the weights and all state. Default: computed from the machine's memory."""
     speculative_config: str | None = None
-    """The same number in vLLM's JSON, with the method `ngram`."""
+    """The same number in vLLM's JSON, with the method `ngram` or `mtp`, and as its `model` the draft model."""
     cache_memory: int | None = None
     """Memory of the prefix cache, within the budget. Default: all that running replies leave free."""
     cache_thinking_tokens: bool = False
@@ -242,10 +242,16 @@ class Settings(_Values):
                 raise ConfigError("--cache-thinking-tokens and --cache-reasoning drop contradict each other.")
             values["cache_reasoning"] = "keep"
         if self.speculative_config is not None:
-            number = speculative_values(self.speculative_config).get("num_speculative_tokens", "auto")
-            if "num_draft_tokens" in self.model_fields_set and values["num_draft_tokens"] != number:
-                raise ConfigError("--num-draft-tokens and --speculative-config contradict each other. Leave one out.")
-            values["num_draft_tokens"] = number
+            given = speculative_values(self.speculative_config)
+            asked = {"num_draft_tokens": given.get("num_speculative_tokens", "auto")}
+            if "model" in given:
+                asked["draft_model"] = given["model"]
+            for name, value in asked.items():
+                if name in self.model_fields_set and values[name] != value:
+                    raise ConfigError(
+                        f"{flag_name(name)} and --speculative-config contradict each other. Leave one out."
+                    )
+            values |= asked
         limits: dict[str, Any] = {f"max_{kind}s": most for kind, most in media_limits(self.limit_mm_per_prompt).items()}
         return EngineConfig(
             **values,

@@ -107,12 +107,12 @@ def read_reasoning_strings(value: object) -> object:
     return ReasoningStrings(start, end)
 
 
-NO_DRAFT_MODEL = (
-    "this server drafts from the prompt, the reply, a `prediction` and grammars; MTP heads and draft models are not "
-    "supported yet"
+_SOURCES = (
+    "this server drafts from the prompt, the reply, a `prediction`, grammars, and with the method mtp by the model's "
+    "MTP head"
 )
 LOOKUPS = ("prompt_lookup_max", "prompt_lookup_min")  # lengths of n-grams, which are fixed here
-_NGRAM = ("ngram", "[ngram]")
+_METHODS = ("ngram", "[ngram]", "mtp", "qwen3_5_mtp")
 
 
 def read_speculative_config(value: object) -> str:
@@ -124,10 +124,13 @@ def read_speculative_config(value: object) -> str:
     if not isinstance(given, dict):
         raise ValueError("it must be an object")
     given = {name: part for name, part in given.items() if part is not None}
-    for name in ("method", "model"):
-        if (asked := given.pop(name, "ngram")) not in _NGRAM:
-            raise ValueError(f"the {name} {asked} is not supported: {NO_DRAFT_MODEL}")
-    if unknown := given.keys() - {"num_speculative_tokens", *LOOKUPS}:
+    if (method := given.get("method", "ngram")) not in _METHODS:
+        raise ValueError(f"the method {method} is not supported: {_SOURCES}")
+    if not method.endswith("mtp") and (model := given.pop("model", "ngram")) not in _METHODS:
+        raise ValueError(f"the model {model} is not supported: {_SOURCES}")
+    if not isinstance(given.get("model", ""), str):
+        raise ValueError("`model` must be a text")
+    if unknown := given.keys() - {"method", "model", "num_speculative_tokens", *LOOKUPS}:
         raise ValueError(f"`{min(unknown)}` is not supported")
     if "num_speculative_tokens" in given:
         try:

@@ -164,7 +164,10 @@ class ModelConfig(SettingsGroup):
     num_draft_tokens: Annotated[int | Literal["auto"], BeforeValidator(read_draft_tokens)] = "auto"
     """Most tokens of a reply that are drafted and verified in one step, 0 to 7, or as many as pay on this machine
     (`auto`); 0 turns drafts off. The reply is the same. Drafts come from the prompt, the reply, the request's
-    `prediction` and its grammar."""
+    `prediction`, its grammar, and the model's MTP head if it has one."""
+    draft_model: str | None = None
+    """Folder or Hugging Face id of an MTP head of the model, or of a checkpoint that holds it. Default: the one in the
+    model's own checkpoint, if there is one."""
     enable_thinking: bool | None = None
     """Whether a model that can reason does so if the request does not say. Default: it does."""
     default_thinking_token_budget: int | None = Field(default=None, ge=0)
@@ -265,6 +268,11 @@ class EngineConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self.idle_unload_s and self.no_unload is not None:
             raise ConfigError(f"{self.no_unload} Leave it out, or {setting('idle_unload_s')}.")
+        if self.draft_model is not None and (self.repeatable or self.num_draft_tokens == 0):
+            cause = setting("repeatable") if self.repeatable else f"{setting('num_draft_tokens')} 0"
+            raise ConfigError(
+                f"{cause} turns drafts off, and {setting('draft_model')} needs them. Leave one of the two out."
+            )
         if self.repeatable:  # state of other requests, or of decoded tokens, is rounded in another way
             object.__setattr__(self, "prefix_cache", False)
         if self.cache_disk_bytes and not self.prefix_cache:

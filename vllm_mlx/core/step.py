@@ -12,6 +12,7 @@ from .receipt import NO_RECEIPT, CacheReceipt
 from .sequence import Sequence
 
 Group = Rows[Sequence]  # rows that decode with their KV in the same buffers
+BY_HEAD = -1  # in place of a draft: the model's MTP head guesses this token and those behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class StepPlan:
     `decode` holds the groups of rows whose KV lies together. All groups share one forward pass, except the isolated
     ones. The runner drops decoding rows that no group names.
 
-    `drafts` are tokens that may follow the last known token of a row, by seq_id. A row that has drafts is alone in its
-    group, and no sample is in flight when its step begins.
+    `drafts` are tokens that may follow the last known token of a row, by seq_id, each of them known or each BY_HEAD. A
+    row that has drafts is alone in its group, and no sample is in flight when its step begins.
     """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()

@@ -76,11 +76,13 @@ def _no_disk(report: DiskReport, reason: str) -> OpenDisk:
 
 
 def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
-    """Name what cached state depends on: the checkpoint, the library that runs it, the device, and the versions.
+    """Name what cached state depends on: the checkpoint, its head, the library that runs it, the device, the versions.
 
     A release of this server alone keeps the cache: `STATE_VERSION` is raised when the state itself changes.
     """
     kind, library = ("vision", "mlx-vlm") if isinstance(model, MultimodalModel) else ("text", "mlx-lm")
+    if model.num_head_layers:  # the head's state is a part of a row's
+        kind += f"_mtp{model.head_digest[:16]}"
     device = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
     versions = f"{version('mlx')},{version(library)},{STATE_VERSION}".replace("-", "_")
     return f"{checkpoint.fingerprint()}-{kind}-{device}-{versions}"

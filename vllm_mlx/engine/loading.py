@@ -27,7 +27,7 @@ from ..runner.device import (
     max_stored_buffers,
 )
 from ..runner.loading import Loading
-from ..runner.model import Model, MultimodalModel, begin_loading, weight_arrays
+from ..runner.model import Model, MultimodalModel, weight_arrays
 from ..runner.proofs import Proofs
 from ..runner.runner import Runner
 from ..scheduler.depth import DepthController
@@ -49,6 +49,7 @@ from .preparing import PromptPool
 from .sizing import (
     MeasuredModel,
     attention_cost,
+    begin_drafting,
     budget_of,
     engine_facts,
     forced_bytes,
@@ -213,11 +214,11 @@ def _reload(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, run: Callable[[Model], Runner]
 ) -> Reload:
     proofs, media, fingerprint = Proofs.of(measured.model), measured.model.media, checkpoint.fingerprint()
-    sizes = [array.nbytes for array in weight_arrays(measured.model.module)]
+    sizes = [array.nbytes for array in weight_arrays(measured.model.weights)]
 
     def begin() -> Loading[Model]:
         checkpoint.check_unchanged(fingerprint)
-        return begin_loading(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
+        return begin_drafting(config, checkpoint)
 
     def run_as_measured(model: Model) -> Runner:
         proofs.note_in(model)
@@ -267,6 +268,7 @@ def _speculation(config: EngineConfig, model: Model) -> Speculation | None:
         model.vocab_size,
         shares_forward=model.no_shared_forward is None,
         state_bytes=model.footprint.fixed_bytes if model.is_recurrent else 0,
+        has_head=model.num_head_layers > 0,
     )
 
 

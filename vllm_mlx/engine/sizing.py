@@ -21,8 +21,11 @@ from ..runner.device import (
     wire_weights,
 )
 from ..runner.family_check import check_family, media_fault
-from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
+from ..runner.load_model import ALL, begin_loading
+from ..runner.loading import SLICE_BYTES, Loading
+from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk
+from ..runner.mtp import HeadLoader
 from ..runner.proofs import prove_rows
 from .macos import wired_bytes
 from .monitoring.schema import EngineFacts
@@ -58,7 +61,7 @@ def load_measured(
     budget.check_weights(config.model, checkpoint.file_bytes)
     _log_wired_memory()
     apply_limits(budget.total_bytes)
-    model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
+    model = begin_drafting(config, checkpoint, slice_bytes=ALL).complete()
     calibration = calibrate(model)
     prove_rows(model)
     if model.footprint.bytes_per_token and not calibration.attention:
@@ -70,6 +73,23 @@ def load_measured(
     video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
     images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
+
+
+def wants_drafts(config: EngineConfig) -> bool:
+    return not config.repeatable and config.num_draft_tokens != 0
+
+
+def begin_drafting(config: EngineConfig, checkpoint: Checkpoint, *, slice_bytes: int = SLICE_BYTES) -> Loading[Model]:
+    """Begin to load the model, and its MTP head if drafts are wanted. Raises ModelLoadError."""
+    has_drafts, trust = wants_drafts(config), config.trust_remote_code
+    return begin_loading(
+        checkpoint,
+        trust_remote_code=trust,
+        text_only=config.text_only,
+        has_drafts=has_drafts,
+        beside=HeadLoader(checkpoint, config.draft_model, trust_remote_code=trust) if has_drafts else None,
+        slice_bytes=slice_bytes,
+    )
 
 
 def no_drafts(config: EngineConfig, model: Model) -> str | None:
@@ -100,7 +120,7 @@ def _log_wired_memory() -> None:
 def _wire(config: EngineConfig, model: Model) -> None:
     if config.wired == "none":
         return
-    weights = weight_arrays(model.module)
+    weights = weight_arrays(model.weights)
     mx.eval(weights)
     if (reason := wire_weights(weights, device_memory())) is not None:
         logger.warning("The weights are not wired: %s", reason)
@@ -166,6 +186,7 @@ def engine_facts(
         no_prefix_cache=model.no_prefix_cache,
         no_shared_forward=model.no_shared_forward,
         no_drafts=no_drafts(config, model),
+        no_head=model.no_head,
     )
 
 
@@ -173,7 +194,7 @@ def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionC
     images = measured.images
     chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
     chunk_bytes += max(attention.room_bytes, forced_bytes(budget, measured))
-    weights = weights_bytes(measured.model.module)
+    weights = weights_bytes(measured.model.weights)
     copied_bytes = max(layers.SLICE_BYTES, measured.model.footprint.layer_bytes(max(0, budget.free_bytes - weights)))
     join_bytes = min(budget.join_bytes, copied_bytes) if measured.model.can_batch else 0
     return MemoryBudget(

@@ -40,13 +40,15 @@ def remote_code(
     """Load one part of a checkpoint in this block. If it is not trusted, its code does not run.
 
     Some parts load without their code. Raises RemoteCodeRefused for the others, and `failed(error)` if the libraries,
-    which raise bare Exceptions too, cannot load the part. One thread loads at a time.
+    which raise bare Exceptions too, cannot load the part. A ModelLoadError stays as it is. One thread loads at a time.
     """
     refused: list[str] = []
     fence = Fence("the user, who reads why the checkpoint cannot be loaded", is_logged=False)
     with _lock, fence, nullcontext() if trusted else _refusing(refused):
         yield
     error = fence.error
+    if isinstance(error, ModelLoadError):
+        raise error
     if error is not None and not trusted and (refused or _ASKS_FOR_TRUST.search(str(error))):
         raise RemoteCodeRefused(_refusal(path, part, refused, error)) from error
     if error is not None:

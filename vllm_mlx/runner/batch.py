@@ -19,7 +19,7 @@ from ..cache.leaving import OwnRow
 from ..core.events import TokenLogprob
 from ..core.faults import DeviceFault
 from ..core.sequence import Sequence
-from ..core.step import TokenOutput
+from ..core.step import BY_HEAD, TokenOutput
 from .attention import by_groups
 from .grouped import GroupedLayer, block_spans, spans
 from .masks import Words
@@ -274,10 +274,40 @@ class Batch:
             group.grow(num)
         return logits
 
-    def verify(self, blocks: Rows[Rows[int]]) -> mx.array:
+    def guess(self, blocks: Rows[Rows[int]]) -> mx.array | None:
+        """Let the MTP head guess the drafts of the rows whose block has BY_HEAD in their place: lazy `(rows, drafts)`.
+
+        Rows that need less take the first ones. What the head computes from guesses does not stay in its layers.
+        Returns None if no block has any.
+        """
+        rows = [row for row, block in enumerate(blocks) if BY_HEAD in block]
+        if not rows:
+            return None
+        index, num_layers = mx.array(rows), self._model.num_head_layers
+        seqs = [self.seqs[row] for row in rows]
+        groups = [next(group for group in self.groups if group.seqs[0] is seq) for seq in seqs]
+        grouped = [GroupedLayer(caches) for caches in zip(*(group.kv[-num_layers:] for group in groups), strict=True)]
+        last = self._states[-1].cache[0]
+        hidden = None if last is None else last[index]
+        tokens, guesses = mx.array([blocks[row][0] for row in rows]), []
+        sampler, alike = self._get_sampler([0] * len(self.seqs)), [1] * len(rows)
+        for place in range(max(block.count(BY_HEAD) for block in blocks)):
+            positions = [group.lengths[0] + place for group in groups]
+            for layer in grouped:
+                layer.begin(spans(alike, alike), mx.array(positions), max(positions))
+            with by_groups():
+                logits, hidden = self._model.guess(seqs, positions, tokens, hidden, list(grouped))
+            tokens = sampler.guess(logits, rows, place)
+            guesses.append(tokens)
+        for group in groups:
+            layers.take_back(group.kv[-num_layers:], len(guesses))
+        return mx.stack(guesses, axis=1)
+
+    def verify(self, blocks: Rows[Rows[int]], guessed: mx.array | None = None) -> mx.array:
         """Feed each row its own known tokens, at least one -> lazy `logits: (all tokens, vocab)`, row after row.
 
-        Only rows that are alone in their group may have several. `settle` follows.
+        Only rows that are alone in their group may have several. `guessed`: the result of `guess` for these blocks.
+        `settle` follows.
         """
         counts = [len(block) for block in blocks]
         own = [counts[self.seqs.index(group.seqs[0])] for group in self.groups]
@@ -288,6 +318,9 @@ class Batch:
         for state in self._states:
             state.start_speculation(width)
         padded = mx.array([[*block, *[0] * (width - len(block))] for block in blocks])
+        if guessed is not None:
+            rows = mx.array([row for row, block in enumerate(blocks) if BY_HEAD in block])
+            padded[rows, 1 : 1 + guessed.shape[1]] = guessed
         if not self._caches:
             self._assemble()
         if self._layers:  # the caches of a single row take a block as they take a chunk of a prompt

@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, PROBE_PIXELS
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag, TokenSampling
-from ..core.step import PrefillChunk, StepPlan
+from ..core.step import BY_HEAD, PrefillChunk, StepPlan
 from .attention import AttentionShape, observed
 from .device import DeviceWatch, device_memory, peak_of
 from .model import Model, MultimodalModel
@@ -186,11 +186,11 @@ def warm_up(model: Model, *, has_drafts: bool = False) -> None:
 
 
 def _verify(runner: Runner, seqs: tuple[Sequence, ...], isolated: frozenset[int]) -> None:
-    """Verify some widths of drafts, each of which may have kernels of its own."""
+    """Verify some widths of drafts, each of which may have kernels of its own. An MTP head drafts them, too."""
     runner.decode(StepPlan(decode=tuple((seq,) for seq in seqs), isolated=isolated, reads=True))
     for rows in (seqs, seqs[:1]):
         for num_drafts in _DRAFTS:
-            drafts = {seq.seq_id: (0,) * num_drafts for seq in rows}
+            drafts = {seq.seq_id: (BY_HEAD if runner.model.num_head_layers else 0,) * num_drafts for seq in rows}
             runner.decode(StepPlan(decode=tuple((seq,) for seq in rows), isolated=isolated, drafts=drafts))
 
 

@@ -75,11 +75,13 @@ class Checkpoint:
     @cached_property
     def has_vision_encoder(self) -> bool:
         """Whether the checkpoint has weights of a vision encoder, and mlx-vlm knows its family."""
-        if not self.config.get("vision_config") or not any("vis" in name for name in self._weight_names()):
+        if not self.config.get("vision_config") or not any("vis" in name for name in self.weight_names):
             return False
         return _knows(self.config)
 
-    def _weight_names(self) -> set[str]:
+    @cached_property
+    def weight_names(self) -> set[str]:
+        """The names of all tensors."""
         return {name for file in self.path.glob("*.safetensors") for name in json.loads(_header(file))}
 
     @property

@@ -130,7 +130,7 @@ class GroupedLayer:
     """One layer's KV cache of a forward pass. It keeps nothing itself: the KV lies in the caches of the groups."""
 
     def __init__(self, caches: Sequence[Any]):
-        self._caches = caches
+        self.caches = caches
         self._spans: Sequence[Span] = ()
         self._block_width = 1
         self.offset = mx.array(0)
@@ -149,7 +149,7 @@ class GroupedLayer:
             raise ValueError(f"{num_tokens} tokens along the axis of tokens, not {self._block_width}")
         masks = tuple(
             cache.make_mask(span.num_tokens, return_array=return_array, window_size=window_size)
-            for cache, span in zip(self._caches, self._spans, strict=True)
+            for cache, span in zip(self.caches, self._spans, strict=True)
         )
         return None if all(mask is None for mask in masks) else GroupMasks(masks)
 
@@ -157,10 +157,16 @@ class GroupedLayer:
         """Append new KV of shape (tokens, heads, 1, width) to each group's cache."""
         fetched = [
             cache.update_and_fetch(span.of(keys), span.of(values))
-            for cache, span in zip(self._caches, self._spans, strict=True)
+            for cache, span in zip(self.caches, self._spans, strict=True)
         ]
         own_keys, own_values = zip(*fetched, strict=True)
         return GroupedKV(own_keys, self._spans, own_values), GroupedKV(own_values, self._spans)
+
+
+def held(cache: Any) -> list[mx.array]:
+    """The buffers of a KV cache, or of all caches in place of which an object of this file stands."""
+    caches = cache.caches if isinstance(cache, GroupedLayer) else [cache]
+    return [array for each in caches for array in (each.keys, each.values)]
 
 
 def spans(num_rows: Iterable[int], num_tokens: Iterable[int]) -> list[Span]:

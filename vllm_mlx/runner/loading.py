@@ -1,4 +1,4 @@
-"""Brings a model into memory: its module is built at once, its weights are read in slices. It knows no library."""
+"""Brings a model into memory: its modules are built at once, their weights are read in slices. It knows no library."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,19 +17,19 @@ class Loading(Generic[T]):
 
     def __init__(
         self,
-        build: Callable[[], Any],
-        make: Callable[[Any], T],
+        build: Callable[[], list[Any]],
+        make: Callable[..., T],
         explaining: Callable[[], AbstractContextManager[None]],
         *,
         slice_bytes: int = SLICE_BYTES,
     ):
-        """`build` gives the module, whose weights are not read yet, and `make` turns the module into the model.
+        """`build` gives the modules, whose weights are not read yet, and `make` turns them into the model.
 
         `explaining` is entered around the library's work: it raises ModelLoadError instead of the library's errors.
         """
         self._build, self._make, self._explaining = build, make, explaining
         self._slice_bytes = slice_bytes
-        self._module: Any = None
+        self._modules: list[Any] = []
         self._slices: Iterator[list[mx.array]] = iter(())
         self._num_bytes = self._read_bytes = 0
         self.build_s = 0.0  # the one pause that cannot be divided
@@ -41,22 +41,28 @@ class Loading(Generic[T]):
         return self._read_bytes / self._num_bytes if self._num_bytes else 0.0
 
     def advance(self) -> T | None:
-        """Build the module, or read the next slice. Returns the model once it is complete. Raises ModelLoadError."""
+        """Build the modules, or read the next slice. Returns the model once it is complete. Raises ModelLoadError."""
         with self._explaining():
-            if self._module is None:
+            if not self._modules:
                 start = time.perf_counter()
-                self._module = self._build()
-                weights = [array for _, array in tree_flatten(self._module.parameters())]
+                self._modules = self._build()
+                weights = [array for module in self._modules for _, array in tree_flatten(module.parameters())]
                 self._num_bytes = sum(array.nbytes for array in weights)
                 self._slices = slices(weights, self._slice_bytes)
                 self.build_s = time.perf_counter() - start
                 return None
             if (arrays := next(self._slices, None)) is None:
-                return self._make(self._module)
+                return self._make(*self._modules)
             mx.eval(arrays)
         num_bytes = sum(array.nbytes for array in arrays)
         self._read_bytes, self.most_bytes = self._read_bytes + num_bytes, max(self.most_bytes, num_bytes)
         return None
+
+    def complete(self) -> T:
+        """Do all at once. Raises ModelLoadError."""
+        while (model := self.advance()) is None:
+            pass
+        return model
 
 
 def slices(arrays: Iterable[mx.array], most_bytes: int) -> Iterator[list[mx.array]]:

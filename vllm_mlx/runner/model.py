@@ -3,12 +3,9 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -19,23 +16,21 @@ from ..cache import layers, snapshot
 from ..cache.footprint import footprint
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
-from ..core.errors import ModelLoadError, first_line
 from ..core.memory import ALLOCATION_STEP
 from ..core.sequence import MediaItem, Sequence
-from ..formats.remote_code import remote_code
-from .checkpoint import Checkpoint
-from .libraries import load_model as load_text_model
 from .libraries import make_prompt_cache
-from .loading import SLICE_BYTES, Loading
-from .model_types import TypeFacts, facts_of, kernel_fault
+from .model_types import TypeFacts, facts_of
 from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
 
 logger = logging.getLogger(__name__)
-_ALL = 1 << 62  # bytes: all weights are read at once
 
 
 class Model(ABC):
     """A loaded checkpoint. It keeps no state of any request."""
+
+    num_head_layers = 0  # of an MTP head: their caches follow the model's own, and then its last hidden state does
+    head_digest = ""  # of a head that does not come with the checkpoint
+    no_head: str | None = None  # why the checkpoint's MTP head is not used; None if it is, or if there is none
 
     def __init__(self, module: Any):
         self.module = module
@@ -52,6 +47,11 @@ class Model(ABC):
         self.is_recurrent = any(layers.is_recurrent(leaf) for leaf in layers.leaves(caches))
         # classes of the layers whose state is copied whole, at resume points only
         self.copied_whole = tuple(sorted({type(leaf).__name__ for leaf in layers.copied_whole(self.structure)}))
+
+    @property
+    def weights(self) -> list[Any]:
+        """The modules that hold weights."""
+        return [self.module]
 
     @property
     def window(self) -> int | None:
@@ -105,6 +105,16 @@ class Model(ABC):
 
         `seqs` and `positions` have an entry for each row: its sequence, and the position of its first token.
         """
+
+    def guess(
+        self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, hidden: mx.array | None, caches: LayerCaches
+    ) -> tuple[mx.array, mx.array]:
+        """Let the MTP head guess what follows `tokens: (rows,)` at these positions -> lazy `logits: (rows, vocab)`.
+
+        `hidden` are the hidden states before the tokens, `(rows, 1, width)`; None at the start of a text. Returns those
+        behind them, too. `caches` are those of the head's layers, which grow by one token.
+        """
+        raise NotImplementedError("the model has no MTP head")
 
 
 class TextModel(Model):
@@ -185,9 +195,13 @@ class MultimodalModel(Model):
         return self._run(tokens, caches, positions, **self.chunk_inputs(seq, items, tokens, start))
 
     def extend(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        return self._run(tokens, caches, self.in_grid(seqs, positions, tokens.shape[1]))
+
+    def in_grid(self, seqs: Rows[Sequence], positions: Rows[int], num_tokens: int) -> np.ndarray:
+        """The positions of each row's next tokens of text, from its own position on: `(3, rows, num_tokens)`."""
         at = [text_delta(self.items_in_grid(seq)) + position for seq, position in zip(seqs, positions, strict=True)]
-        in_grid = np.array(at, dtype=np.int32)[:, None] + np.arange(tokens.shape[1], dtype=np.int32)
-        return self._run(tokens, caches, np.tile(in_grid, (3, 1, 1)))
+        in_grid = np.array(at, dtype=np.int32)[:, None] + np.arange(num_tokens, dtype=np.int32)
+        return np.tile(in_grid, (3, 1, 1))
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
         """The language model's inputs beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
@@ -270,63 +284,6 @@ class _Logits:
 
 def _between(seq: Sequence, start: int, end: int) -> list[MediaItem]:
     return [item for item in seq.prompt.media if item.offset < end and item.end > start]
-
-
-def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False) -> Model:
-    """Load the weights. A checkpoint with a vision encoder that mlx-vlm knows is run by mlx-vlm, text included.
-
-    `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
-    """
-    loading = begin_loading(checkpoint, trust_remote_code=trust_remote_code, text_only=text_only, slice_bytes=_ALL)
-    while (model := loading.advance()) is None:
-        pass
-    return model
-
-
-def begin_loading(
-    checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False, slice_bytes: int = SLICE_BYTES
-) -> Loading[Model]:
-    """Begin to load the weights, as `load_model` does, in slices. Raises ModelLoadError."""
-    by_mlx_lm = text_only or not checkpoint.has_vision_encoder
-    if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
-        raise ModelLoadError(f"{checkpoint.path} cannot be served on Metal: {fault}")
-    if by_mlx_lm:
-        if text_only and checkpoint.has_vision_encoder:
-            logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
-        return _loading(checkpoint, "mlx-lm", _load_text, TextModel, trust_remote_code, slice_bytes)
-    logger.info("A vision checkpoint: mlx-vlm runs text and images")
-    return _loading(checkpoint, "mlx-vlm", _load_vision, MultimodalModel, trust_remote_code, slice_bytes)
-
-
-def _loading(
-    checkpoint: Checkpoint,
-    library: str,
-    load: Callable[[Path, bool], Any],
-    make: Callable[[Any], Model],
-    trust_remote_code: bool,
-    slice_bytes: int,
-) -> Loading[Model]:
-    def failed(error: Exception) -> ModelLoadError:
-        return ModelLoadError(
-            f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): "
-            f"{first_line(error, 300).rstrip('.')}. "
-            f"Is this architecture supported by the installed {library}, and are all files complete?"
-        )
-
-    def explaining() -> AbstractContextManager[None]:
-        return remote_code(checkpoint.path, "model", trusted=trust_remote_code, failed=failed)
-
-    return Loading(partial(load, checkpoint.path, trust_remote_code), make, explaining, slice_bytes=slice_bytes)
-
-
-def _load_text(path: Path, trust_remote_code: bool) -> Any:
-    return load_text_model(path, lazy=True, trust_remote_code=trust_remote_code)[0]
-
-
-def _load_vision(path: Path, trust_remote_code: bool) -> Any:
-    from mlx_vlm.utils import load_model as load_vision_model
-
-    return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
 
 
 def weight_arrays(model: Any) -> list[mx.array]:

@@ -19,10 +19,12 @@ class TypeFacts:
     text_by_mlx_lm: bool = False  # mlx-lm's language model runs on the weights of mlx-vlm's
     has_ssm_kernel: bool = False
     images_shown: bool = False  # images were shown to be right token by token, so a failed probe only warns
+    records_states: bool = False  # mlx-vlm keeps the recurrent state behind each token of a pass with drafts
     image_fault: str | None = None  # the text of a warning, if mlx-vlm reads images incorrectly
 
 
 _SHOWN = TypeFacts(images_shown=True)
+_HYBRID = TypeFacts(images_shown=True, records_states=True)
 _SSM = TypeFacts(has_ssm_kernel=True)
 _UNKNOWN = TypeFacts()
 _TYPES = {
@@ -41,8 +43,8 @@ _TYPES = {
     "qwen2_5_vl": _SHOWN,
     "qwen3_vl": _SHOWN,
     "qwen3_vl_moe": _SHOWN,
-    "qwen3_5": _SHOWN,
-    "qwen3_5_moe": _SHOWN,
+    "qwen3_5": _HYBRID,
+    "qwen3_5_moe": _HYBRID,
     "falcon_h1": _SSM,
     "granitemoehybrid": _SSM,
     "mamba2": _SSM,
@@ -87,6 +89,11 @@ def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool) -> str | None:
             f"would ignore a part of the state. Serve it with {setting('text_only')}: mlx-lm uses no kernel then."
         )
     return None
+
+
+def records_states(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-vlm computes the text of this model right, and records what drafts of a recurrent model need."""
+    return facts_of(str(config["model_type"])).records_states and kernel_fault(config, by_mlx_vlm=True) is None
 
 
 def longest_chunk(config: Mapping[str, Any]) -> int | None:

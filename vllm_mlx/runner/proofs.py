@@ -23,13 +23,14 @@ from ..cache.node import Piece
 from ..core.errors import first_line
 from ..core.faults import device_fault
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
+from ..core.step import BY_HEAD
 from .batch import Batch, Group, regroup
 from .model import Model
 
 logger = logging.getLogger(__name__)
 
 _GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
-_LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # what libraries raise
+LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # what libraries raise
 SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
 SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
 _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
@@ -82,7 +83,7 @@ def sharing_fault(model: Model) -> str | None:
             return None
         alone = mx.concatenate([_logits(model, [[num_tokens]]) for lengths in _GROUPS for num_tokens in lengths])
         likeness = _least_cosine(alone, together)
-    except _LIBRARY_ERRORS as error:
+    except LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise
         logger.info("Rows cannot share a forward pass: %s: %s", type(error).__name__, first_line(error, 200))
@@ -100,7 +101,7 @@ def _equals_merged(model: Model, together: mx.array) -> bool:
         )
         logits = mx.stack([merged.forward(), merged.forward()], axis=1).astype(mx.float32)
         return _least_cosine(logits, together) >= SAME_KERNELS
-    except _LIBRARY_ERRORS as error:
+    except LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise
         return False
@@ -116,7 +117,7 @@ def batching_fault(model: Model) -> str | None:
         together = _gathered(rows, merged).forward()
         alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
         likeness = _least_cosine(mx.concatenate(alone), together)
-    except _LIBRARY_ERRORS as error:
+    except LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise
         return f"{type(error).__name__}: {first_line(error, 200)}"
@@ -136,6 +137,8 @@ def drafts_fault(model: Model) -> str | None:
         together = _gathered(rows, [group for row in rows for group in row.groups])
         blocks = [seq.tokens(seq.num_tokens - 1, seq.num_tokens) * 3 for seq in together.seqs]
         kept = list(range(1, 1 + len(blocks)))
+        if model.num_head_layers:
+            together.guess([[block[0], BY_HEAD, BY_HEAD] for block in blocks])
         layers.complete(together.verify(blocks))
         together.settle(blocks, kept, [block[0] for block in blocks])
         alone = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: len(blocks)]]
@@ -143,12 +146,18 @@ def drafts_fault(model: Model) -> str | None:
             for _ in range(num):
                 layers.complete(row.forward())
         likeness = _least_cosine(mx.concatenate([row.forward() for row in alone]), together.forward())
-    except _LIBRARY_ERRORS as error:
+    except LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise
         logger.info("No drafts can be verified: %s: %s", type(error).__name__, first_line(error, 200))
         return "its layers do not take several tokens of a row at once"
     return None if likeness >= SAME_LOGITS else f"the results differ after a draft is rejected (cosine {likeness:.2f})"
+
+
+def try_head(model: Model) -> None:
+    """Let the MTP head guess two tokens. Raises what its library raises."""
+    row = _row(model, _GROUPS[0][0])
+    layers.complete(row.guess([[0, BY_HEAD, BY_HEAD]]), row.forward())
 
 
 def resume_fault(model: Model) -> str | None:
@@ -158,7 +167,7 @@ def resume_fault(model: Model) -> str | None:
     names = ", ".join(model.copied_whole)
     try:
         likeness = _likeness(model)
-    except (*_LIBRARY_ERRORS, snapshot.DamagedSnapshot) as error:
+    except (*LIBRARY_ERRORS, snapshot.DamagedSnapshot) as error:
         if device_fault(error) is not None:
             raise
         logger.info("No row can resume: %s: %s", type(error).__name__, first_line(error, 200))

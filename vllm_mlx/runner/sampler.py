@@ -100,6 +100,15 @@ class Sampler:
         adjusted = logits if self._penalties is None else self._penalties.apply_blocks(logits, blocks, places)
         return self._sample(self._adjust(adjusted, places), logits, places, words)
 
+    def guess(self, logits: mx.array, rows: list[int], place: int) -> mx.array:
+        """Draw a draft of each of these rows, behind `place` others, from an MTP head's `logits: (rows, vocab)`.
+
+        The noise is that of the draw which verifies it, so that the two agree as often as they can. Penalties and masks
+        are left out: they depend on drafts that are not read yet.
+        """
+        places = _Places(rows, [self._seqs[row].num_tokens + place for row in rows], mx.array(rows))
+        return self._choose(self._adjust(logits, places), places)
+
     def keep(self, blocks: Rows[Rows[int]], kept: Rows[int]) -> None:
         """Count the first `kept[r]` tokens of row r's block, which its sequence does not count yet."""
         if self._penalties is not None:

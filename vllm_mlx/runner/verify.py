@@ -10,7 +10,7 @@ from collections.abc import Sequence as Rows
 import mlx.core as mx
 
 from ..core.sequence import Sequence
-from ..core.step import TokenOutput, Verified
+from ..core.step import BY_HEAD, TokenOutput, Verified
 from .batch import Batch
 from .masks import Masks
 from .row_constraint import Filled
@@ -24,8 +24,12 @@ def verify(batch: Batch, drafts: Drafts, masks: Masks) -> tuple[list[TokenOutput
     Returns the tokens that are kept, at least one for each row, and the counts of the rows that had drafts.
     """
     blocks = [[*seq.tokens(seq.prefill_end, seq.num_tokens), *drafts.get(seq.seq_id, ())] for seq in batch.seqs]
-    logits = batch.verify(blocks)
+    if (guessed := batch.guess(blocks)) is not None:
+        mx.async_eval(guessed)  # type: ignore[no-untyped-call]
+    logits = batch.verify(blocks, guessed)
     mx.async_eval(logits)  # type: ignore[no-untyped-call]  # masks are computed while the device works
+    if guessed is not None:
+        _fill(blocks, guessed)
     words, filled = masks.block_words(batch.seqs, blocks)
     drawn = batch.draw_blocks(logits, blocks, words).read()
     tokens: list[TokenOutput] = []
@@ -41,6 +45,13 @@ def verify(batch: Batch, drafts: Drafts, masks: Masks) -> tuple[list[TokenOutput
         for seq, block, num in zip(batch.seqs, blocks, kept, strict=True)
         if len(block) > 1
     ]
+
+
+def _fill(blocks: list[list[int]], guessed: mx.array) -> None:
+    """Put the drafts of the MTP head in their places. This waits for the head, and not for the pass that is running."""
+    found: list[list[int]] = guessed.tolist()  # type: ignore[assignment]
+    for block, drafts in zip((block for block in blocks if BY_HEAD in block), found, strict=True):
+        block[1:] = drafts[: len(block) - 1]
 
 
 def _num_kept(seq: Sequence, drafts: Rows[int], drawn: Rows[TokenOutput], filled: Filled | None, masks: Masks) -> int:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from ..cache.prompt_index import SIZES
 from ..cache.prompt_index import PromptIndex as PromptIndex
+from ..core.step import BY_HEAD
 
 _LONGEST = max(SIZES)
+HEAD = "mtp"  # the source of drafts that the model's MTP head makes
 _INDEXED_AT_ONCE = 2000  # tokens; the engine thread indexes shorter texts itself, in less than a millisecond
 
 
@@ -15,7 +17,7 @@ class Draft:
     """Tokens that may come next in a row."""
 
     tokens: tuple[int, ...]
-    source: str  # "grammar", "prediction" or "ngram"
+    source: str  # "grammar", "prediction", "ngram" or HEAD
 
 
 @dataclass(slots=True)
@@ -44,7 +46,8 @@ class _Guide:
 class _Row:
     """One row's text, the n-grams of its reply, and the texts that the reply may follow."""
 
-    def __init__(self, prompt: Sequence[int], index: PromptIndex | None, prediction: _Guide):
+    def __init__(self, prompt: Sequence[int], index: PromptIndex | None, prediction: _Guide, *, has_head: bool):
+        self._has_head = has_head
         self._prompt, self._index = tuple(prompt), index
         self._reply: list[int] = []
         self._last = self._prompt[-_LONGEST:]
@@ -68,7 +71,7 @@ class _Row:
             return Draft(tokens, "prediction")
         if tokens := self._repeated(most):
             return Draft(tokens, "ngram")
-        return None
+        return Draft((BY_HEAD,) * most, HEAD) if self._has_head else None
 
     def _remember(self) -> None:
         """Look the last n-grams up, and only then insert them: otherwise each would find itself."""
@@ -89,7 +92,7 @@ class _Row:
         return tuple(self._prompt[at] if at < num_prompt else self._reply[at - num_prompt] for at in positions)
 
     def _repetition(self) -> int | None:
-        for size in SIZES:
+        for size in SIZES[:1] if self._has_head else SIZES:  # an MTP head guesses better than a short n-gram
             found = self._earlier.get(size)
             if found is None and self._index is not None:
                 found = self._index.find(self._last, (size,))
@@ -99,12 +102,14 @@ class _Row:
 
 
 class Drafter:
-    """Owns what may come next in each row: tokens that a grammar forces, the prediction, and repeated n-grams.
+    """Owns what may come next in each row: tokens that a grammar forces, the prediction, repeated n-grams, and a head.
 
     A reply's tokens count from the time when they were sent. A token costs the same at any length of prompt and reply.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_head: bool = False) -> None:
+        """`has_head`: the model's MTP head drafts where nothing else does."""
+        self._has_head = has_head
         self._rows: dict[int, _Row] = {}
 
     def __contains__(self, seq_id: int) -> bool:
@@ -126,7 +131,7 @@ class Drafter:
             guide = _Guide(tuple(prediction), _indexed(prediction))
         else:
             guide = _Guide(prediction.token_ids, prediction)
-        self._rows[seq_id] = _Row(prompt, index or _indexed(prompt), guide)
+        self._rows[seq_id] = _Row(prompt, index or _indexed(prompt), guide, has_head=self._has_head)
 
     def take(self, seq_id: int, token_ids: Iterable[int]) -> None:
         """Take the next tokens of the reply."""

@@ -13,7 +13,7 @@ from itertools import takewhile
 from ..core.sequence import Sequence
 from ..core.step import StepOutput
 from .depth import DepthController
-from .drafts import Draft, Drafter
+from .drafts import HEAD, Draft, Drafter
 
 MOST = 7  # drafts of a row in one step; Metal's vector attention takes eight queries of a row
 _LAG = 2  # tokens before the first draft, if a sample is in flight: that one, and the one of the step that reads
@@ -32,9 +32,18 @@ class _Step:
 
 
 class Speculation:
-    def __init__(self, depth: DepthController, vocab_size: int, *, shares_forward: bool = True, state_bytes: int = 0):
+    def __init__(
+        self,
+        depth: DepthController,
+        vocab_size: int,
+        *,
+        shares_forward: bool = True,
+        state_bytes: int = 0,
+        has_head: bool = False,
+    ):
         """`vocab_size`: ids from here on have no logit. `state_bytes`: recurrent state of a row, which is recorded at
-        each token of a pass with drafts; the rows of such a pass are padded to the longest one.
+        each token of a pass with drafts; the rows of such a pass are padded to the longest one. `has_head`: the model
+        has an MTP head.
         """
         self._vocab_size = vocab_size
         self.num_drafted: Counter[str] = Counter()  # by source
@@ -45,7 +54,7 @@ class Speculation:
         self._depth = depth
         self._shares_forward = shares_forward
         self._state_bytes = state_bytes
-        self._drafter = Drafter()
+        self._drafter = Drafter(has_head=has_head)
         self._planned: dict[int, tuple[Sequence, str]] = {}  # the rows that have drafts in this step, and the source
         self._decided: dict[int, int] = {}  # depths of the next step, after one that reads
         self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: what grammars force next
@@ -71,7 +80,8 @@ class Speculation:
 
     def close(self, seq_id: int) -> None:
         self._drafter.close(seq_id)
-        self._depth.forget(seq_id)
+        for source in ("", HEAD):
+            self._depth.forget(_key(seq_id, source))
 
     def rest(self) -> None:
         """Do not measure the planned step: its time is not that of a forward pass alone."""
@@ -111,7 +121,7 @@ class Speculation:
             for seq_id in [seq_id for seq_id, depth in depths.items() if not depth]:
                 self._depth.learn(seq_id, 1, 0)  # the reply took another way while its samples were read
         else:
-            depths = self._depth.depths(available) if any(available.values()) else {}
+            depths = self._depths(available, found) if any(available.values()) else {}
         self.recorded_bytes = self._recorded_bytes(len(rows), max(depths.values(), default=0))
         if self.recorded_bytes > free_bytes:
             depths = {}
@@ -134,12 +144,17 @@ class Speculation:
             if source == "prediction":
                 seq.num_predicted += verified.num_accepted
                 seq.num_mispredicted += verified.num_drafted - verified.num_accepted
-            self._depth.learn(verified.seq_id, verified.num_drafted, verified.num_accepted)
+            self._depth.learn(_key(verified.seq_id, source), verified.num_drafted, verified.num_accepted)
         self.num_passes += bool(output.verified)
         self.num_drafts += len(output.verified)
         self._forced = [*self._forced, *output.forced]
         is_odd = output.chunk_timings or output.failed or output.suspects or output.snapshots or output.failed_restores
         self._step = None if is_odd else self._coming
+
+    def _depths(self, available: Mapping[int, int], found: Mapping[int, Draft]) -> dict[int, int]:
+        keys = {row: _key(row, found[row].source if row in found else "") for row in available}
+        depths = self._depth.depths({keys[row]: number for row, number in available.items()})
+        return {row: depths[key] for row, key in keys.items() if key in depths}
 
     def _find(self, rows: Rows[Sequence], lag: int) -> dict[int, Draft]:
         """The drafts of the rows, of which the first `lag` tokens stand for samples that are not read yet."""
@@ -163,3 +178,8 @@ class Speculation:
 
     def _recorded_bytes(self, num_rows: int, depth: int) -> int:
         return num_rows * (1 + depth) * self._state_bytes if depth else 0
+
+
+def _key(seq_id: int, source: str) -> int:
+    """The key of a row's odds. Those of a head's drafts are kept apart from those of the row's other drafts."""
+    return ~seq_id if source == HEAD else seq_id

@@ -46,6 +46,7 @@ class ModelFacts(TypedDict):
     max_pixels: int | None  # the most that an image keeps; larger ones are scaled down
     no_shared_forward: str | None  # why rows of different lengths decode in separate forward passes
     no_drafts: str | None  # why no drafts are verified
+    no_head: str | None  # why the MTP head that the checkpoint has or names does not draft
     bytes_per_token: int
     fixed_bytes_per_row: int
     sliding_windows: list[int]
@@ -166,7 +167,7 @@ class DraftStatus(TypedDict):
     parked: str | None
     num_passes: int
     num_drafts: int
-    drafted_tokens: dict[str, int]  # by source: grammar, prediction and ngram
+    drafted_tokens: dict[str, int]  # by source: grammar, prediction, ngram and mtp
     accepted_tokens: dict[str, int]
     tokens_per_pass: float
 
@@ -250,6 +251,7 @@ class EngineFacts:
     max_pixels: int | None = None  # the most that an image keeps, or None if the model takes none
     no_shared_forward: str | None = None  # why rows of different lengths need several forward passes, if so
     no_drafts: str | None = None  # why no drafts are verified; None if they are
+    no_head: str | None = None  # why an MTP head does not draft; None if it does, or if there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

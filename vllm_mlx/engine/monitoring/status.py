@@ -34,7 +34,7 @@ from .schema import (
     SystemStatus,
 )
 
-_SOURCES = ("grammar", "prediction", "ngram")  # of drafts
+_SOURCES = ("grammar", "prediction", "ngram", "mtp")  # of drafts
 _GB = 1e9
 _MB = 1e6
 
@@ -265,6 +265,7 @@ def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProc
         "max_pixels": facts.max_pixels,
         "no_shared_forward": facts.no_shared_forward,
         "no_drafts": facts.no_drafts,
+        "no_head": facts.no_head,
         "bytes_per_token": facts.footprint.bytes_per_token,
         "fixed_bytes_per_row": facts.footprint.fixed_bytes,
         "sliding_windows": [window for window, _ in facts.footprint.windows],

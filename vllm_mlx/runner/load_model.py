@@ -1,0 +1,109 @@
+"""From a checkpoint's files to a model: which library runs it, and what is loaded beside it."""
+
+import logging
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from ..core.errors import ModelLoadError, first_line
+from ..core.fence import Fence
+from ..formats.remote_code import remote_code
+from .checkpoint import Checkpoint
+from .libraries import load_model as load_text_model
+from .loading import SLICE_BYTES, Loading
+from .model import Model, MultimodalModel, TextModel
+from .model_types import kernel_fault, records_states
+
+logger = logging.getLogger(__name__)
+ALL = 1 << 62  # bytes: all weights are read at once
+
+
+class Beside(Protocol):
+    """What is loaded with a model, and joins it."""
+
+    def load(self) -> Any:
+        """Return a module, whose weights are read after the model's. Returns None if there is nothing to load."""
+
+    def join(self, model: Model, module: Any) -> Model:
+        """Return the model that runs with the module, or with nothing instead. Raises ModelLoadError."""
+
+
+def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False) -> Model:
+    """Load the weights. A checkpoint with a vision encoder that mlx-vlm knows is run by mlx-vlm, text included.
+
+    `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
+    """
+    loading = begin_loading(checkpoint, trust_remote_code=trust_remote_code, text_only=text_only, slice_bytes=ALL)
+    return loading.complete()
+
+
+def begin_loading(
+    checkpoint: Checkpoint,
+    *,
+    trust_remote_code: bool,
+    text_only: bool = False,
+    has_drafts: bool = False,
+    beside: Beside | None = None,
+    slice_bytes: int = SLICE_BYTES,
+) -> Loading[Model]:
+    """Begin to load the weights, as `load_model` does, in slices, and what is `beside` them. Raises ModelLoadError.
+
+    With `has_drafts`, mlx-vlm also runs a text model of which only mlx-vlm records what drafts need.
+    """
+    by_mlx_lm = text_only or not checkpoint.has_vision_encoder
+    if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
+        raise ModelLoadError(f"{checkpoint.path} cannot be served on Metal: {fault}")
+    if by_mlx_lm and text_only and checkpoint.has_vision_encoder:
+        logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
+    if not by_mlx_lm:
+        logger.info("A vision checkpoint: mlx-vlm runs text and images")
+    load, library = (_load_text, "mlx-lm") if by_mlx_lm else (_load_vision, "mlx-vlm")
+    if by_mlx_lm and has_drafts and records_states(checkpoint.config):
+        load = _load_language_or_text
+
+    def build() -> list[Any]:
+        modules = [load(checkpoint.path, trust_remote_code), None if beside is None else beside.load()]
+        return [module for module in modules if module is not None]
+
+    def make(module: Any, other: Any = None) -> Model:
+        is_text = by_mlx_lm and not type(module).__module__.startswith("mlx_vlm.")
+        model: Model = TextModel(module) if is_text else MultimodalModel(module)
+        return model if beside is None else beside.join(model, other)
+
+    return Loading(build, make, partial(explaining, checkpoint, library, trust_remote_code), slice_bytes=slice_bytes)
+
+
+def explaining(checkpoint: Checkpoint, library: str, trust_remote_code: bool) -> AbstractContextManager[None]:
+    """Raise ModelLoadError, which names the checkpoint, instead of errors of the library that loads it."""
+
+    def failed(error: Exception) -> ModelLoadError:
+        return ModelLoadError(
+            f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): "
+            f"{first_line(error, 300).rstrip('.')}. "
+            f"Is this architecture supported by the installed {library}, and are all files complete?"
+        )
+
+    return remote_code(checkpoint.path, "model", trusted=trust_remote_code, failed=failed)
+
+
+def _load_text(path: Path, trust_remote_code: bool) -> Any:
+    return load_text_model(path, lazy=True, trust_remote_code=trust_remote_code)[0]
+
+
+def _load_vision(path: Path, trust_remote_code: bool) -> Any:
+    from mlx_vlm.utils import load_model as load_vision_model
+
+    return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
+
+
+def _load_language_or_text(path: Path, trust_remote_code: bool) -> Any:
+    """Load the language model by mlx-vlm, or by mlx-lm if mlx-vlm cannot."""
+    fence = Fence("the model, which mlx-lm runs without drafts")
+    with fence:
+        module = _load_vision(path, trust_remote_code)
+        module.vision_tower = None
+        return module
+    return _load_text(path, trust_remote_code)
