@@ -159,3 +159,15 @@ def test_nothing_is_recommended_where_nothing_fits() -> None:
 def test_recommended_checkpoints_are_ordered_by_size_and_named_once() -> None:
     sizes = [one.weights_bytes for one in recommended()]
     assert sizes == sorted(sizes) and len({one.name for one in recommended()}) == len(recommended())
+
+
+def test_a_server_is_told_to_unload_a_model_and_to_load_it_again(demo_url: str) -> None:
+    for act, state in (("unload", "unloaded"), ("unload", "unloaded"), ("load", "ready")):
+        result = run("models", act, "--url", demo_url)
+        assert (result.returncode, result.stdout) == (0, f"demo is {state}.\n"), result.stderr
+    assert "does not serve other" in refusal("models", "unload", "other", "--url", demo_url, code=2)
+
+
+def test_the_list_says_where_the_weights_of_served_models_are(hub: Path, demo_url: str) -> None:
+    port = demo_url.rpartition(":")[2]
+    assert "A server serves demo: ready." in run("models", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT=port).stdout

@@ -188,3 +188,12 @@ def test_trouble_is_said_above_the_old_figures() -> None:
 
 def test_a_server_that_says_little_is_shown_too() -> None:
     assert "No request is running." in drawn({})
+
+
+def test_a_model_that_is_not_in_memory_is_named_and_what_waits_for_it() -> None:
+    waiting = {**BUSY["requests"][0], "phase": "queued", "waits_for": "model"}
+    loading = {**BUSY, "models": [{"state": "loading", "progress": 0.25}], "requests": [waiting]}
+    assert "org/model  loading 25%" in drawn(loading) and "queued, waits for the model" in drawn(loading)
+    failed = {**BUSY, "models": [{"state": "failed", "progress": None, "cause": "The folder is gone."}]}
+    assert "failed: The folder is gone." in drawn(failed)
+    assert drawn({**BUSY, "models": [{"state": "ready", "progress": None}]}) == drawn(BUSY)

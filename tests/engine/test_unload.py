@@ -2,9 +2,6 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,77 +10,10 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
-from vllm_mlx.api.replies import FoldedChoice
-from vllm_mlx.core.config import EngineConfig
+from tests.support.unloading import FIRST, NUM_TOKENS, Serving, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, ModelBusy, ModelUnavailable
-from vllm_mlx.core.events import Failed
-from vllm_mlx.core.request import Request, SamplingParams
-from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.loading import start_engine
-
-FIRST = [7 + (5 * place * place + 3 * place) % 180 for place in range(700)]
-NUM_TOKENS = 12
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0, skip_special_tokens=False)
-
-
-@dataclass
-class Serving:
-    """An engine whose calls wait for their ends."""
-
-    client: EngineClient
-    loop: asyncio.AbstractEventLoop
-    num_asked: int = 0
-
-    def ask(self, prompt: list[int], sampling: SamplingParams = GREEDY) -> tuple[list[int], int]:
-        """Return the reply, and how many tokens of the prompt were cached. Raises the error that ends it."""
-        return self.loop.run_until_complete(self.reply(prompt, sampling))
-
-    async def reply(self, prompt: list[int], sampling: SamplingParams = GREEDY) -> tuple[list[int], int]:
-        self.num_asked += 1
-        choice = FoldedChoice()
-        request = Request(request_id=f"asked-{self.num_asked}", prompt=tuple(prompt), sampling=sampling)
-        async with await self.client.submit(request) as generation:
-            async for _, event in generation:
-                if isinstance(event, Failed):
-                    raise event.error
-                choice.feed(event)
-        usage = choice.finished.usage
-        return [entry.token_id for entry in choice.logprobs or ()], usage.cached_tokens
-
-    def unload(self) -> None:
-        """Unload the model once what the last reply left is done."""
-        while True:
-            try:
-                return self.loop.run_until_complete(self.client.unload_model(wait=True))
-            except ModelBusy:
-                self.loop.run_until_complete(asyncio.sleep(0.01))
-
-    def load(self) -> None:
-        self.loop.run_until_complete(self.client.load_model(wait=True))
-
-    def status(self) -> dict[str, Any]:
-        return dict(self.loop.run_until_complete(self.client.status()))
-
-    def row(self) -> dict[str, Any]:
-        [row] = self.status()["models"]
-        return row
-
-
-@contextmanager
-def serving(path: Path, folder: Path | None = None, **settings: Any) -> Iterator[Serving]:
-    """Serve a checkpoint, with a cache on disk if there is a `folder`."""
-    disk_bytes = 0 if folder is None else 1 << 30
-    settings = {"max_model_len": 2048, "cache_dir": str(folder), "cache_disk_bytes": disk_bytes, **settings}
-    config = EngineConfig(model=str(path), **settings)
-    loop = asyncio.new_event_loop()
-    served = Serving(start_engine(config, open_disk(config)), loop)
-    try:
-        yield served
-    finally:
-        loop.run_until_complete(served.client.shutdown(0))
-        loop.close()
 
 
 @pytest.mark.parametrize("has_disk", [False, True], ids=["tree", "disk"])

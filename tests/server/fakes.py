@@ -61,6 +61,7 @@ class FakeEngine:
             created=1_700_000_000,
         )
     )
+    model_state: str = "ready"
     tokenizer: FakeTokens = field(default_factory=FakeTokens)
     requests: list[Request] = field(default_factory=list)
     counted: list[Request] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`vllm-mlx models`: lists the checkpoints on this machine, fetches one, and removes one. It loads none.
+"""`vllm-mlx models`: lists the checkpoints on this machine, fetches and removes one, and has a server load one.
 
 recommended.toml has the checkpoints that `doctor` recommends.
 """
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.table import Column, Table
@@ -20,7 +21,7 @@ from rich.text import Text
 from ..core.errors import ConfigError
 from ..formats import detect_formats
 from ..runner.model_types import text_config
-from .remote import NoServer, find_server
+from .remote import KeyOption, NoServer, UrlOption, find_server
 from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option, readable
 
 
@@ -165,7 +166,8 @@ AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
 _SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see `Budget` in core/memory.py
 _COPIED_BYTES = 256 << 20  # what is copied in one evaluation
 _NUM_SHOWN = 3
-_ANSWER_S = 2.0  # a server that does not answer in time keeps no model from being removed
+_ANSWER_S = 2.0  # a server that does not answer in time keeps no model from being listed or removed
+_LOAD_S = 600.0  # the longest wait for weights that are loaded or leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ def fitting(budget_bytes: int) -> list[Recommended]:
 
 
 models_app = typer.Typer(
-    help="List the checkpoints on this machine, fetch one, or remove one.", invoke_without_command=True
+    help="List the checkpoints on this machine, fetch or remove one, or have a server load or unload one.",
+    invoke_without_command=True,
 )
 
 
@@ -205,14 +208,48 @@ def models(
 ) -> None:
     if context.invoked_subcommand is not None:
         return
-    found = cached_models()
+    found, served = cached_models(), _served()
     if as_json:
-        print(json.dumps([_fields(model) for model in found], indent=2))
+        states = {card.get("root"): {"state": card.get("state")} for card in served}
+        print(json.dumps([_fields(model) | states.get(model.name, {}) for model in found], indent=2))
     elif not found:
         print(f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
     else:
         console().print(_table(found))
         print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
+    for card in () if as_json else served:
+        print(f"A server serves {card.get('id')}: {card.get('state')}.")
+
+
+def _served() -> list[Mapping[str, Any]]:
+    """Return the models of the server with the settings of this machine; none if no server runs."""
+    with suppress(CommandFailed, ConfigError):
+        return list(replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S).get("/v1/models")["data"])
+    return []
+
+
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Name, as the server knows it. Default: its first model.")
+]
+
+
+@models_app.command()
+def load(name: NameArgument = None, url: UrlOption = None, api_key: KeyOption = None) -> None:
+    """Have a running server load the weights of a model, and wait until they are in memory."""
+    _have_server("load", name, url, api_key)
+
+
+@models_app.command()
+def unload(name: NameArgument = None, url: UrlOption = None, api_key: KeyOption = None) -> None:
+    """Have a running server free the memory of a model's weights. The next request loads them again."""
+    _have_server("unload", name, url, api_key)
+
+
+def _have_server(act: str, name: str | None, url: str | None, api_key: str | None) -> None:
+    server = replace(find_server(url, api_key, as_admin=True), answer_s=_LOAD_S)
+    found = server.model(name).name
+    card = server.post(f"/v1/models/{quote(found)}/{act}?wait=true")
+    print(f"{found} is {card.get('state')}.")
 
 
 @models_app.command()

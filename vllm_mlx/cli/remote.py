@@ -50,6 +50,9 @@ class Remote:
     def get(self, path: str) -> Any:
         return self._json("GET", path)
 
+    def post(self, path: str) -> Any:
+        return self._json("POST", path)
+
     def delete(self, path: str) -> Any:
         return self._json("DELETE", path)
 

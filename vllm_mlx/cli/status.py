@@ -65,6 +65,7 @@ _PARTS = (
     ("cache_bytes", "cache", "yellow"),
 )
 _BAR_WIDTH = 60
+_WAITS = {"disk": ", reads disk", "model": ", waits for the model"}
 
 
 def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = None) -> RenderableType:
@@ -79,9 +80,19 @@ def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = No
 def _head(url: str, fields: Mapping[str, Any]) -> Text:
     text = Text()
     text.append(str(fields.get("model", "?")), "bold")
+    text.append("".join(_state(row) for row in fields.get("models") or ()), "yellow")
     text.append(f"  {fields.get('status', '?')}", "green" if fields.get("status") == "running" else "dim")
     text.append(f"  {url}  up {duration(float(fields.get('uptime_s', 0)))}\n", "dim")
     return text
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    """Say where the weights are, unless they are in memory."""
+    state, progress = row.get("state", "ready"), row.get("progress")
+    if state == "ready":
+        return ""
+    share = "" if progress is None else f" {progress:.0%}"
+    return f"  {state}{share}" + (f": {row['cause']}" if state == "failed" and row.get("cause") else "")
 
 
 def _figures(fields: Mapping[str, Any]) -> Table:
@@ -195,7 +206,7 @@ def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
 
 def _row(request: Mapping[str, Any]) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
-    phase = str(request.get("phase", "?")) + (", reads disk" if request.get("waits_for") == "disk" else "")
+    phase = str(request.get("phase", "?")) + _WAITS.get(str(request.get("waits_for")), "")
     return [
         Text(f"{request.get('request_id') or '–'}\n{phase}, {float(request.get('progress') or 0):.0%}"),
         f"{request.get('prompt_tokens', 0):,}",

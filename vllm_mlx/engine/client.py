@@ -192,7 +192,7 @@ class EngineClient:
         running = [reply.request_id for reply in [*self._running_replies(), *self._preparing_replies()]]
         if running:
             shown = ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")
-            raise ModelBusy(f"The model has {len(running)} requests: {shown}. Wait for their ends, or cancel them.")
+            raise ModelBusy(f"The model is in use by {shown}. Wait for the end, or cancel it.")
         await self.ask(lambda engine: engine.lane.unload())
         while wait and self.model_state == "leaving":
             await asyncio.sleep(_LOOK_S)

@@ -217,6 +217,12 @@ def is_admin(scope: Scope) -> bool:
     return _comes_from_this_machine(scope) if by_key is None else by_key
 
 
+def require_admin(scope: Scope) -> None:
+    """Raise HTTPException unless the sender manages the server."""
+    if not is_admin(scope):
+        raise HTTPException(403, _NOT_ADMIN)
+
+
 def managed_salts(scope: Scope) -> str:
     """Return the prefix of the salts of all requests that the sender may cancel or clear. Raises HTTPException."""
     if is_admin(scope):

@@ -15,7 +15,7 @@ from ..api.anthropic.schema import CountTokensBody, MessagesBody
 from ..api.error_replies import AnthropicError, OpenAIError
 from ..api.openai.decode import decode_chat, decode_completion
 from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
-from ..api.openai.replies import ChatCompletion, Completion, ModelCard, ModelList
+from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus, ModelCard, ModelList
 from ..api.openai.schema import ChatCompletionBody, CompletionBody
 from ..api.replies import Reply
 from ..api.responses.as_chat import AnyChatBody, decode_responses_as_chat
@@ -24,11 +24,13 @@ from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
 from .generations import RequestGeneration
+from .guards import require_admin
 from .log import record_of
 from .streaming import owned, reply_to, while_connected
 
 OPENAI_EVENTS = "chunks, then [DONE]"
 ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
+_OF_COMMAND: dict[int | str, dict[str, Any]] = {200: {"model": ModelCard}, "4XX": {"model": OpenAIError}}
 
 
 def documented(reply: type[Reply], error: type[Reply], events: str) -> dict[int | str, dict[str, Any]]:
@@ -130,8 +132,8 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
     router = APIRouter(tags=["Models"])
 
     def card(name: str) -> ModelCard:
-        _, position = models.resolve(name)
-        info = engine.fronts[position].info
+        name, position = models.resolve(name)
+        info, state = engine.fronts[position].info, engine.model_state
         return ModelCard(
             id=name,
             created=info.created,
@@ -141,6 +143,8 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
             display_name=name,
             created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
             max_input_tokens=info.max_model_len,
+            state="ready" if state == "leaving" else state,
+            status=LoadStatus(value=LOADED[state]),
             web_search=searches,
         )
 
@@ -152,5 +156,21 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str) -> Response:
         return as_json(card(model_id))
+
+    @router.post("/v1/models/{model_id:path}/load", responses=_OF_COMMAND)
+    async def load_model(model_id: str, http: Request, wait: bool = False) -> Response:
+        """Load the weights unless they are in memory. The answer comes at once, or with `wait` at the end."""
+        require_admin(http.scope)
+        name, _ = models.resolve(model_id)
+        await engine.load_model(wait=wait)
+        return as_json(card(name))
+
+    @router.post("/v1/models/{model_id:path}/unload", responses=_OF_COMMAND)
+    async def unload_model(model_id: str, http: Request, wait: bool = False) -> Response:
+        """Let the weights leave memory, until a request or a command loads them again. A model in use stays: 409."""
+        require_admin(http.scope)
+        name, _ = models.resolve(model_id)
+        await engine.unload_model(wait=wait)
+        return as_json(card(name))
 
     return router

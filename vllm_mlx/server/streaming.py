@@ -24,7 +24,7 @@ from ..api.openai.decode import ReplySpec
 from ..api.parameters import Decoded
 from ..api.replies import ReplyFold, StreamEncoder
 from ..api.responses.replies import ResponseSpec
-from ..core.errors import GenerationError, VLLMMLXError
+from ..core.errors import GenerationError, Overloaded, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from ..core.request import Request
 from ..engine.client import EngineClient
@@ -167,7 +167,9 @@ class EventStream(Response):
             asyncio.get_running_loop().call_later(min(HEAD_WAIT_S, self._keep_alive_s / 2), is_head_due.set)
             await writer.write(encoder.open())
             async for index, event in generation:
-                if not is_head_due.is_set() and record.receipts.take(index, event):
+                # An error that says when to retry does so in the head of its own response.
+                is_refused = isinstance(event, Failed) and isinstance(event.error, Overloaded)
+                if not is_refused and not is_head_due.is_set() and record.receipts.take(index, event):
                     is_head_due.set()
                 raise_if_failed(event)
                 record.observe(index, event)

@@ -1,6 +1,6 @@
 """Wire types of replies, and the log-probabilities of chat and completions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -156,6 +156,18 @@ class Completion(Reply):
     usage: ChatUsage | None = None
 
 
+LoadValue = Literal["loaded", "loading", "unloaded", "failed"]
+LOADED: Mapping[str, LoadValue] = {  # by the state of a model
+    "ready": "loaded", "leaving": "loaded", "loading": "loading", "unloaded": "unloaded", "failed": "failed",
+}  # fmt: skip
+
+
+class LoadStatus(Reply):
+    """Where the weights are, in llama.cpp's words."""
+
+    value: LoadValue
+
+
 class ModelCard(Reply):
     """A model with the fields that OpenAI's clients read, and the ones that Anthropic's clients read."""
 
@@ -170,6 +182,8 @@ class ModelCard(Reply):
     created_at: str
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
+    state: Literal["ready", "loading", "unloaded", "failed"]
+    status: LoadStatus
     web_search: bool  # whether this server runs the searches that a model asks for
 
 

@@ -111,9 +111,7 @@ class ReplyProgress(TypedDict):
     path: str
     status: Literal["waiting", "running"]
     phase: Phase
-    waits_for: (
-        Literal["disk", "model"] | None
-    )  # cached state is read from disk, or weights are loaded, before it can run
+    waits_for: Literal["disk", "model"] | None  # before it runs, state is read from disk, or weights are loaded
     elapsed_s: float
     queue_s: float
     prompt_tokens: int

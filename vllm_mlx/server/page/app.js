@@ -53,11 +53,17 @@ async function showPast() {
   for (const sample of data) plot(sample.time, sample, sample.inter_token_p50_s, sample.inter_token_p99_s, sample.ttft_p50_s);
 }
 
-function showHead({ model, architecture, served_model_names: names, build, model_facts: facts, uptime_s: uptime }) {
-  byId("model").textContent = `${model} · ${architecture} · ${count(facts.max_model_len)} tokens of context`;
+function showHead({ model, models, architecture, served_model_names: names, build, model_facts: facts, uptime_s: uptime }) {
+  byId("model").textContent = `${model} · ${architecture} · ${count(facts.max_model_len)} tokens of context${models.map(whereabouts).join("")}`;
   byId("build").textContent = `vllm-mlx ${build.version}, MLX ${build.mlx} on ${build.device}, Python ${build.python}, ${build.platform}; up ${seconds(uptime)}`;
   byId("images-field").hidden = !facts.takes_images;
   useModel(names[0]);
+}
+
+// Where the weights of a model are, unless they are in memory.
+function whereabouts({ state, progress, cause }) {
+  if (state === "ready") return "";
+  return ` · ${state}${progress === null ? "" : ` ${share(progress)}`}${state === "failed" ? `: ${cause}` : ""}`;
 }
 
 function showTiles(status, gap, ttft, queue) {
@@ -107,13 +113,15 @@ function requestRow(id, isOwn) {
 function fillRow(row, request) {
   row.querySelector("[data-name=client]").title = request.client ? `${request.client}\n${request.id}` : request.id;
   const texts = {
-    client: request.request_id === null ? OTHERS : clientName(request), path: endpoint(request), phase: request.phase + (request.waits_for === "disk" ? ", reads disk" : ""), prompt: count(request.prompt_tokens),
+    client: request.request_id === null ? OTHERS : clientName(request), path: endpoint(request), phase: request.phase + (WAITS[request.waits_for] ?? ""), prompt: count(request.prompt_tokens),
     cached: share(request.cached_tokens / request.prompt_tokens) + fromDisk(request),
     reply: `${count(request.completion_tokens)} of ${count(request.max_tokens)}`, rate: request.tokens_per_second.toFixed(1), elapsed: seconds(request.elapsed_s),
   };
   for (const [name, text] of Object.entries(texts)) row.querySelector(`[data-name=${name}]`).textContent = text;
   row.querySelector("progress").value = request.progress;
 }
+
+const WAITS = { disk: ", reads disk", model: ", waits for the model" };
 
 const fromDisk = ({ tier }) => (tier === "disk" ? " (disk)" : "");
 

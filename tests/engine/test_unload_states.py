@@ -1,0 +1,135 @@
+"""Whatever happens while a model comes or leaves: each reply is as alone, or ends with the documented error."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import plain_loop
+from tests.support.failing_device import INTERACTIVITY
+from tests.support.unloading import FIRST, NUM_TOKENS, Serving, hold, serving
+from vllm_mlx.core.errors import ModelUnavailable, ShuttingDown
+from vllm_mlx.engine.engine import Engine
+
+STATES = ["ready", "leaving", "unloaded", "loading", "failed"]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Serving]:
+    with serving(checkpoint("qwen3"), tmp_path) as running:
+        yield running
+
+
+def replies_as_alone(served: Serving) -> bool:
+    return served.ask(FIRST)[0] == plain_loop(checkpoint("qwen3"), FIRST, NUM_TOKENS)[0]
+
+
+def run_while_held(served: Serving, work: asyncio.Task[object]) -> None:
+    """Let a request get as far as it can while the model is held."""
+
+    async def wait() -> None:
+        while not work.done():
+            requests = (await served.client.status())["requests"]
+            if [request["waits_for"] for request in requests] == ["model"]:
+                return
+            await asyncio.sleep(0.005)
+
+    served.loop.run_until_complete(wait())
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_request(served: Serving, state: str) -> None:
+    release = hold(served, state)
+    asked = served.loop.create_task(served.reply(FIRST))
+    run_while_held(served, asked)
+    assert state != "loading" or not asked.done()
+    release()
+    if state == "failed":
+        with pytest.raises(ModelUnavailable, match="lets no model load"):
+            served.loop.run_until_complete(asked)
+        served.load()
+        assert replies_as_alone(served)
+        return
+    reply, _ = served.loop.run_until_complete(asked)
+    assert reply == plain_loop(checkpoint("qwen3"), FIRST, NUM_TOKENS)[0]
+    loads = served.row()["loads"]
+    assert loads["request"] == (state == "unloaded") and loads["command"] == (state == "loading")
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_client_that_leaves(served: Serving, state: str) -> None:
+    release = hold(served, state)
+    asked = served.loop.create_task(served.reply(FIRST))
+    run_while_held(served, asked)
+    asked.cancel()
+    served.loop.run_until_complete(asyncio.gather(asked, return_exceptions=True))
+    while served.row()["waiting"]:
+        pass
+    release()
+    served.load()
+    assert replies_as_alone(served)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_status(served: Serving, state: str) -> None:
+    weights = served.status()["memory"]["weights_bytes"]
+    release = hold(served, state)
+    status = served.status()
+    assert served.row()["state"] == state
+    assert (served.row()["cause"] is not None) == (state == "failed")
+    taken = status["memory"]["weights_bytes"]
+    assert taken > weights if state == "loading" else taken == (weights if state in ("ready", "leaving") else 0)
+    release()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_unload(served: Serving, state: str) -> None:
+    release = hold(served, state)
+    served.loop.run_until_complete(served.client.unload_model(wait=False))
+    release()
+    served.unload()
+    assert served.client.model_state == ("failed" if state == "failed" else "unloaded")
+    assert served.status()["memory"]["weights_bytes"] == 0
+    served.load()
+    assert replies_as_alone(served)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_load(served: Serving, state: str) -> None:
+    release = hold(served, state)
+    if state == "failed":
+        with pytest.raises(ModelUnavailable):
+            served.load()
+    else:
+        served.loop.run_until_complete(served.client.load_model(wait=False))
+    release()
+    served.load()
+    assert served.client.model_state == "ready" and replies_as_alone(served)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_shutdown(served: Serving, state: str) -> None:
+    release = hold(served, state)
+    asked = served.loop.create_task(served.reply(FIRST))
+    run_while_held(served, asked)
+    release() if state == "leaving" else None
+    served.loop.run_until_complete(served.client.shutdown(0))
+    [end] = served.loop.run_until_complete(asyncio.gather(asked, return_exceptions=True))
+    assert isinstance(end, tuple | ModelUnavailable | ShuttingDown)
+    if state == "loading":
+        assert isinstance(end, ShuttingDown)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_device_fault(served: Serving, state: str) -> None:
+    def fail(engine: Engine) -> None:
+        raise RuntimeError(INTERACTIVITY)
+
+    release = hold(served, state)
+    with pytest.raises(RuntimeError):
+        served.loop.run_until_complete(served.client.ask(fail))
+    release()
+    served.load()
+    assert replies_as_alone(served) and served.client.is_healthy
