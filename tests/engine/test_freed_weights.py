@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from tests.support.checkpoints import checkpoint
+from tests.support.unloading import serving
 from tests.support.vision_checkpoints import write_vision_checkpoint
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.llm import LLM
@@ -51,3 +53,22 @@ def test_a_closed_llm_has_freed_its_weights_although_the_disk_tier_knew_them(pat
         llm.generate([PROMPT], GREEDY)
         llm.close()
         assert modules and [module() for module in modules if module() is not None] == []
+
+
+@pytest.mark.parametrize("num_times", [3, pytest.param(50, marks=pytest.mark.full)])
+def test_each_unload_frees_the_weights_at_once(path: Path, tmp_path: Path, num_times: int) -> None:
+    longer, first = list(PROMPT), 0
+    with serving(path, tmp_path, cache_memory_bytes=1 << 20) as served, frozen():
+        for number in range(num_times):
+            served.ask(longer, GREEDY)
+            module = served.loop.run_until_complete(
+                served.client.ask(lambda engine: weakref.ref(engine.runner.model.module))
+            )
+            served.unload()
+            assert module() is None
+            status = served.status()
+            held = mx.get_active_memory() - status["memory"]["cache_bytes"]
+            first = first or held
+            assert abs(held - first) <= 65536, number
+            assert served.row()["missing_bytes"] == 0
+            longer += [number + 1] * 20

@@ -41,6 +41,7 @@ from .disk import OpenDisk, fingerprint
 from .engine import Engine
 from .front import Front
 from .generation import Preparations, ReplyKeeper
+from .known import KnownFacts
 from .lane import Reload
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
@@ -95,7 +96,7 @@ def serve_checkpoint(
     tokenizer = checked_tokenizer(config, checkpoint)
     formats = reply_formats(config, tokenizer)
     vision = load_vision(config, checkpoint, tokenizer)
-    thread = _started_thread(config, checkpoint, vision, disk)
+    thread = _started_thread(config, checkpoint, vision, disk, KnownFacts.of(memories, config, checkpoint))
     processor = RequestProcessor(
         tokenizer,
         config,
@@ -135,10 +136,14 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
 
 
 def _started_thread(
-    config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None, disk: OpenDisk | None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    vision: VisionProcessor | None,
+    disk: OpenDisk | None,
+    known: KnownFacts,
 ) -> EngineThread:
     probe = None if vision is None else vision.probe()
-    thread = EngineThread(lambda: load_engine(config, checkpoint, probe, disk))
+    thread = EngineThread(lambda: load_engine(config, checkpoint, probe, disk, known))
     thread.start()
     if vision is not None:
         vision.set_memory(thread.facts.memory)
@@ -160,14 +165,15 @@ def load_engine(
     checkpoint: Checkpoint,
     probe: VisionProbe | None = None,
     disk: OpenDisk | None = None,
+    known: KnownFacts | None = None,
 ) -> Engine:
-    """Load weights, measure, and size everything to the available memory. Raises ConfigError.
+    """Load weights, measure what is not `known`, and size everything to the available memory. Raises ConfigError.
 
     A model that takes images is tested with `probe`. Without a probe it takes no images.
     """
     config = within_kernels(config, checkpoint)
     budget = budget_of(config)
-    measured = load_measured(config, checkpoint, probe, budget)
+    measured = load_measured(config, checkpoint, probe, budget, known)
     warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
     engine = build_engine(config, checkpoint, measured, budget)
     if disk is not None and (tree := engine.cache_tree) is not None:

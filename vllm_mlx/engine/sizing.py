@@ -26,7 +26,8 @@ from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk
 from ..runner.mtp import HeadLoader
-from ..runner.proofs import prove_rows
+from ..runner.proofs import Proofs, prove_rows
+from .known import Facts, KnownFacts
 from .macos import wired_bytes
 from .monitoring.schema import EngineFacts
 
@@ -54,24 +55,38 @@ def budget_of(config: EngineConfig, held_bytes: int = 0) -> Budget:
 
 
 def load_measured(
-    config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None, budget: Budget | None = None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    probe: VisionProbe | None = None,
+    budget: Budget | None = None,
+    known: KnownFacts | None = None,
 ) -> MeasuredModel:
-    """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images."""
+    """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
+
+    What is `known` of an earlier start is not proven again.
+    """
+    facts = None if known is None else known.facts
     budget = budget or budget_of(config)
     budget.check_weights(config.model, checkpoint.file_bytes)
     _log_wired_memory()
     apply_limits(budget.total_bytes)
     model = begin_drafting(config, checkpoint, slice_bytes=ALL).complete()
     calibration = calibrate(model)
-    prove_rows(model)
+    if facts is None:
+        prove_rows(model)
+    else:
+        facts.proofs.note_in(model)
+        logger.info("What rows of this model can do is known from an earlier start")
     if model.footprint.bytes_per_token and not calibration.attention:
         calibration = replace(calibration, attention=assumed(checkpoint.config))
     _wire(config, model)
-    if probe is None or not isinstance(model, MultimodalModel):
-        return MeasuredModel(model=model, calibration=calibration)
-    check_family(model, probe.images.prompt, probe.images.inputs)
-    video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
-    images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
+    images, video_fault = (None, None) if facts is None else (facts.images, facts.video_fault)
+    if probe is not None and isinstance(model, MultimodalModel) and images is None:
+        check_family(model, probe.images.prompt, probe.images.inputs)
+        video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
+        images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
+    if known is not None:
+        known.keep(Facts(calibration=calibration, proofs=Proofs.of(model), images=images, video_fault=video_fault))
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 

@@ -1,0 +1,67 @@
+"""What a first load measures serves reloads, and is kept for the next start."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import checkpoint
+from tests.support.unloading import FIRST, serving
+from tests.support.vision_checkpoints import write_vision_checkpoint
+from vllm_mlx.engine import loading, sizing
+
+MEASURING = {
+    sizing: ("calibrate", "prove_rows", "check_family", "calibrate_images"),
+    loading: ("warm_up",),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Counts what measures and proves; all of it still works."""
+    counted: Counter[str] = Counter()
+
+    def counting(name: str, works: Any) -> Any:
+        def call(*args: Any, **fields: Any) -> Any:
+            counted[name] += 1
+            return works(*args, **fields)
+
+        return call
+
+    for module, names in MEASURING.items():
+        for name in names:
+            monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    yield counted
+
+
+@pytest.mark.parametrize("kind", ["text", "vision"])
+def test_a_reload_measures_nothing_and_a_second_start_proves_nothing(
+    kind: str, calls: Counter[str], tmp_path: Path
+) -> None:
+    path = checkpoint("qwen3_5") if kind == "text" else write_vision_checkpoint(tmp_path / "model", "qwen3_5")
+    images = int(kind == "vision")
+    with serving(path, tmp_path / "cache") as served:
+        first = served.client.model_facts
+        loaded = calls.copy()
+        assert loaded["calibrate"] == loaded["prove_rows"] == loaded["warm_up"] == 1
+        assert loaded["check_family"] == loaded["calibrate_images"] == images
+        reply, _ = served.ask(FIRST)
+        served.unload()
+        assert served.ask(FIRST)[0] == reply
+        assert calls == loaded
+    calls.clear()
+    with serving(path, tmp_path / "cache") as served:
+        assert calls == {"calibrate": 1, "warm_up": 1}, "the speed is that of this start"
+        assert served.ask(FIRST)[0] == reply
+        second = served.client.model_facts
+    measured = ("prefill_tokens_per_s_at_load", "created", "weights_bytes")  # a proof leaves a constant in the model
+    assert {**first, **dict.fromkeys(measured)} == {**second, **dict.fromkeys(measured)}
+
+
+def test_another_checkpoint_in_the_same_folder_is_measured(calls: Counter[str], tmp_path: Path) -> None:
+    for architecture in ("qwen3", "qwen3_5"):
+        with serving(checkpoint(architecture), tmp_path):
+            pass
+    assert calls["prove_rows"] == 2
