@@ -42,7 +42,7 @@ def replies(driver: Driver, indices: Any) -> list[Any]:
     return [driver.replies[seq_id] for seq_id in ids]
 
 
-@pytest.mark.parametrize("num_rows", [1, 4, 8])
+@pytest.mark.parametrize("num_rows", [1, 4, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("family", cases(FAMILIES, FAMILIES))
 def test_replies_with_the_head_equal_those_without(family: str, num_rows: int) -> None:
     plain = Driver(headed(family), num_draft_tokens=0, prefix_cache=False)
@@ -55,6 +55,15 @@ def test_replies_with_the_head_equal_those_without(family: str, num_rows: int) -
         assert [logprobs(reply) for reply in found] == [logprobs(reply) for reply in expected]
     speculation = driver.engine.scheduler.speculation
     assert 0.1 < speculation.num_accepted["mtp"] / speculation.num_drafted["mtp"] < 1
+
+
+def test_a_head_may_have_several_layers() -> None:
+    path = checkpoint(FAMILIES[0], mtp=True, mtp_num_hidden_layers=2)
+    expected = Driver(path, num_draft_tokens=0).generate(PROMPTS[:3], max_tokens=20)
+    driver = Driver(path, num_draft_tokens=3)
+    assert driver.generate(PROMPTS[:3], max_tokens=20) == expected
+    assert model_of(driver).num_head_layers == 2
+    assert driver.engine.scheduler.speculation.num_accepted["mtp"] > 0
 
 
 def test_any_load_with_the_head() -> None:

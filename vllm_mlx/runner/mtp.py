@@ -38,8 +38,8 @@ class HeadedModel(MultimodalModel):
 
     def __init__(self, module: Any, head: Any, digest: str):
         self._head = head
-        self._language_embeddings = module.language_model.model.embed_tokens
-        self._to_logits = getattr(module.language_model, "lm_head", None) or self._language_embeddings.as_linear
+        self._embed = module.language_model.model.embed_tokens
+        self._to_logits = getattr(module.language_model, "lm_head", None) or self._embed.as_linear
         self.num_head_layers = len(head.layers)
         super().__init__(module)
         self.head_digest = digest
@@ -56,7 +56,7 @@ class HeadedModel(MultimodalModel):
     def guess(
         self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, hidden: mx.array | None, caches: LayerCaches
     ) -> tuple[mx.array, mx.array]:
-        embedded = self._language_embeddings(tokens[:, None])
+        embedded = self._embed(tokens[:, None])
         before = mx.zeros_like(embedded) if hidden is None else hidden
         behind = self._run_head(embedded, before, caches, mx.array(self.in_grid(seqs, positions, 1)))
         return self._to_logits(behind)[:, -1], behind
@@ -71,7 +71,7 @@ class HeadedModel(MultimodalModel):
         source = mx.concatenate([before, hidden], axis=1)
         last.update_window(0, source, 1)  # recorded for a rollback, as other recurrent states are
         embedded = inputs.get("inputs_embeds")
-        self._run_head(self._language_embeddings(tokens) if embedded is None else embedded, source[:, :-1], of_head, at)
+        self._run_head(self._embed(tokens) if embedded is None else embedded, source[:, :-1], of_head, at)
         # No logit needs the head's state, so without this nothing would compute it while no row drafts.
         logits: mx.array = mx.depends(out.logits, [last[0], *(array for cache in of_head for array in held(cache))])
         return logits
@@ -131,7 +131,10 @@ class HeadLoader:
 
 
 def _refused(draft_model: str | None, fault: str) -> ModelLoadError:
-    return ModelLoadError(f"{setting('draft_model')} {draft_model} cannot be used: {fault}")
+    return ModelLoadError(
+        f"{setting('draft_model')} {draft_model} cannot be used: {fault} Without this setting, the model's own head "
+        "drafts, if it has one."
+    )
 
 
 def _has_head(source: Checkpoint) -> bool:
