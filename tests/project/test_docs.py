@@ -72,6 +72,21 @@ CLIENTS_FLAGS = {
     "--yolo",
 }
 
+ROUTER_FLAGS = {
+    "--balance-abs-threshold",
+    "--balance-rel-threshold",
+    "--health-check-interval-secs",
+    "--max-buffered-request-bytes",
+    "--policy",
+    "--prometheus-host",
+    "--routing-key-headers",
+    "--sticky-sessions",
+    "--tenant-api-key",
+    "--worker-overload-token-usage",
+    "--worker-overload-waiting-requests",
+    "--worker-urls",
+}
+
 
 def test_every_command_and_its_flags_are_documented() -> None:
     page = read(ROOT / "docs" / "cli.md")
@@ -218,6 +233,7 @@ def test_named_settings_exist(path: Path) -> None:
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(served)))
     opposites = {flag for flag in flags if flag.startswith("--no-") and "--" + flag.removeprefix("--no-") in FLAGS}
     theirs = CLIENTS_FLAGS if path.parent.name == "clients" else set()
+    theirs |= ROUTER_FLAGS if path.name == "scaling.md" else set()
     assert flags - opposites <= FLAGS | TOOLS_FLAGS | theirs
     variables = set(re.findall(r"VLLM_MLX_[A-Z_]+\w", read(path)))
     assert variables <= {env_name(name) for name in SETTINGS} | {"VLLM_MLX_CONFIG", "VLLM_MLX_PYTHON"}

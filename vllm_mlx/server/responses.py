@@ -32,12 +32,6 @@ StoredItem = Mapping[str, Any]
 Keep = Callable[[ResponseReply], None]
 Stored = Mapping[str, StoredItem]  # by the items' ids
 
-_NOT_STORED = (
-    "The response `{}` is not stored here: it was made by another server, with another API key or with `store` false, "
-    "or it was removed. Send the complete input instead. If a router stands before several servers, it must send all "
-    "requests of a conversation to one of them; docs/scaling.md says how."
-)
-_CUT = "An earlier part of the conversation of `{}` was removed from this server. Send the complete input instead."
 EVENTS = "OpenAI's events, response.created to response.completed"
 
 
@@ -199,9 +193,18 @@ def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:
     if previous is not None and previous.reply.status in ("queued", "in_progress"):
         raise InvalidParameter(f"The response `{shown(previous_id)}` has not ended yet.", param="previous_response_id")
     if conversation is None:
-        why = _NOT_STORED if previous is None else _CUT
-        raise ResponseNotFound(why.format(shown(previous_id)), param="previous_response_id")
+        raise ResponseNotFound(_why_lost(shown(previous_id), previous), param="previous_response_id")
     return conversation
+
+
+def _why_lost(name: str, response: StoredResponse | None) -> str:
+    if response is not None:
+        return f"An earlier part of the conversation of `{name}` was removed. Send the complete input instead."
+    return (
+        f"The response `{name}` is not stored here: it was made by another server, with another API key or with "
+        "`store` false, or it was removed. Send the complete input instead. If a router stands before several servers, "
+        "it must send all requests of a conversation to one of them; docs/scaling.md says how."
+    )
 
 
 def _referenced(body: ResponsesBody, store: ResponseStore) -> Stored:
