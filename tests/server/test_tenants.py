@@ -111,7 +111,7 @@ def test_a_holder_sees_no_words_and_ids_of_another_s_requests(ann: httpx.Client,
 
 def test_replies_to_another_s_requests_are_one_sum() -> None:
     reply: Any = {"request_id": "msg_1", "prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 3}
-    recent, nothing = Recent(), cast(EngineStatus, {"requests": []})
+    recent, nothing = Recent(), cast(EngineStatus, {"models": [], "requests": []})
     for tenant in ("ann", "cat", "ben"):
         recent.add_reply(reply, tenant=tenant)
     scope: Any = {"state": {"tenant": "ben", "is_admin": False}}
@@ -144,7 +144,7 @@ def test_what_another_cached_and_was_told_is_one_sum_everywhere(ann: httpx.Clien
 @pytest.mark.parametrize("state", [{"tenant": "ann", "is_admin": True}, {}])
 def test_without_several_keys_everything_is_seen(state: Any) -> None:
     error: Any = {"request_id": "a", "message": "b", "path": "/v1/c"}
-    recent, nothing = Recent(), cast(EngineStatus, {"requests": []})
+    recent, nothing = Recent(), cast(EngineStatus, {"models": [], "requests": []})
     recent.add_error(error, tenant=state.get("tenant", ""))
     recent.add_reply(error, tenant=state.get("tenant", ""))
     scope: Any = {"state": state, "client": ("192.0.2.1", 5)}

@@ -9,15 +9,16 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..core.errors import ModelLoadError, first_line
-from ..core.fence import Fence
 from ..formats.remote_code import remote_code
 from .checkpoint import Checkpoint
 from .libraries import load_model as load_text_model
 from .loading import SLICE_BYTES, Loading
 from .model import Model, MultimodalModel, TextModel
 from .model_types import kernel_fault, records_states
+from .proofs import LIBRARY_ERRORS
 
 logger = logging.getLogger(__name__)
+LOAD_ERRORS = (OSError, ImportError, *LIBRARY_ERRORS)
 ALL = 1 << 62  # bytes: all weights are read at once
 
 
@@ -101,9 +102,10 @@ def _load_vision(path: Path, trust_remote_code: bool) -> Any:
 
 def _load_language_or_text(path: Path, trust_remote_code: bool) -> Any:
     """Load the language model by mlx-vlm, or by mlx-lm if mlx-vlm cannot."""
-    fence = Fence("the model, which mlx-lm runs without drafts")
-    with fence:
+    try:
         module = _load_vision(path, trust_remote_code)
         module.vision_tower = None
         return module
+    except LOAD_ERRORS as error:
+        logger.warning("mlx-lm runs this model, without drafts: %s", first_line(error, 300))
     return _load_text(path, trust_remote_code)

@@ -18,10 +18,10 @@ import numpy as np
 from ..cache.layers import LayerCaches
 from ..core.errors import ModelLoadError, first_line, setting
 from ..core.faults import device_fault
-from ..core.fence import Fence
 from ..core.sequence import Sequence
 from .checkpoint import Checkpoint, find_checkpoint
 from .grouped import held
+from .load_model import LOAD_ERRORS
 from .model import Model, MultimodalModel, weights_bytes
 from .model_types import text_config
 from .proofs import LIBRARY_ERRORS, try_head
@@ -107,14 +107,13 @@ class HeadLoader:
     def load(self) -> Any:
         if self._fault is not None or not _has_head(self._source):
             return None
-        fence = Fence("the model, which runs without its MTP head", is_logged=False)
-        with fence:
+        try:
             return _load_head(self._source.path)
-        assert fence.error is not None
-        if device_fault(fence.error) is not None:
-            raise fence.error
-        self._fault = f"{self._source.path} cannot be loaded by mlx-vlm: {first_line(fence.error, 300).rstrip('.')}."
-        return None
+        except LOAD_ERRORS as error:
+            if device_fault(error) is not None:
+                raise
+            self._fault = f"{self._source.path} cannot be loaded by mlx-vlm: {first_line(error, 300).rstrip('.')}."
+            return None
 
     def join(self, model: Model, module: Any) -> Model:
         if module is not None:
