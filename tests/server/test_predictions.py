@@ -103,6 +103,8 @@ def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: 
     assert accepted["prediction"] - before["accepted_tokens"]["prediction"] == counts(reply.usage)[0]
     assert drafts["num_drafts"] >= drafts["num_passes"] > before["num_passes"]
     assert drafts["tokens_per_pass"] == round(1 + sum(accepted.values()) / drafts["num_drafts"], 2) > 1
+    by_position = drafts["accepted_by_position"]
+    assert sum(by_position) == sum(accepted.values()) and by_position == sorted(by_position, reverse=True)
     metrics = httpx.get(f"{server.url}/metrics").text
     for name, number in (
         ("drafts", drafts["num_drafts"]),
@@ -110,6 +112,8 @@ def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: 
         ("accepted_tokens", sum(accepted.values())),
     ):
         assert re.search(rf"^vllm:spec_decode_num_{name}_total{{[^}}]*}} {number:.1f}$", metrics, re.MULTILINE)
+    first = rf'^vllm:spec_decode_num_accepted_tokens_per_pos_total{{.*position="0"}} {by_position[0]:.1f}$'
+    assert re.search(first, metrics, re.MULTILINE)
 
 
 @pytest.mark.parametrize("settings", [{"num_draft_tokens": 0}, {"repeatable": True}], ids=["0", "repeatable"])

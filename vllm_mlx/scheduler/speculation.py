@@ -48,6 +48,7 @@ class Speculation:
         self._vocab_size = vocab_size
         self.num_drafted: Counter[str] = Counter()  # by source
         self.num_accepted: Counter[str] = Counter()  # by source
+        self.num_accepted_at = [0] * MOST  # by position in the draft
         self.num_passes = 0  # forward passes with drafts
         self.num_drafts = 0  # rows that had drafts, one for each pass
         self.recorded_bytes = 0  # recurrent states that the next step records
@@ -141,6 +142,8 @@ class Speculation:
             seq, source = self._planned[verified.seq_id]
             self.num_drafted[source] += verified.num_drafted
             self.num_accepted[source] += verified.num_accepted
+            for position in range(verified.num_accepted):
+                self.num_accepted_at[position] += 1
             if source == "prediction":
                 seq.num_predicted += verified.num_accepted
                 seq.num_mispredicted += verified.num_drafted - verified.num_accepted

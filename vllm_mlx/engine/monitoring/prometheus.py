@@ -186,6 +186,9 @@ def _drafts(vllm: _Builder, own: _Builder, drafts: DraftStatus) -> Iterator[Metr
     yield vllm.counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", sum(drafted.values()))
     text = "Drafted tokens that were accepted."
     yield vllm.counter("spec_decode_num_accepted_tokens", text, sum(accepted.values()))
+    text = "Drafted tokens that were accepted, by position in the draft."
+    places = {str(place): number for place, number in enumerate(drafts["accepted_by_position"])}
+    yield vllm.counter("spec_decode_num_accepted_tokens_per_pos", text, places, "position")
     yield own.counter("draft_tokens", "Tokens that were drafted, by source.", drafted, "source")
     yield own.counter("accepted_draft_tokens", "Drafted tokens that were accepted, by source.", accepted, "source")
 

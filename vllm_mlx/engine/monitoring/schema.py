@@ -169,6 +169,7 @@ class DraftStatus(TypedDict):
     num_drafts: int
     drafted_tokens: dict[str, int]  # by source: grammar, prediction, ngram and mtp
     accepted_tokens: dict[str, int]
+    accepted_by_position: list[int]  # the first number counts accepted first tokens of drafts
     tokens_per_pass: float
 
 

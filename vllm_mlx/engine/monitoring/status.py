@@ -200,6 +200,7 @@ def draft_status(off_reason: str | None, speculation: Speculation | None) -> Dra
         "num_drafts": num_drafts,
         "drafted_tokens": drafted,
         "accepted_tokens": accepted,
+        "accepted_by_position": [] if speculation is None else list(speculation.num_accepted_at),
         "tokens_per_pass": round(1 + sum(accepted.values()) / max(1, num_drafts), 2),
     }
 
