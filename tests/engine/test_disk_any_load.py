@@ -29,7 +29,10 @@ class Server:
     ):
         config = EngineConfig(model=str(path), cache_dir=str(root), **{"cache_disk_bytes": 1 << 30, **settings})
         self.driver = driver or Driver(
-            path, cache_memory_bytes=config.cache_memory_bytes, snapshot_every=config.snapshot_every
+            path,
+            cache_memory_bytes=config.cache_memory_bytes,
+            snapshot_every=config.snapshot_every,
+            num_draft_tokens=config.num_draft_tokens,
         )
         self.engine = self.driver.engine
         disk, tree = open_disk(config), self.engine.cache_tree
@@ -143,22 +146,29 @@ def damage(root: Path, rng: random.Random) -> None:
         rng.choice(DAMAGES)(root, rng)
 
 
-def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
+def guessed(rng: random.Random, path: Path, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """The reply, in which one token may be wrong."""
+    reply = list(plain_loop(path, prompt, NUM_TOKENS)[0])
+    reply[rng.randrange(NUM_TOKENS)] = rng.randrange(1, 500)
+    return tuple(reply)
+
+
+def run_load(architecture: str, root: Path, seed: int, num_draft_tokens: int = 0) -> tuple[int, int]:
     """Returns how often something was read, and how many damages were found."""
     rng = random.Random(f"{architecture} {seed}")
     path = checkpoint(architecture)
     prompts = conversations(rng)
-    num_hits = num_damaged = 0
+    num_hits = num_damaged = num_accepted = 0
     for _ in range(SESSIONS):
         memory = rng.choice([None, None, 2_000_000])
-        server = Server(path, root, cache_memory_bytes=memory)
+        server = Server(path, root, cache_memory_bytes=memory, num_draft_tokens=num_draft_tokens)
         asked: dict[int, tuple[int, ...]] = {}
         for _ in range(rng.randrange(1, 4)):
             salt = rng.choice(SALTS)
-            batch = {
-                server.driver.add(prompt, NUM_TOKENS, cache_salt=salt): prompt
-                for prompt in rng.sample(prompts, rng.randrange(1, 4))
-            }
+            batch = {}
+            for prompt in rng.sample(prompts, rng.randrange(1, 4)):
+                prediction = guessed(rng, path, prompt) if num_draft_tokens else ()
+                batch[server.driver.add(prompt, NUM_TOKENS, cache_salt=salt, prediction=prediction)] = prompt
             asked |= batch
             for _ in range(rng.randrange(4)):
                 server.engine.wake()
@@ -178,6 +188,8 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
         report = server.disk.report()
         assert report.off_reason is None, (seed, report.off_reason)
         num_hits, num_damaged = num_hits + report.hits, num_damaged + report.num_damaged
+        if (speculation := server.engine.scheduler.speculation) is not None:
+            num_accepted += speculation.num_accepted["prediction"]
         eventually(lambda server=server: server.disk.tick(is_idle=True) or server.disk.reader.reserved_bytes == 0)
         assert not server.disk.reader.reading
         server.engine.cache_tree.check_integrity()
@@ -188,6 +200,7 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
         if rng.random() < 0.5:
             damage(root, rng)
         root.mkdir(exist_ok=True)
+    assert bool(num_accepted) is bool(num_draft_tokens)
     return num_hits, num_damaged
 
 
@@ -195,6 +208,13 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
 def test_any_load_has_the_tokens_of_no_cache(architecture: str, tmp_path: Path) -> None:
     num_hits, _ = run_load(architecture, tmp_path / "cache", 0)
     assert num_hits
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3_text", "vision:qwen3_5"])
+def test_and_with_drafts(architecture: str, seed: int, tmp_path: Path) -> None:
+    run_load(architecture, tmp_path / "cache", seed, num_draft_tokens=4)
 
 
 @pytest.mark.full
