@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.commands import COMMAND, served
+from tests.support.commands import COMMAND, run, served
 from vllm_mlx.cli.options import load_settings, read_models
 from vllm_mlx.core.errors import ConfigError
 
@@ -101,8 +101,8 @@ def refused(*arguments: str) -> str:
     return " ".join(result.stderr.split())
 
 
-def test_several_models_are_refused_for_now() -> None:
-    assert "Several models are listed (demo, small), and this version serves one." in refused("demo", "small=demo")
+def test_a_name_that_is_given_twice_is_refused() -> None:
+    assert "`demo` stands for two models, demo and demo." in refused("demo", "demo")
     assert "--served-model-name. Leave one of the two out." in refused("a=demo", "--served-model-name", "b")
 
 
@@ -120,3 +120,28 @@ def test_a_model_of_the_list_answers_to_all_its_names(checkpoint: Callable[..., 
                 assert http.post("/v1/completions", json=body).json()["model"] == name
             unknown = http.post("/v1/completions", json={"model": "demo", "prompt": "a"})
             assert unknown.status_code == 404 and "serves `coder`, `gpt-5`." in unknown.text
+
+
+def test_several_models_on_the_command_line(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    first, second = checkpoint("qwen3"), checkpoint("llama")
+    with served(f"coder={first}", f"small={second}") as (_, printed):
+        assert "Beside" in printed and "small: llama" in printed
+        url = printed[printed.index("http://") :].split("/v1")[0]
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+            cards = {card["id"]: card["root"] for card in http.get("/v1/models").json()["data"]}
+            assert cards == {"coder": str(first), "small": str(second)}
+            for name in cards:
+                body = {"model": name, "prompt": "a", "max_tokens": 2}
+                assert http.post("/v1/completions", json=body).json()["model"] == name
+            status = http.get("/v1/status").json()
+            assert [(row["name"], row["state"]) for row in status["models"]] == [("coder", "ready"), ("small", "ready")]
+            assert 'vllm:num_requests_running{engine="0",model_name="small"} 0.0' in http.get("/metrics").text
+
+
+def test_doctor_checks_each_model_beside_the_others(checkpoint: Callable[..., Path]) -> None:
+    path = Path("~/.config/vllm-mlx/config.toml").expanduser()
+    path.parent.mkdir(parents=True)
+    tables = [f"[[models]]\nmodel = {json.dumps(str(checkpoint(name)))}\n" for name in ("qwen3", "llama")]
+    path.write_text("".join(tables))
+    result = run("doctor", "--quick")
+    assert result.returncode == 0 and result.stdout.count("of other models; ") == 2

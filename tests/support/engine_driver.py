@@ -20,7 +20,9 @@ from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.loading import build_engine, make_scheduler
+from vllm_mlx.engine.lane import Lane
+from vllm_mlx.engine.lane_parts import make_scheduler
+from vllm_mlx.engine.loading import build_engine
 from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, load_measured, wants_drafts
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
@@ -150,7 +152,7 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
     runner = Runner(model, engine.watch, has_drafts=scheduler.speculation is not None)
-    return Engine(scheduler, runner, engine.watch, engine.facts, engine.lane.reload)
+    return Engine([Lane(scheduler, runner, engine.lane.reload, engine.facts)], engine.watch)
 
 
 @lru_cache(maxsize=2)

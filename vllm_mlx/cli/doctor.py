@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -82,7 +83,7 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
         yield check_cache_folder(settings)
     yield check_port(settings)
     if accepts.verdict != "bad":
-        yield from map(check_model, settings.each())
+        yield from check_models(settings)
     if works and with_self_test:
         yield self_test()
 
@@ -250,8 +251,24 @@ _QUESTIONS = ("What is 2 + 3?", "Count to 9.")
 _REPLY_TOKENS = 24
 
 
-def check_model(settings: Settings) -> Check:
-    """Check by the model's files whether it fits. No weights are read."""
+def check_models(settings: Settings) -> Iterator[Check]:
+    """Check each model beside the others."""
+    folders = [local_folder(one.model) for one in settings.each()]
+    weights = [_weights_of(folder) for folder in folders]
+    for one, own_bytes in zip(settings.each(), weights, strict=True):
+        yield check_model(one, sum(weights) - own_bytes)
+
+
+def _weights_of(folder: Path | None) -> int:
+    """Return 0 for a model that is not on this machine or cannot be served, which has a line of its own."""
+    try:
+        return 0 if folder is None else describe(folder).weights_bytes
+    except ConfigError:
+        return 0
+
+
+def check_model(settings: Settings, held_bytes: int = 0) -> Check:
+    """Check by the model's files whether it fits beside others, which hold `held_bytes`. No weights are read."""
     name = f"Model {settings.model}"
     folder = local_folder(settings.model)
     if folder is None:
@@ -277,7 +294,8 @@ def check_model(settings: Settings) -> Check:
     device = device_memory()
     budget = settings.memory_budget or device.default_budget_bytes
     text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
-    left = budget - facts.weights_bytes
+    text += f" beside {readable(held_bytes)} of other models" if held_bytes else ""
+    left = budget - held_bytes - facts.weights_bytes
     if left <= 0:
         return Check(
             name, "bad", f"{text}: it does not fit {readable(budget)}. Choose a smaller or more quantised model"

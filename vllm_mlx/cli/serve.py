@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def _serve(settings: Settings, log: LogFile | None) -> None:
     sock = listen(settings.host, settings.port)
     recorder = open_recorder(config)
     screen = console()
-    screen.print(f"Loading {settings.model}", markup=False)
+    screen.print(f"Loading {', '.join(one.model for one in settings.each())}", markup=False)
 
     from ..engine.disk import open_disk
     from ..engine.loading import start_engine
@@ -68,7 +68,7 @@ def _serve(settings: Settings, log: LogFile | None) -> None:
 
     started_s = time.monotonic()
     disk = open_disk(engine_config)
-    engine = start_engine(engine_config, disk)
+    engine = start_engine(engine_config, disk, config.models)
     banner = Banner(
         info=engine.info,
         loaded=engine.model_facts,
@@ -77,7 +77,10 @@ def _serve(settings: Settings, log: LogFile | None) -> None:
         budget_bytes=engine.memory.total_bytes,
         disk=None if disk is None else disk.report,
         load_s=time.monotonic() - started_s,
-        names=config.models.names,
+        names=config.models.entries[0].names,
+        beside=[(entry.names, front.info) for entry, front in zip(config.models.entries, engine.fronts, strict=True)][
+            1:
+        ],
         api_keys=settings.api_keys,
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
@@ -98,9 +101,6 @@ def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
     from ..engine.loading import check_settings
 
     engine, server = settings.engine_config(), settings.server_config()
-    if len(listed := server.models.entries) > 1:
-        names = ", ".join(entry.name for entry in listed)
-        raise ConfigError(f"Several models are listed ({names}), and this version serves one. Leave the others out.")
     has_keys = not all(key.is_admin for key in server.api_keys)
     refuse_open_door(settings.host, has_keys=has_keys, insecure=settings.insecure)
     check_settings(engine)
@@ -133,6 +133,7 @@ class Banner:
     api_keys: tuple[str, ...]
     url: str  # without a path
     host: str  # the address that the server listens on
+    beside: Sequence[tuple[tuple[str, ...], ModelInfo]] = ()  # the names of each further model, and its facts
     install: str | None = None  # the command that puts `vllm-mlx` on the PATH; None if it is there
 
     def print_to(self, console: Console) -> None:
@@ -157,7 +158,8 @@ class Banner:
             ("Formats", formats(self.loaded)),
             ("Context", f"{info.max_model_len:,} tokens"),
             *self._scaled_down(),
-            ("Memory", f"at most {readable(self.budget_bytes)}, weights included"),
+            *(("Beside", _in_short(names, other)) for names, other in self.beside),
+            ("Memory", f"at most {readable(self.budget_bytes)}, {self._weights()}"),
             *self._on_disk(),
             ("URL", f"{self.url}/v1" + ("" if is_local(self.host) else f", open to the network on {self.host}")),
             ("Page", f"{self.url}/ in a browser: status and a chat"),
@@ -166,6 +168,12 @@ class Banner:
         if info.model not in self.names:
             rows.insert(1, ("From", info.model))
         return [*rows, *(("Off", what) for what in self.missing())]
+
+    def _weights(self) -> str:
+        if not self.beside:
+            return "weights included"
+        total = self.info.weights_bytes + sum(other.weights_bytes for _, other in self.beside)
+        return f"of which the weights of all models take {readable(total)}"
 
     def _scaled_down(self) -> list[tuple[str, str]]:
         pixels = self.loaded["max_pixels"]
@@ -220,6 +228,11 @@ class Banner:
             lines.append(f"-H {header}" if show_key else '-H "Authorization: Bearer $API_KEY"')
         lines.append(f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}")
         return " \\\n  ".join(lines)
+
+
+def _in_short(names: Sequence[str], info: ModelInfo) -> str:
+    size = f"{readable(info.weights_bytes)} of weights"
+    return f"{', '.join(names)}: {info.architecture}, {size}, {info.max_model_len:,} tokens of context"
 
 
 def install_command(program: str) -> str | None:

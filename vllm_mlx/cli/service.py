@@ -143,11 +143,11 @@ def install(
     print_only: Annotated[bool, option("--print", None, "Print the files instead of writing them.")] = False,
 ) -> None:
     """Keep a server of MODEL running with these settings. A second `install` replaces the first."""
-    from .doctor import check_model
+    from .doctor import check_models
     from .serve import accepted
 
     accepted(settings)
-    for check in map(check_model, settings.each()):
+    for check in check_models(settings):
         if check.verdict == "bad":
             raise ConfigError(f"{check.name}: {check.text}.")
     place = Place.of(user)

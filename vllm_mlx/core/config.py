@@ -250,6 +250,10 @@ class EngineConfig(ModelConfig):
     """Reasoning that stays in the prefix cache: what the next turn contains (`auto`), all (`keep`) or none (`drop`)."""
     media: MediaConfig = Field(default_factory=MediaConfig)
 
+    def with_model(self, model: ModelConfig) -> "EngineConfig":
+        """Return the settings of another model of this process."""
+        return dataclasses.replace(self, **{name: getattr(model, name) for name in ModelConfig.__pydantic_fields__})
+
     @property
     def stall_ms(self) -> float:
         """Milliseconds beyond which the pause of a reply counts as a stall."""

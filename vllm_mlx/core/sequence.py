@@ -185,6 +185,7 @@ class Sequence:
     prediction: Any = ()  # tokens that the client expects in the reply, or a cache.prompt_index.PromptIndex of them
     prompt_index: Any = None  # a cache.prompt_index.PromptIndex; None if no drafts are taken from the prompt
     tenant: str = ""  # the owner of the request; tenants take turns
+    model: int = 0  # the position of its model
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ def unnamed_keys(secrets: Iterable[str], *, taken: Iterable[str] = ()) -> tuple[
     return tuple(keys)
 
 
-def has_room(held: Mapping[str, int], tenant: str, amount: int, limit: int) -> bool:
+def has_room(held: Mapping[T, int], tenant: T, amount: int, limit: int) -> bool:
     """Whether `tenant` may take `amount` more of `limit`, if each tenant has the amount in `held` now.
 
     One tenant alone may take everything. If others have filled it, a tenant may still take its equal share. All may

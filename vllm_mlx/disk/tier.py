@@ -92,10 +92,11 @@ class DiskTier:
         """Return whether nothing waits to be written, or nothing can be written now."""
         return not self.is_on or not (self.writer.is_writing or self.writer.is_due_soon)
 
-    def free_memory(self) -> int:
-        """Remove what is on disk too from memory. Returns the bytes freed."""
+    def free_memory(self, fingerprint: str) -> int:
+        """Remove what is on disk too of a model from memory. Returns the bytes freed."""
         memory, before = self.store.memory, self.store.memory.used_bytes
-        for leaf, key in [(node, node.key) for node in memory.nodes() if node.key is not None]:
+        own = [node for node in memory.nodes() if node.space[0] == fingerprint]
+        for leaf, key in [(node, node.key) for node in own if node.key is not None]:
             node: Node | None = leaf
             while node is not None and node.is_copied:
                 node = node.parent

@@ -17,6 +17,7 @@ _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # bounds of the time after which a r
 _REFUSALS_PER_S = 20  # per tenant; others are delayed, because clients that retry at once cost time
 _QUICK_REFUSALS = 10  # per tenant, never delayed
 _LONGEST_HOLD_S = 30.0
+Party = tuple[str, int]  # a tenant, and the position of a model: who waits for a model costs other models no place
 
 
 class Refusals:
@@ -42,7 +43,7 @@ class AdmissionQueue:
         self._max_queue_s = config.max_queue_s
         self._max_request_s = config.max_request_s
         self._running_replies = running_replies
-        self.num_preparing: Counter[str] = Counter()  # replies whose prompts are being prepared, by tenant
+        self.num_preparing: Counter[Party] = Counter()  # replies whose prompts are being prepared
         self.timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
         self._refusals = Refusals()
         self.num_refused = 0
@@ -51,23 +52,24 @@ class AdmissionQueue:
     async def preparing(self, request: Request, num_choices: int) -> AsyncIterator[None]:
         """Hold a place in the queue while a request is prepared. Raises TooManyRequests if the queue is full.
 
-        Each tenant has a share of the queue. A tenant that holds no place always finds room for one reply.
+        Each tenant has a share of the queue for each model. One that holds no place there finds room for one reply.
         """
         tenant, replies = request.tenant, self._running_replies()
+        party = tenant, request.model
         held = Counter(self.num_preparing)
-        held.update(reply.tenant for reply in replies)
-        is_first = not held[tenant] and (num_choices == 1 or not replies)
-        if not is_first and not has_room(held, tenant, num_choices, self._max_open):
+        held.update((reply.tenant, reply.model) for reply in replies)
+        is_first = not held[party] and (num_choices == 1 or not replies)
+        if not is_first and not has_room(held, party, num_choices, self._max_open):
             error = self._refusal(replies)
             await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
             raise error
-        self.num_preparing[tenant] += num_choices
+        self.num_preparing[party] += num_choices
         try:
             yield
         finally:
-            self.num_preparing[tenant] -= num_choices
-            if not self.num_preparing[tenant]:
-                del self.num_preparing[tenant]
+            self.num_preparing[party] -= num_choices
+            if not self.num_preparing[party]:
+                del self.num_preparing[party]
 
     def _refusal(self, replies: Collection[ReplyStats]) -> TooManyRequests:
         now = time.monotonic()

@@ -25,7 +25,7 @@ from .generation import Generation, Reply
 from .macos import KeepAwake
 from .monitoring.counters import ReplyStats, Totals
 from .monitoring.prometheus import metric_families
-from .monitoring.schema import EngineReport, EngineStatus, ModelFacts
+from .monitoring.schema import EngineReport, EngineStatus
 from .monitoring.status import Moment, build_facts, engine_status
 from .preparing import PromptPool, place_in, stack_of
 
@@ -64,7 +64,7 @@ class EngineClient:
         self.preparations, self.model_facts = default.preparations, default.model_facts
         self._thread = thread
         self.pool = pool
-        self._monitor = Monitor(config, self.model_facts, thread, pool)
+        self._monitor = Monitor(config, self.fronts, thread, pool)
         self.queue = AdmissionQueue(config, self._running_replies)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
@@ -93,7 +93,7 @@ class EngineClient:
         the server shuts down or if the queue is full.
         """
         self._check_open()
-        self._thread.residence.use(time.monotonic())
+        self._thread.residences[request.model].use(time.monotonic())
         self._loop = asyncio.get_running_loop()
         async with self.queue.preparing(request, request.sampling.n):
             prepared, progress = await self.fronts[request.model].preparations.prepare(request)
@@ -173,28 +173,33 @@ class EngineClient:
 
     @property
     def model_state(self) -> State:
-        """Where the weights are now."""
-        return self._thread.residence.state
+        """Where the weights of the default model are now."""
+        return self.state_of(0)
 
-    async def load_model(self, *, wait: bool) -> None:
+    def state_of(self, model: int) -> State:
+        """Where the weights of the model at this position are now."""
+        return self._thread.residences[model].state
+
+    async def load_model(self, model: int = 0, *, wait: bool) -> None:
         """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
 
         Raises ModelUnavailable if a load failed, and EngineDead.
         """
-        await self.ask(lambda engine: engine.lane.load())
-        while wait and self.model_state == "loading":
+        await self.ask(lambda engine: engine.lanes[model].load())
+        while wait and self.state_of(model) == "loading":
             await asyncio.sleep(_LOOK_S)
-        if (refusal := self._thread.residence.refusal(time.monotonic())) is not None:
+        if (refusal := self._thread.residences[model].refusal(time.monotonic())) is not None:
             raise refusal
 
-    async def unload_model(self, *, wait: bool) -> None:
+    async def unload_model(self, model: int = 0, *, wait: bool) -> None:
         """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""
-        running = [reply.request_id for reply in [*self._running_replies(), *self._preparing_replies()]]
+        replies = [*self._running_replies(), *self._preparing_replies()]
+        running = [reply.request_id for reply in replies if reply.model == model]
         if running:
             shown = ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")
             raise ModelBusy(f"The model is in use by {shown}. Wait for the end, or cancel it.")
-        await self.ask(lambda engine: engine.lane.unload())
-        while wait and self.model_state == "leaving":
+        await self.ask(lambda engine: engine.lanes[model].unload())
+        while wait and self.state_of(model) == "leaving":
             await asyncio.sleep(_LOOK_S)
 
     async def shutdown(self, drain_s: float) -> None:
@@ -239,6 +244,7 @@ class EngineClient:
             expectation = prepared.compared.expectation
         for index, stats in enumerate(progress):
             seq = prepared.sequence(next(self._seq_ids), index)
+            seq.model = prepared.request.model
             stats.queue(seq, expectation, time.monotonic())
             yield Reply(index, seq, front.processor.output(prepared), stats, partial(front.keeper.take, prepared))
 
@@ -297,9 +303,9 @@ class Monitor:
     All callers of one moment share one report, which costs the engine thread little. Belongs to one event loop.
     """
 
-    def __init__(self, config: EngineConfig, facts: ModelFacts, thread: "EngineThread", pool: PromptPool):
+    def __init__(self, config: EngineConfig, fronts: Items[Front], thread: "EngineThread", pool: PromptPool):
         self.totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.stall_ms / 1000)
-        self.model_facts = facts
+        self._fronts = fronts
         self._build = build_facts()
         self._thread = thread
         self._pool = pool
@@ -340,8 +346,9 @@ class Monitor:
             report, age_s = self._last, time.monotonic() - self._last_s
         return Moment(
             build=self._build,
-            facts=self.model_facts,
-            memory=self._thread.facts.memory,
+            facts=self._fronts[0].model_facts,
+            names=tuple(front.name for front in self._fronts),
+            memory=tuple(front.facts.memory for front in self._fronts),
             report=report,
             report_age_s=age_s,
             totals=self.totals,

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -16,10 +17,11 @@ from ..core.step import SequenceUpdate, StepOutput, StepPlan
 from ..disk.tier import DiskTier
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
+from ..scheduler.lane_turns import LaneTurns
+from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
-from .lane import Lane, Reload
+from .lane import Lane
 from .monitoring.schema import EngineFacts, EngineReport
-from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,16 +31,18 @@ Deliver = Callable[[list[SequenceUpdate]], None]
 
 
 class Engine:
-    def __init__(self, scheduler: Scheduler, runner: Runner, watch: DeviceWatch, facts: EngineFacts, reload: Reload):
-        self.facts = facts
+    """Runs the steps of all lanes, one lane's at a time. What has no lane in its name is the default lane's."""
+
+    def __init__(self, lanes: Items[Lane], watch: DeviceWatch):
+        """`lanes` by the positions of their models. They share one tree of cached state, if they cache any."""
+        self.lanes = tuple(lanes)
+        self._turns = LaneTurns(len(lanes))
+        self._last = self.lane  # it ran the last step
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
-        self.scheduler = scheduler
-        self.lane = Lane(scheduler, runner, reload)
         self.watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
-        self._is_stalled = False
         self._longest_chunk = 0  # tokens that the running step computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
@@ -46,20 +50,34 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step can do anything before the next message."""
-        if self.lane.runner is None:
-            return bool(self._aborts) or self.lane.has_trims
-        return bool(self._aborts) or (self.scheduler.has_work and not self._is_stalled)
+        return bool(self._aborts) or any(lane.has_work for lane in self.lanes)
 
     @property
     def is_busy(self) -> bool:
         """Whether there is something to do between steps, also if no step is due."""
-        return self.has_work or self._has_disk_work or self.lane.is_moving
+        return self.has_work or self._has_disk_work or any(lane.is_moving for lane in self.lanes)
 
     @property
     def idle_s(self) -> float:
         """How long the thread may wait for messages if it is not busy."""
-        is_soon = self.lane.is_leaving or (self.disk is not None and self.disk.is_due_soon)
+        is_soon = self._is_leaving or (self.disk is not None and self.disk.is_due_soon)
         return _SOON_S if is_soon else _IDLE_S
+
+    @property
+    def _is_leaving(self) -> bool:
+        return any(lane.is_leaving for lane in self.lanes)
+
+    @property
+    def lane(self) -> Lane:
+        return self.lanes[0]
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self.lane.facts
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.lane.scheduler
 
     @property
     def runner(self) -> Runner:
@@ -70,13 +88,16 @@ class Engine:
     @property
     def num_rows(self) -> int:
         """Rows that hold state on the device."""
-        return 0 if self.lane.runner is None else self.lane.runner.num_rows
+        return sum(lane.runner.num_rows for lane in self.lanes if lane.runner is not None)
 
     @property
     def cache_tree(self) -> PrefixTree | None:
-        """The prefix cache; None if it is off."""
-        cache = self.scheduler.prefix_cache
-        return None if cache is None else cache.tree
+        """The prefix cache of all lanes; None if it is off."""
+        return next((cache.tree for cache in self._caches), None)
+
+    @property
+    def _caches(self) -> list[PrefixPlanner]:
+        return [cache for lane in self.lanes if (cache := lane.scheduler.prefix_cache) is not None]
 
     def cache_entries(self) -> list[Entry]:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
@@ -87,17 +108,16 @@ class Engine:
 
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
-        media = self.lane.media
-        freed = 0 if media is None else media.clear(salts)
+        freed = sum(lane.media.clear(salts) for lane in self.lanes if lane.media is not None)
         if self.disk is not None:
             self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
 
     def attach(self, disk: DiskTier | None, report: DiskReport) -> None:
         """Keep the prefix cache on disk too; or report why it is not kept."""
-        assert self.scheduler.prefix_cache is not None
-        self.disk = self.scheduler.prefix_cache.disk = disk
-        self._disk_settings = report
+        self.disk, self._disk_settings = disk, report
+        for cache in self._caches:
+            cache.disk = disk
 
     def wake_on_news(self, wake: Callable[[], None]) -> None:
         """`wake` is called, on any thread, when something was read from disk or written."""
@@ -106,34 +126,40 @@ class Engine:
 
     def close(self, rest_s: Callable[[], float], deliver: Deliver) -> None:
         """End the work on other threads. While `rest_s` returns a time, write state that is not on disk yet."""
-        cache = self.scheduler.prefix_cache
-        if self.disk is None or cache is None:
+        if self.disk is None:
             return
         try:
             if rest_s() > 0:
-                self._aborts += cache.seq_ids
-                self.step(deliver)  # rows leave their state behind
+                self._aborts += [seq_id for cache in self._caches for seq_id in cache.seq_ids]
+                for lane in self.lanes:
+                    self.step(deliver, lane)  # rows leave their state behind
                 self.disk.write_all(rest_s)
         finally:
             self.disk.close()
 
     def _look_after_disk(self, *, is_idle: bool) -> None:
         if self.disk is not None:
-            self._has_disk_work = self.disk.tick(is_idle=is_idle, is_last=self.lane.is_leaving)
+            self._has_disk_work = self.disk.tick(is_idle=is_idle, is_last=self._is_leaving)
 
     def live_bytes(self) -> int:
-        return 0 if self.lane.runner is None else self.lane.runner.live_bytes()
+        return sum(lane.runner.live_bytes() for lane in self.lanes if lane.runner is not None)
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or something was read or written."""
-        self._is_stalled = False
-        self._look_after_disk(is_idle=not self.scheduler.has_work)
+        for lane in self.lanes:
+            lane.is_stalled = False
+        self._look_after_disk(is_idle=self._is_idle)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not any(lane.is_busy for lane in self.lanes)
 
     def add(self, seqs: Iterable[Sequence]) -> None:
-        self._is_stalled = False
         for seq in seqs:
-            self.scheduler.add(seq)
-        self.lane.residence.use(time.monotonic())
+            lane = self.lanes[seq.model]
+            lane.is_stalled = False
+            lane.scheduler.add(seq)
+            lane.residence.use(time.monotonic())
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences at the start of the next step."""
@@ -141,86 +167,97 @@ class Engine:
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
-        self._is_stalled = False
-        self.scheduler.keep(seq, num_tokens)
+        self.lanes[seq.model].is_stalled = False
+        self.lanes[seq.model].scheduler.keep(seq, num_tokens)
 
     def report(self) -> EngineReport:
         """Describe the present state."""
-        cache = self.scheduler.prefix_cache
-        media = self.lane.media if self.facts.info.takes_images else None
+        tree = self.cache_tree
         return EngineReport(
             num_steps=self.num_steps,
-            num_running=self.scheduler.num_running,
-            num_waiting=len(self.scheduler.waiting),
-            num_preemptions=self.scheduler.num_preemptions,
-            num_restarts=self.scheduler.num_restarts,
-            live_bytes=self.live_bytes(),
-            pool_bytes=self.scheduler.pool.num_bytes,
-            num_shortened=self.scheduler.pool.num_shortened,
             device=self.watch.usage(),
-            cache=None if cache is None else cache.tree.stats,
-            num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
-            images=image_status(media),
-            drafts=draft_status(self.facts.no_drafts, self.scheduler.speculation),
-            media_bytes=0 if media is None else media.used_bytes,
+            lanes=tuple(lane.report() for lane in self.lanes),
+            cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reader.reading,
-            lane=self.lane.report(),
         )
 
     def rest(self) -> None:
         """Free what only a next step would use. Called when no step is due."""
-        if self.lane.runner is not None:
-            self.lane.runner.rest()
+        for lane in self.lanes:
+            if lane.runner is not None:
+                lane.runner.rest()
 
     def move(self, deliver: Deliver) -> None:
         """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
-        self._longest_chunk = 0
-        with self._recovering(deliver):
-            refusal, fault = self.lane.move(self.disk)
-            if refusal is not None:
-                waiting = tuple((seq.seq_id, refusal) for seq in self.scheduler.waiting)
-                self._take(StepOutput(failed=waiting), deliver)
-            if fault is not None:
-                raise fault
+        for lane in self.lanes:
+            self._longest_chunk = 0
+            lane.share(self._others(lane))
+            with self._recovering(lane, deliver):
+                refusal, fault = lane.move(self.disk)
+                if refusal is not None:
+                    waiting = tuple((seq.seq_id, refusal) for seq in lane.scheduler.waiting)
+                    self._take(lane, StepOutput(failed=waiting), deliver)
+                if fault is not None:
+                    raise fault
+
+    def _others(self, lane: Lane) -> list[Lane]:
+        return [other for other in self.lanes if other is not lane]
 
     def yield_memory(self, deliver: Deliver) -> None:
         """Give memory back under pressure, although no step is due. A step without work sees the pressure."""
         if self.watch.has_news:
             self.step(deliver)
             self.rest()
-        self._look_after_disk(is_idle=not self.scheduler.has_work)
+        self._look_after_disk(is_idle=self._is_idle)
 
-    def step(self, deliver: Deliver) -> None:
-        """Run one step. Tokens are delivered before the prefill of the same step runs.
+    def step(self, deliver: Deliver, lane: Lane | None = None) -> None:
+        """Run one step of a lane; without one, of the lane that was served least.
 
-        If a step fails as a whole, its sequences restart or fail; the next step starts clean. Raises EngineDead.
+        Tokens are delivered before the prefill of the same step runs. If a step fails as a whole, its sequences restart
+        or fail; the next step starts clean. Raises EngineDead.
         """
         self.num_steps += 1
-        self._is_stalled = False
         self._longest_chunk = 0
-        with self._recovering(deliver):
+        started_s = time.monotonic()
+        with self._recovering(self._last, deliver):
             while self._aborts:
-                self.scheduler.abort(self._aborts.pop())
-            if self.lane.runner is None:
-                self._take(StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
-                return
-            plan = self.scheduler.schedule(time.monotonic())
-            self._raise_fault()
-            has_news = self._take(self.runner.decode(plan), deliver)
-            self._is_stalled = plan == StepPlan() and not has_news and self.scheduler.awaits_inputs
-            if plan.prefill:
-                self._longest_chunk = max(chunk.end - chunk.start for chunk in plan.prefill)
-                self._take(self.runner.prefill(plan.prefill), deliver)
-            self._look_after_disk(is_idle=False)
+                seq_id = self._aborts.pop()
+                for owner in self.lanes:
+                    owner.scheduler.abort(seq_id)
+        busy = {at: each.scheduler.turns.tenants for at, each in enumerate(self.lanes) if each.has_work}
+        if lane is None:
+            lane = self.lanes[self._turns.next(busy)] if busy else self.lane
+        with self._recovering(lane, deliver):
+            lane.share(self._others(lane))
+            lane.pace([self.lanes[at] for at in busy if self.lanes[at] is not lane])
+            self._step(lane, deliver)
+            if len(busy) > 1:
+                lane.settle()
+        self._turns.charge(self.lanes.index(lane), time.monotonic() - started_s, busy)
+        self._last = lane
+
+    def _step(self, lane: Lane, deliver: Deliver) -> None:
+        lane.is_stalled = False
+        if (runner := lane.runner) is None:
+            self._take(lane, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
+            return
+        plan = lane.scheduler.schedule(time.monotonic())
+        lane.raise_fault()
+        has_news = self._take(lane, runner.decode(plan), deliver)
+        lane.is_stalled = plan == StepPlan() and not has_news and lane.scheduler.awaits_inputs
+        if plan.prefill:
+            self._longest_chunk = max(chunk.end - chunk.start for chunk in plan.prefill)
+            self._take(lane, runner.prefill(plan.prefill), deliver)
+        self._look_after_disk(is_idle=False)
 
     @contextmanager
-    def _recovering(self, deliver: Deliver) -> Iterator[None]:
-        """Recover from the error that ends the block. Raises EngineDead."""
+    def _recovering(self, lane: Lane, deliver: Deliver) -> Iterator[None]:
+        """Recover from the error that ends the block: a lane's own, or the device's. Raises EngineDead."""
         with Fence("the engine, which continues with its next step") as fence:
             yield
         if fence.error is not None:
-            self.recover(fence.error, deliver, self._longest_chunk)
+            self.recover(fence.error, deliver, self._longest_chunk, lane)
 
     def ask(self, question: Callable[["Engine"], T], deliver: Deliver) -> T:
         """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too."""
@@ -231,14 +268,17 @@ class Engine:
                 self.recover(error, deliver)
             raise
 
-    def recover(self, error: Exception, deliver: Deliver, num_tokens: int = 0) -> None:
-        """Drop all rows, so that the next step starts clean, and let their sequences restart or fail.
+    def recover(self, error: Exception, deliver: Deliver, num_tokens: int = 0, lane: Lane | None = None) -> None:
+        """Drop the rows, so that the next step starts clean, and let their sequences restart or fail.
 
-        `num_tokens`: the longest chunk that ran, if any did. Raises EngineDead after several device faults without a
-        good step in between, because then only a new process helps.
+        A device fault is everyone's; another error is that of `lane`. `num_tokens`: the longest chunk that ran, if any
+        did. Raises EngineDead after several device faults without a good step in between, because then only a new
+        process helps.
         """
         fault = device_fault(error)
-        self.lane.reset()
+        lanes = self.lanes if fault is not None or lane is None else (lane,)
+        for each in lanes:
+            each.reset()
         if fault is not None:
             self._num_faults += 1
             logger.error("Device fault %d since the last good step: %s", self._num_faults, error)
@@ -248,18 +288,14 @@ class Engine:
                 f"{first_line(error, 300)}"
             )
         failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
-        deliver(self.scheduler.recover(failure, fault, num_tokens))
+        for each in lanes:
+            deliver(each.scheduler.recover(failure, fault, num_tokens if each is lane else 0))
 
-    def _take(self, output: StepOutput, deliver: Deliver) -> bool:
+    def _take(self, lane: Lane, output: StepOutput, deliver: Deliver) -> bool:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
         if output.tokens or output.prefilled:
             self._num_faults = 0
-        if updates := self.scheduler.update(output):
+        if updates := lane.scheduler.update(output):
             deliver(updates)
-        self._raise_fault()
+        lane.raise_fault()
         return bool(updates)
-
-    def _raise_fault(self) -> None:
-        """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
-        if self.scheduler.prefix_cache is not None:
-            self.scheduler.prefix_cache.raise_fault()

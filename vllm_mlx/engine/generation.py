@@ -136,6 +136,7 @@ def _replies(request: Request) -> list[ReplyStats]:
         ReplyStats(
             request_id=request.request_id if num_replies == 1 else f"{request.request_id}-{index}",
             tenant=request.tenant,
+            model=request.model,
             client=request.client,
             path=request.path,
             max_tokens=request.sampling.max_tokens or 0,

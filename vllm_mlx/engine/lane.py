@@ -5,8 +5,10 @@ queue as it would for a place. Weights come back in slices between steps, and no
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -20,7 +22,8 @@ from ..runner.model import Model
 from ..runner.runner import Runner
 from ..scheduler.residence import Reason, Residence
 from ..scheduler.scheduler import Scheduler
-from .monitoring.schema import LaneReport
+from .monitoring.schema import EngineFacts, LaneReport
+from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
 _MUCH_MISSING = 1 << 20  # bytes that do not come back before the log says so
@@ -41,8 +44,8 @@ class Reload:
 class Lane:
     """Owns the runner of one checkpoint, and the bytes that its weights take. Belongs to the engine thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, reload: Reload):
-        self.scheduler, self.media = scheduler, runner.media
+    def __init__(self, scheduler: Scheduler, runner: Runner, reload: Reload, facts: EngineFacts):
+        self.scheduler, self.media, self.facts = scheduler, runner.media, facts
         self.runner: Runner | None = runner
         self.residence = Residence(idle_unload_s=reload.idle_unload_s)
         self.residence.use(time.monotonic())
@@ -51,6 +54,43 @@ class Lane:
         self._taken_bytes = reload.weights_bytes  # the pool was planned without them
         self._load_s = self._build_s = 0.0
         self._missing_bytes = 0
+        self._beside_bytes = facts.memory.held_bytes  # what the pool was planned without, for others
+        self.is_stalled = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step can do anything before the next message."""
+        if self.runner is None:
+            return self.has_trims
+        return self.scheduler.has_work and not self.is_stalled
+
+    def settle(self) -> None:
+        """Wait for what the device computes, so that the next lane does not pay for it."""
+        if self.runner is not None and self.runner.num_rows:
+            mx.synchronize()
+
+    @property
+    def held_bytes(self) -> int:
+        """What this lane takes of the memory that all share, but for cached state."""
+        media_bytes = 0 if self.media is None else self.media.used_bytes
+        rows_bytes = 0 if self.runner is None else self.scheduler.room.rows_bytes(extra=1)
+        memory = self.facts.memory
+        return self._taken_bytes + rows_bytes + media_bytes + memory.media_bytes + memory.grammars_bytes
+
+    def share(self, others: "Items[Lane]") -> None:
+        """Leave in the pool what the other lanes do not take now."""
+        own_bytes = self.facts.memory.transient_bytes
+        step_bytes = max((other.facts.memory.transient_bytes for other in others), default=0)
+        beside_bytes = sum(other.held_bytes for other in others) + max(0, step_bytes - own_bytes)
+        self.scheduler.pool.take(beside_bytes - self._beside_bytes)
+        self._beside_bytes = beside_bytes
+
+    def pace(self, others: "Items[Lane]") -> None:
+        """Bound the chunks of the next step, so that no reply of the `others`, which are busy, waits for too long."""
+        prefill = self.scheduler.prefill
+        num_prefilling = 1 + sum(other.scheduler.prefill.is_prefilling for other in others)
+        left_s = prefill.stall_s - sum(other.scheduler.prefill.decode_s for other in others)
+        prefill.beside_s = max(0.0, left_s) / num_prefilling if others else math.inf
 
     @property
     def is_busy(self) -> bool:
@@ -73,7 +113,19 @@ class Lane:
         return self.residence.state == "leaving"
 
     def report(self) -> LaneReport:
+        cache, media = self.scheduler.prefix_cache, self.media if self.facts.info.takes_images else None
         return LaneReport(
+            num_running=self.scheduler.num_running,
+            num_waiting=len(self.scheduler.waiting),
+            num_preemptions=self.scheduler.num_preemptions,
+            num_restarts=self.scheduler.num_restarts,
+            live_bytes=0 if self.runner is None else self.runner.live_bytes(),
+            lacking_bytes=self.scheduler.pool.planned_bytes - self.scheduler.pool.num_bytes,
+            num_shortened=self.scheduler.pool.num_shortened,
+            num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
+            images=image_status(media),
+            drafts=draft_status(self.facts.no_drafts, self.scheduler.speculation),
+            media_bytes=0 if media is None else media.used_bytes,
             state=self.residence.state,
             progress=None if self._loading is None else self._loading.progress,
             taken_bytes=self._taken_bytes,
@@ -135,6 +187,16 @@ class Lane:
         refusal = self.residence.refusal(time.monotonic())
         return (refusal if self.scheduler.waiting else None), fault
 
+    @property
+    def _fingerprint(self) -> str:
+        cache = self.scheduler.prefix_cache
+        return "" if cache is None else cache.fingerprint
+
+    def raise_fault(self) -> None:
+        """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
+        if self.scheduler.prefix_cache is not None:
+            self.scheduler.prefix_cache.raise_fault()
+
     # -- the weights leave
 
     def _leave(self, disk: DiskTier | None, now: float) -> None:
@@ -142,7 +204,7 @@ class Lane:
             self._drop(now)
         elif disk.is_written or self.residence.is_overdue(now):
             self._drop(now)
-            disk.free_memory()
+            disk.free_memory(self._fingerprint)
             mx.clear_cache()
 
     def _drop(self, now: float) -> None:

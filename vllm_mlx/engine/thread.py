@@ -36,17 +36,17 @@ _Message = Callable[[Engine], None] | _Question | None  # None: stop
 
 
 class EngineThread:
-    """Runs one engine on a thread of its own. `facts` and `residence` are known after `start`."""
+    """Runs one engine on a thread of its own. `facts` and `residences` are known after `start`, one for each lane."""
 
-    facts: EngineFacts
-    residence: Residence
+    facts: list[EngineFacts]
+    residences: list[Residence]
 
     def __init__(self, load: Callable[[], Engine]):
         self._load = load
         self._deliver: Deliver = _nobody_listens
         self._died: Callable[[EngineDead], None] = _nobody_listens
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._loaded: Future[EngineFacts] = Future()
+        self._loaded: Future[list[EngineFacts]] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
         self._save_until_s = 0.0  # by the monotonic clock
@@ -125,8 +125,8 @@ class EngineThread:
             self._loaded.set_exception(error)
             return
         engine.wake_on_news(self.wake)
-        self.residence = engine.lane.residence
-        self._loaded.set_result(engine.facts)
+        self.residences = [lane.residence for lane in engine.lanes]
+        self._loaded.set_result([lane.facts for lane in engine.lanes])
         try:
             while self._take_messages(engine):
                 if engine.has_work:

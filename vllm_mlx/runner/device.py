@@ -162,6 +162,11 @@ class DeviceWatch:
         mx.set_cache_limit(cache_limit_bytes)
         mx.reset_peak_memory()
 
+    def raise_cache_limit(self, num_bytes: int) -> None:
+        """Let MLX keep at least so many bytes of freed buffers, for the sake of another model."""
+        self._cache_limit_bytes = max(self._cache_limit_bytes, num_bytes)
+        mx.set_cache_limit(self._cache_limit_bytes)
+
     def return_buffers(self) -> None:
         """Give freed buffers back to the system now and then, earlier if there are many. Called once a decode step."""
         self._num_steps += 1

@@ -41,6 +41,11 @@ class MemoryPool:
         margin = self._planned_bytes // _MARGIN
         return self._crowded_bytes is not None and self.num_bytes < self._crowded_bytes + margin
 
+    @property
+    def planned_bytes(self) -> int:
+        """Its size while the device has all the memory that was planned."""
+        return self._planned_bytes
+
     def take(self, num_bytes: int) -> None:
         """Take bytes for weights out of the pool. With a negative number, give them back."""
         self._planned_bytes -= num_bytes

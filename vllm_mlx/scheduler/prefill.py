@@ -1,5 +1,6 @@
 """Plans the prefill of a step: which prompts are computed, and up to where."""
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
@@ -30,12 +31,24 @@ class PrefillPlanner:
         self._room = room
         self._prefix_cache = prefix_cache
         self._images = images
+        self.beside_s = math.inf  # what other models leave of a step while they are busy
+        self.is_prefilling = self.is_decoding = False  # in the last step
         # tokens of every chunk, if chunks must not depend on other requests
         self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
 
+    @property
+    def stall_s(self) -> float:
+        return self._pacer.max_stall_s
+
+    @property
+    def decode_s(self) -> float:
+        """What a step of the rows that decode takes; 0 if none did in the last step."""
+        return self._pacer.decode_s if self.is_decoding else 0.0
+
     def plan(self, prefilling: Rows[Sequence], now: float, *, is_decoding: bool) -> tuple[PrefillChunk, ...]:
         """Plan the chunks of one step, and count their tokens as computed."""
-        most_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, now)
+        self.is_prefilling, self.is_decoding = bool(prefilling), is_decoding
+        most_s = min(self.beside_s, self._turns.longest_prefill_s(self._pacer.max_stall_s, now))
         budget = self._pacer.budget(decoding=is_decoding, most_s=most_s)
         chunks = plan_prefill(self._turns.in_turn(prefilling), self._pacer, self._chunk, budget)
         if chunks:

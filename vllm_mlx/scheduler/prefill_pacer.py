@@ -145,6 +145,10 @@ class PrefillPacer:
         self._caution = max(1.0, ratio, (1 + self._caution) / 2)
         self._longest = max(self._longest, timing.num_tokens)
 
+    @property
+    def decode_s(self) -> float:
+        return self._decode_s
+
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
         self._least_decode_s, self._last_decode_s = min(seconds, self._last_decode_s), seconds

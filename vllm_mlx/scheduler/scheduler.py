@@ -57,8 +57,8 @@ class Scheduler:
         self._pending = Pending()
         self._groups = DecodeGroups(footprint, can_batch and not config.repeatable, shares_forward)
         self.room = Room(config.max_num_seqs, self.pool, footprint, self._seqs, self._groups, prefix_cache, images)
-        self._turns = Turns(lambda row: self.room.share(self.room.bytes_of(row)))
-        self._prefill = PrefillPlanner(config, pacer, self._turns, self.room, prefix_cache, images)
+        self.turns = Turns(lambda row: self.room.share(self.room.bytes_of(row)))
+        self.prefill = PrefillPlanner(config, pacer, self.turns, self.room, prefix_cache, images)
         self.speculation = speculation
         self._now = 0.0
         self.num_preemptions = 0
@@ -87,7 +87,7 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         if self.prefix_cache is not None:
             self.prefix_cache.open(seq)
-        self._turns.join(seq)
+        self.turns.join(seq)
         self._seqs.waiting.append(seq)
 
     def abort(self, seq_id: int) -> bool:
@@ -146,7 +146,7 @@ class Scheduler:
         self._preempt_if_short()
         self._admit()
         decode, drafts, reads = self._plan_decode()
-        prefill = self._prefill.plan(self._seqs.prefilling(), now, is_decoding=bool(decode))
+        prefill = self.prefill.plan(self._seqs.prefilling(), now, is_decoding=bool(decode))
         pending, self._pending = self._pending, Pending(admitted=self._pending.admitted)
         if self.speculation is not None and (prefill or pending.release or pending.restores or not decode):
             self.speculation.rest()
@@ -187,9 +187,9 @@ class Scheduler:
     def _admit(self) -> None:
         """Admit sequences in turn while places and memory last. One that shares a running prefill waits."""
         following: set[int] = set()
-        while (seq := self._turns.next(self._seqs.waiting, self._seqs, following)) is not None:
+        while (seq := self.turns.next(self._seqs.waiting, self._seqs, following)) is not None:
             is_full = len(self._seqs) >= self._max_num_seqs or (self.pool.is_crowded and len(self._seqs) > 0)
-            if is_full and not self._turns.are_several:
+            if is_full and not self.turns.are_several:
                 return
             if self._follows_another(seq):
                 following.add(seq.seq_id)
@@ -198,7 +198,7 @@ class Scheduler:
                 return
             rows_bytes = self.room.rows_bytes()
             self._seqs.admit(seq)
-            self._turns.admit(seq)
+            self.turns.admit(seq)
             self._start(seq)
             self.room.shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
@@ -211,7 +211,7 @@ class Scheduler:
         staying = [row for row in self._seqs.rows() if row not in self._pending.admitted]
         leaving: list[Sequence] = []
         while len(leaving) < len(self._seqs) and (lacking_places > 0 or lacking_bytes > 0 or self.pool.is_crowded):
-            row = self._turns.row_above(seq, staying, self.room.share(coming_bytes))
+            row = self.turns.row_above(seq, staying, self.room.share(coming_bytes))
             if row is None:
                 return False
             if lacking_places <= 0 and lacking_bytes <= 0:
@@ -258,7 +258,7 @@ class Scheduler:
             rows = self._seqs.rows()
             if len(rows) < 2:
                 break
-            self._preempt(self._turns.row_to_preempt(rows))
+            self._preempt(self.turns.row_to_preempt(rows))
             self.pool.crowd()
             needed = self.room.rows_bytes(extra=1)
         self.room.shrink_cache(needed)
@@ -389,7 +389,7 @@ class Scheduler:
         if self._pending.ended is not None:
             self._pending.ended.append(seq)
         self.pool.relieve()
-        self._turns.leave(seq)
+        self.turns.leave(seq)
         self._groups.forget(seq.seq_id)
         if self.speculation is not None:
             self.speculation.close(seq.seq_id)

@@ -32,6 +32,11 @@ class Turns:
         """Whether sequences of more than one tenant wait or run."""
         return len(self._num_here) > 1
 
+    @property
+    def tenants(self) -> Collection[str]:
+        """The tenants whose sequences wait or run."""
+        return self._num_here.keys()
+
     def join(self, seq: Sequence) -> None:
         self._num_here[seq.tenant] += 1
 

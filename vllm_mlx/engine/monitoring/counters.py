@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
@@ -108,6 +109,7 @@ class ReplyProgress(TypedDict):
 
     request_id: str | None
     client: str | None
+    model: str
     path: str
     status: Literal["waiting", "running"]
     phase: Phase
@@ -142,6 +144,7 @@ class ReplyStats:
     request_id: str
     seq_id: int | None = None  # None while the prompt is prepared
     tenant: str = ""  # the owner of the request
+    model: int = 0  # the position of its model
     client: str | None = None
     path: str = ""
     prompt_tokens: int = 0  # 0 while the prompt is prepared
@@ -201,13 +204,18 @@ class ReplyStats:
             return "model"
         return "disk" if self.seq_id in reading else None
 
-    def describe(self, now: float, reading: Collection[int] = (), *, has_model: bool = True) -> RunningReply:
-        """Describe the reply for the status. `reading`: the seq_ids of sequences that wait for the disk."""
+    def describe(self, now: float, models: Items[tuple[str, bool]], reading: Collection[int] = ()) -> RunningReply:
+        """Describe the reply for the status. `reading`: the seq_ids of sequences that wait for the disk.
+
+        `models`: the name of each model, and whether its weights are in memory.
+        """
+        name, has_model = models[self.model]
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
             "request_id": self.request_id,
             "tenant": self.tenant,
             "client": self.client,
+            "model": name,
             "path": self.path,
             "status": "waiting" if self.phase == "queued" else "running",
             "phase": self.phase,

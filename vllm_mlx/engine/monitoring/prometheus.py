@@ -3,7 +3,7 @@
 Nothing is counted here. Families are built on request, from the counts of the event loop and of the engine.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast, get_args
 
 from prometheus_client.core import (
@@ -38,11 +38,18 @@ def metric_families(moment: Moment) -> Iterator[Metric]:
     yield from _own_counts(own, moment)
     yield from _own_memory(own, moment)
     yield from _own_caches(own, moment)
-    yield from _own_model(own, moment.report.lane)
-    if moment.report.drafts["enabled"]:
-        yield from _drafts(vllm, own, moment.report.drafts)
+    yield from _joined(_own_model(_Builder(own.prefix, {"model_name": name}), lane) for name, lane in moment.lanes)
+    if (drafts := moment.report.lanes[0].drafts)["enabled"]:
+        yield from _drafts(vllm, own, drafts)
     if moment.report.disk is not None:
         yield from _own_disk(own, moment.report.disk)
+
+
+def _joined(models: Iterable[Iterator[Metric]]) -> Iterator[Metric]:
+    """Join the same metrics of several models, whose samples differ by their first label."""
+    for first, *others in zip(*models, strict=True):
+        first.samples += [sample for other in others for sample in other.samples]
+        yield first
 
 
 class _Builder:
@@ -80,11 +87,18 @@ class _Builder:
         return family
 
 
+def _vllm_model(vllm: _Builder, lane: LaneReport) -> Iterator[Metric]:
+    yield vllm.gauge("num_requests_running", "Running replies.", lane.num_running)
+    yield vllm.gauge("num_requests_waiting", "Waiting replies.", lane.num_waiting)
+
+
 def _vllm_counts(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
     """Yield the metrics that vLLM has too, under its names."""
-    report, totals, rows_bytes = moment.report, moment.totals, moment.memory.rows_bytes
-    yield vllm.gauge("num_requests_running", "Running replies.", report.num_running)
-    yield vllm.gauge("num_requests_waiting", "Waiting replies.", report.num_waiting)
+    report, totals, rows_bytes = moment.report, moment.totals, moment.rows_bytes
+    labels = vllm.labels
+    yield from _joined(
+        _vllm_model(_Builder(vllm.prefix, {**labels, "model_name": name}), lane) for name, lane in moment.lanes
+    )
     used = report.live_bytes / rows_bytes if rows_bytes else 0.0
     text = "Share of the memory for rows and caches that running replies use, 0 to 1."
     yield vllm.gauge("kv_cache_usage_perc", text, used)
@@ -140,7 +154,7 @@ def _own_counts(own: _Builder, moment: Moment) -> Iterator[Metric]:
 
 
 def _own_memory(own: _Builder, moment: Moment) -> Iterator[Metric]:
-    parts = cast(dict[str, int], memory_status(moment.memory, moment.report))
+    parts = cast(dict[str, int], memory_status(moment))
     yield own.gauge("memory_budget_bytes", "Memory that the server may use.", parts.pop("total_bytes"))
     by_use = {name.removesuffix("_bytes"): num_bytes for name, num_bytes in parts.items()}
     yield own.gauge("memory_bytes", "The memory budget by use.", by_use, "part")

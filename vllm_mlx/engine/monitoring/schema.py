@@ -259,6 +259,17 @@ class EngineFacts:
 class LaneReport:
     """The state of a lane between two steps. Times are seconds."""
 
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
+    live_bytes: int  # state of all rows, including padding
+    lacking_bytes: int  # that were planned for rows and caches, and that the device turned out not to have
+    num_shortened: int  # times that memory pressure made prefill chunks shorter
+    num_skipped_captures: int  # snapshots that were not stored because memory was short
+    images: ImageStatus
+    drafts: DraftStatus
+    media_bytes: int  # image features that are cached
     state: State
     progress: float | None  # of a load; None at other times
     taken_bytes: int  # for weights
@@ -275,19 +286,49 @@ class EngineReport:
     """The state of the engine between two steps."""
 
     num_steps: int
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
-    pool_bytes: int  # memory for rows and caches: lowered from the plan if the device has less memory
-    num_shortened: int  # times that memory pressure made prefill chunks shorter
-    num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
-    live_bytes: int  # state of all rows, including padding
     device: DeviceUsage
-    lane: LaneReport
+    lanes: tuple[LaneReport, ...]  # by the positions of their models
     cache: TreeStats | None  # None if the prefix cache is off
     disk: DiskReport | None = None  # None if a setting turns it or the prefix cache off
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
-    num_skipped_captures: int  # snapshots that were not stored because memory was short
-    images: ImageStatus
-    drafts: DraftStatus
-    media_bytes: int  # image features that are cached
+
+    @property
+    def images(self) -> ImageStatus:
+        """Those of the default model."""
+        return self.lanes[0].images
+
+    @property
+    def num_running(self) -> int:
+        return sum(lane.num_running for lane in self.lanes)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(lane.num_waiting for lane in self.lanes)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(lane.num_preemptions for lane in self.lanes)
+
+    @property
+    def num_restarts(self) -> int:
+        return sum(lane.num_restarts for lane in self.lanes)
+
+    @property
+    def num_shortened(self) -> int:
+        return sum(lane.num_shortened for lane in self.lanes)
+
+    @property
+    def num_skipped_captures(self) -> int:
+        return sum(lane.num_skipped_captures for lane in self.lanes)
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(lane.live_bytes for lane in self.lanes)
+
+    @property
+    def media_bytes(self) -> int:
+        return sum(lane.media_bytes for lane in self.lanes)
+
+    @property
+    def taken_bytes(self) -> int:
+        return sum(lane.taken_bytes for lane in self.lanes)

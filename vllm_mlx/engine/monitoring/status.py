@@ -26,6 +26,7 @@ from .schema import (
     EngineReport,
     EngineStatus,
     ImageStatus,
+    LaneReport,
     LatencyStatus,
     MemoryStatus,
     ModelFacts,
@@ -44,19 +45,31 @@ class Moment:
     """All figures of one moment, from which status and metrics are written. `now` is a time of the monotonic clock."""
 
     build: BuildFacts
-    facts: ModelFacts
-    memory: MemoryBudget
+    facts: ModelFacts  # of the default model
+    names: tuple[str, ...]  # of the models, by their positions
+    memory: tuple[MemoryBudget, ...]  # as each model sees it
     report: EngineReport
     report_age_s: float
     totals: Totals
     now: float
 
+    @property
+    def lanes(self) -> list[tuple[str, LaneReport]]:
+        return list(zip(self.names, self.report.lanes, strict=True))
+
+    @property
+    def rows_bytes(self) -> int:
+        """The memory that is planned for rows and caches beside the weights that are in memory now."""
+        kept_bytes = sum(memory.media_bytes + memory.grammars_bytes for memory in self.memory)
+        rest_bytes = self.memory[0].total_bytes - self.report.taken_bytes - kept_bytes
+        return rest_bytes - max(memory.transient_bytes for memory in self.memory)
+
 
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
     report, totals, now = moment.report, moment.totals, moment.now
-    has_model = report.lane.state in ("ready", "leaving")
-    running = [reply.describe(now, report.reading, has_model=has_model) for reply in replies]
+    models = [(name, lane.state in ("ready", "leaving")) for name, lane in moment.lanes]
+    running = [reply.describe(now, models, report.reading) for reply in replies]
     return {
         "status": "running" if running else "idle",
         "model": moment.facts["model"],
@@ -86,12 +99,12 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
             "limit_memory_gb": round(report.device.limit_bytes / _GB, 4),
         },
         "system": _system(report.device.system),
-        "memory": memory_status(moment.memory, report),
+        "memory": memory_status(moment),
         "shrinking": _pressure(report, num_refused),
         "cache": _cache(report, totals),
         "images": report.images,
-        "drafts": report.drafts,
-        "models": [_model(moment.facts["model"], report)],
+        "drafts": report.lanes[0].drafts,
+        "models": [_model(name, lane) for name, lane in moment.lanes],
         "model_facts": moment.facts,
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
@@ -99,8 +112,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
     }
 
 
-def _model(name: str, report: EngineReport) -> ModelRow:
-    lane = report.lane
+def _model(name: str, lane: LaneReport) -> ModelRow:
     return {
         "name": name,
         "state": lane.state,
@@ -108,8 +120,8 @@ def _model(name: str, report: EngineReport) -> ModelRow:
         "weights_bytes": lane.taken_bytes,
         "missing_bytes": lane.missing_bytes,
         "last_used_s": round(lane.unused_s, 1),
-        "running": report.num_running,
-        "waiting": report.num_waiting,
+        "running": lane.num_running,
+        "waiting": lane.num_waiting,
         "loads": {reason: lane.loads.get(reason, 0) for reason in get_args(Reason)},
         "load_s": round(lane.load_s, 3),
         "cause": lane.cause,
@@ -135,24 +147,25 @@ def _system(system: SystemMemory) -> SystemStatus:
     }
 
 
-def memory_status(memory: MemoryBudget, report: EngineReport) -> MemoryStatus:
+def memory_status(moment: Moment) -> MemoryStatus:
     """Divide the budget. `free_bytes` is left for rows and caches.
 
     `lacking_bytes` were planned for them too, but the device turned out not to have them.
     """
-    live_bytes = report.live_bytes
+    report = moment.report
+    live_bytes, media_bytes = report.live_bytes, report.media_bytes
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
-    rows_bytes = memory.rows_bytes + memory.weights_bytes - report.lane.taken_bytes
-    free_bytes = max(0, rows_bytes - live_bytes - cache_bytes - report.media_bytes)
-    lacking_bytes = min(free_bytes, rows_bytes - report.pool_bytes)
+    free_bytes = max(0, moment.rows_bytes - live_bytes - cache_bytes - media_bytes)
+    lacking_bytes = min(free_bytes, max(lane.lacking_bytes for lane in report.lanes))
+    transient_bytes = max(memory.transient_bytes for memory in moment.memory)
     return {
-        "total_bytes": memory.total_bytes,
-        "weights_bytes": report.lane.taken_bytes,
-        "transient_bytes": memory.transient_bytes + memory.grammars_bytes,
+        "total_bytes": moment.memory[0].total_bytes,
+        "weights_bytes": report.taken_bytes,
+        "transient_bytes": transient_bytes + sum(memory.grammars_bytes for memory in moment.memory),
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
-        "media_bytes": report.media_bytes,
-        "image_bytes": memory.media_bytes,
+        "media_bytes": media_bytes,
+        "image_bytes": sum(memory.media_bytes for memory in moment.memory),
         "lacking_bytes": lacking_bytes,
         "free_bytes": free_bytes - lacking_bytes,
     }
@@ -162,7 +175,7 @@ def _pressure(report: EngineReport, num_refused: int) -> PressureStatus:
     return {
         "shorter_chunks": report.num_shortened,
         "cache_evictions": 0 if report.cache is None else report.cache.evictions,
-        "image_evictions": report.images["evictions"],
+        "image_evictions": sum(lane.images["evictions"] for lane in report.lanes),
         "waiting": report.num_waiting,
         "preemptions": report.num_preemptions,
         "refused": num_refused,

@@ -1,0 +1,125 @@
+"""Several models share one engine thread, one tree, one disk and one pool of memory, and every reply is as alone."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import plain_loop
+from vllm_mlx.api.replies import FoldedChoice
+from vllm_mlx.core.catalogue import Catalogue, Entry
+from vllm_mlx.core.config import EngineConfig, ModelConfig
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.events import Failed
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.engine.loading import start_engine
+
+NAMES = ("qwen3", "qwen3_5", "gpt_oss")
+NUM_TOKENS = 10
+
+
+def prompt_of(number: int, length: int = 300) -> list[int]:
+    return [7 + (number * 31 + 5 * place * place + 3 * place) % 180 for place in range(length)]
+
+
+class Serving:
+    def __init__(self, client: EngineClient):
+        self.client, self.num_asked = client, 0
+
+    async def ask(self, model: int, prompt: list[int], num_tokens: int = NUM_TOKENS) -> tuple[list[int], int]:
+        """Return the reply, and how many tokens of the prompt were cached."""
+        self.num_asked += 1
+        choice = FoldedChoice()
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=0, skip_special_tokens=False
+        )
+        request = Request(request_id=f"{self.num_asked}", prompt=tuple(prompt), sampling=sampling, model=model)
+        async with await self.client.submit(request) as generation:
+            async for _, event in generation:
+                if isinstance(event, Failed):
+                    raise event.error
+                choice.feed(event)
+        return [entry.token_id for entry in choice.logprobs or ()], choice.finished.usage.cached_tokens
+
+    async def rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in (await self.client.status())["models"]]
+
+
+def catalogue(*names: str, **settings: Any) -> Catalogue:
+    return Catalogue(
+        tuple(
+            Entry(config=ModelConfig(model=str(checkpoint(name)), max_model_len=2048, **settings), name=name)
+            for name in names
+        )
+    )
+
+
+@contextmanager
+def serving(*names: str, folder: Path | None = None, **settings: Any) -> Iterator[tuple[Serving, asyncio.Runner]]:
+    models = catalogue(*names)
+    disk: dict[str, Any] = {} if folder is None else {"cache_dir": str(folder), "cache_disk_bytes": 1 << 30}
+    config = EngineConfig(model=models.entries[0].config.model, **{"memory_budget_bytes": 2 << 30, **disk, **settings})
+    with asyncio.Runner() as runner:
+        served = Serving(start_engine(config, None if folder is None else open_disk(config), models))
+        try:
+            yield served, runner
+        finally:
+            runner.run(served.client.shutdown(0))
+
+
+def test_every_reply_is_as_alone() -> None:
+    order = [(number % len(NAMES), prompt_of(number // 3 % 5, 200 + 40 * (number % 4))) for number in range(24)]
+    random.Random(7).shuffle(order)
+    alone: dict[int, list[int]] = {}
+    for model, name in enumerate(NAMES):
+        with serving(name) as (served, runner):
+            alone |= {at: runner.run(served.ask(0, prompt))[0] for at, (of, prompt) in enumerate(order) if of == model}
+    with serving(*NAMES) as (served, runner):
+
+        async def ask_all() -> list[tuple[list[int], int]]:
+            return await asyncio.gather(*(served.ask(model, prompt) for model, prompt in order))
+
+        assert {at: reply for at, (reply, _) in enumerate(runner.run(ask_all()))} == alone
+        rows = runner.run(served.rows())
+        assert [(row["name"], row["state"]) for row in rows] == [(name, "ready") for name in NAMES]
+        status = runner.run(served.client.status())
+        assert status["memory"]["weights_bytes"] == sum(row["weights_bytes"] for row in rows)
+        assert status["outcomes"]["length"] == 24 and status["num_preemptions"] == 0
+
+
+def test_each_model_resumes_its_own_conversations_also_from_disk(tmp_path: Path) -> None:
+    first, longer = prompt_of(1), [*prompt_of(1), 11, 12, 13]
+    for start in range(2):
+        with serving("qwen3", "qwen3_5", folder=tmp_path) as (served, runner):
+            for model, name in enumerate(("qwen3", "qwen3_5")):
+                if not start:
+                    assert runner.run(served.ask(model, first))[1] == 0, "models share no state"
+                reply, num_cached = runner.run(served.ask(model, longer))
+                assert reply == plain_loop(checkpoint(name), longer, NUM_TOKENS)[0]
+                assert num_cached >= 0.99 * len(first)
+
+
+def test_models_leave_and_come_back_one_by_one() -> None:
+    with serving("qwen3", "qwen3_5") as (served, runner):
+        prompt = prompt_of(2)
+        replies = [runner.run(served.ask(model, prompt))[0] for model in range(2)]
+        runner.run(served.client.unload_model(1, wait=True))
+        assert [row["state"] for row in runner.run(served.rows())] == ["ready", "unloaded"]
+        assert runner.run(served.ask(0, prompt))[0] == replies[0]
+        assert [row["state"] for row in runner.run(served.rows())] == ["ready", "unloaded"]
+        assert runner.run(served.ask(1, prompt))[0] == replies[1]
+        assert [row["loads"]["request"] for row in runner.run(served.rows())] == [0, 1]
+
+
+def test_models_that_do_not_fit_together_are_refused_with_the_arithmetic() -> None:
+    models = catalogue("qwen3", "qwen3_5")
+    config = EngineConfig(model=models.entries[0].config.model, memory_budget_bytes=3_000_000)
+    with pytest.raises(ConfigError, match=r"Too little memory: .* of which other models hold"):
+        start_engine(config, None, models)

@@ -1,0 +1,36 @@
+"""Decides which model runs the next step. It is pure: seconds are passed in."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+
+class LaneTurns:
+    """Owns the seconds that each lane was served. Lanes are named by their positions.
+
+    Of two lanes with equal tenants, each gets half of the time. A tenant counts in each of its lanes for a part, so
+    that it gets no more by using several models.
+    """
+
+    def __init__(self, num_lanes: int):
+        self._served_s = [0.0] * num_lanes
+        self._last = [0] * num_lanes  # the number of each lane's last step
+        self._num_steps = 0
+        self._busy: set[int] = set()
+
+    def next(self, busy: Collection[int]) -> int:
+        """Return the lane that was served least. One that has just become busy has missed nothing before."""
+        least_s = min((self._served_s[lane] for lane in busy if lane in self._busy), default=None)
+        for lane in set(busy) - self._busy:
+            if least_s is not None:
+                self._served_s[lane] = max(self._served_s[lane], least_s)
+        self._busy = set(busy)
+        chosen = min(busy, key=lambda lane: (self._served_s[lane], self._last[lane]))
+        self._num_steps += 1
+        self._last[chosen] = self._num_steps
+        return chosen
+
+    def charge(self, lane: int, seconds: float, tenants: Mapping[int, Collection[str]]) -> None:
+        """Note the time that a lane was served. `tenants`: those of each busy lane."""
+        num_lanes = Counter(tenant for there in tenants.values() for tenant in set(there))
+        weight = sum(1 / num_lanes[tenant] for tenant in set(tenants.get(lane, ())))
+        self._served_s[lane] += seconds / (weight or 1.0)
