@@ -141,7 +141,7 @@ def test_several_models_on_the_command_line(checkpoint: Callable[..., Path], tmp
 def test_doctor_checks_each_model_beside_the_others(checkpoint: Callable[..., Path]) -> None:
     path = Path("~/.config/vllm-mlx/config.toml").expanduser()
     path.parent.mkdir(parents=True)
-    tables = [f"[[models]]\nmodel = {json.dumps(str(checkpoint(name)))}\n" for name in ("qwen3", "llama")]
+    tables = [f"[[models]]\nmodel = {json.dumps(str(checkpoint(name)))}\npin = true\n" for name in ("qwen3", "llama")]
     path.write_text("".join(tables))
     result = run("doctor", "--quick")
-    assert result.returncode == 0 and result.stdout.count("of other models; ") == 2
+    assert result.returncode == 0 and result.stdout.count("of pinned models; ") == 2

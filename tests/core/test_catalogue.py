@@ -56,3 +56,8 @@ def test_a_text_stands_for_one_model(other: Entry) -> None:
 
 def test_an_entry_may_repeat_its_own_name() -> None:
     assert Catalogue((entry("a", "b", "a"),)).names == ("a", "b")
+
+
+def test_a_pin_and_an_idle_unload_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="`pin`, which keeps it in memory, and `idle_unload_s`"):
+        Entry(config=ModelConfig(model="org/a", idle_unload_s=9), name="a", pin=True)

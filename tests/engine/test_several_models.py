@@ -52,10 +52,10 @@ class Serving:
         return [dict(row) for row in (await self.client.status())["models"]]
 
 
-def catalogue(*names: str, **settings: Any) -> Catalogue:
+def catalogue(*names: str, pin: bool = False) -> Catalogue:
     return Catalogue(
         tuple(
-            Entry(config=ModelConfig(model=str(checkpoint(name)), max_model_len=2048, **settings), name=name)
+            Entry(config=ModelConfig(model=str(checkpoint(name)), max_model_len=2048), name=name, pin=pin)
             for name in names
         )
     )
@@ -118,8 +118,37 @@ def test_models_leave_and_come_back_one_by_one() -> None:
         assert [row["loads"]["request"] for row in runner.run(served.rows())] == [0, 1]
 
 
-def test_models_that_do_not_fit_together_are_refused_with_the_arithmetic() -> None:
-    models = catalogue("qwen3", "qwen3_5")
+def test_what_cannot_fit_beside_the_pinned_models_is_refused_with_the_arithmetic() -> None:
+    models = catalogue("qwen3", "qwen3_5", pin=True)
     config = EngineConfig(model=models.entries[0].config.model, memory_budget_bytes=3_000_000)
     with pytest.raises(ConfigError, match=r"Too little memory: .* of which other models hold"):
         start_engine(config, None, models)
+
+
+# Three models take 4.1 MB and a step 3.3 MB, so that a prompt has room beside two of them only.
+TIGHT = {"memory_budget_bytes": 7_800_000, "max_prefill_chunk": 64}
+
+
+def test_models_that_do_not_fit_take_turns_and_every_reply_is_as_alone() -> None:
+    names = ("qwen3", "qwen3_5", "gpt_oss")
+    order = [(number * 7 % 3, prompt_of(number % 5, 200)) for number in range(30)]
+    alone: dict[int, list[int]] = {}
+    for model, name in enumerate(names):
+        with serving(name) as (served, runner):
+            alone |= {at: runner.run(served.ask(0, prompt))[0] for at, (of, prompt) in enumerate(order) if of == model}
+    with serving(*names, **TIGHT) as (served, runner):
+
+        async def ask_all() -> list[tuple[list[int], int]]:
+            places = asyncio.Semaphore(8)
+
+            async def ask(model: int, prompt: list[int]) -> tuple[list[int], int]:
+                async with places:
+                    return await served.ask(model, prompt)
+
+            return await asyncio.gather(*(ask(model, prompt) for model, prompt in order))
+
+        assert {at: reply for at, (reply, _) in enumerate(runner.run(ask_all()))} == alone
+        status = runner.run(served.client.status())
+        num_loads = sum(row["loads"]["request"] for row in status["models"])
+        assert 0 < num_loads <= 20 and status["outcomes"]["length"] == 30
+        assert status["outcomes"]["failed"] == status["outcomes"]["aborted"] == 0

@@ -252,11 +252,10 @@ _REPLY_TOKENS = 24
 
 
 def check_models(settings: Settings) -> Iterator[Check]:
-    """Check each model beside the others."""
-    folders = [local_folder(one.model) for one in settings.each()]
-    weights = [_weights_of(folder) for folder in folders]
-    for one, own_bytes in zip(settings.each(), weights, strict=True):
-        yield check_model(one, sum(weights) - own_bytes)
+    """Check each model beside the others that always stay in memory."""
+    pinned = [_weights_of(local_folder(listed.model)) if listed.pin else 0 for listed in settings.models] or [0]
+    for one, own_bytes in zip(settings.each(), pinned, strict=True):
+        yield check_model(one, sum(pinned) - own_bytes)
 
 
 def _weights_of(folder: Path | None) -> int:
@@ -294,7 +293,7 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     device = device_memory()
     budget = settings.memory_budget or device.default_budget_bytes
     text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
-    text += f" beside {readable(held_bytes)} of other models" if held_bytes else ""
+    text += f" beside {readable(held_bytes)} of pinned models" if held_bytes else ""
     left = budget - held_bytes - facts.weights_bytes
     if left <= 0:
         return Check(

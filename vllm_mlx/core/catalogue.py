@@ -17,6 +17,13 @@ class Entry:
     patterns: tuple[str, ...] = ()  # `*` matches any text; patterns are not listed
     pin: bool = False  # no other model may take its place in memory
 
+    def __post_init__(self) -> None:
+        if self.pin and self.config.idle_unload_s:
+            raise ConfigError(
+                f"The model {self.name} has `pin`, which keeps it in memory, and `idle_unload_s`, which lets it leave. "
+                "Leave one of the two out."
+            )
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names that are listed, without repetitions."""

@@ -185,7 +185,7 @@ class EngineClient:
 
         Raises ModelUnavailable if a load failed, and EngineDead.
         """
-        await self.ask(lambda engine: engine.lanes[model].load())
+        await self.ask(lambda engine: engine.load(engine.lanes[model]))
         while wait and self.state_of(model) == "loading":
             await asyncio.sleep(_LOOK_S)
         if (refusal := self._thread.residences[model].refusal(time.monotonic())) is not None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
-from ..core.errors import EngineDead, GenerationError, first_line
+from ..core.errors import EngineDead, GenerationError, ModelUnavailable, first_line
 from ..core.faults import MAX_FAULTS, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
@@ -26,6 +26,7 @@ from .monitoring.schema import EngineFacts, EngineReport
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
+_RETRY_S = 30.0  # after which a model that had no room may be loaded by command again
 _SOON_S = 0.2  # and this often while state is to be written soon
 Deliver = Callable[[list[SequenceUpdate]], None]
 
@@ -43,6 +44,7 @@ class Engine:
         self._has_disk_work = False  # whether it has more to do at once
         self.watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
+        self._short_since_s: dict[int, float] = {}  # since when the sequence that waits longest has had no room
         self._longest_chunk = 0  # tokens that the running step computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
@@ -156,10 +158,7 @@ class Engine:
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
-            lane = self.lanes[seq.model]
-            lane.is_stalled = False
-            lane.scheduler.add(seq)
-            lane.residence.use(time.monotonic())
+            self.lanes[seq.model].add(seq)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences at the start of the next step."""
@@ -190,9 +189,10 @@ class Engine:
 
     def move(self, deliver: Deliver) -> None:
         """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
+        self._make_room()
         for lane in self.lanes:
             self._longest_chunk = 0
-            lane.share(self._others(lane))
+            self._measure(lane)
             with self._recovering(lane, deliver):
                 refusal, fault = lane.move(self.disk)
                 if refusal is not None:
@@ -200,6 +200,55 @@ class Engine:
                     self._take(lane, StepOutput(failed=waiting), deliver)
                 if fault is not None:
                     raise fault
+
+    def load(self, lane: Lane) -> None:
+        """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
+        others = self._others(lane)
+        lane.share(others)
+        for other in sorted(others, key=lambda other: other.residence.used_s):
+            if not lane.fits and other.may_leave and not other.is_busy:
+                other.leave()
+                lane.share(others)
+        if others and not lane.fits:
+            busy = ", ".join(other.facts.info.model for other in others if other.runner is not None)
+            raise ModelUnavailable(f"The weights have no room beside {busy}.", retry_after_s=_RETRY_S)
+        lane.load()
+
+    def _make_room(self) -> None:
+        """Let a model leave for the one whose first sequence has waited longest, if that has no room.
+
+        Models without work leave at once. One that is busy leaves once the sequence has waited for some loads: it
+        serves what has come until then, and nothing that comes later.
+        """
+        for lane in self.lanes:
+            if lane.is_drained:
+                lane.leave()
+            self._measure(lane)
+        short = [lane for lane in self.lanes if lane.is_short]
+        if not short or any(lane.is_coming for lane in self.lanes):
+            return
+        first = min(short, key=lambda lane: lane.first.seq_id)
+        leaving = [lane for lane in self._others(first) if lane.may_leave]
+        if idle := [lane for lane in leaving if not lane.is_busy]:
+            enough = [lane for lane in idle if lane.reload.weights_bytes >= first.lacking_bytes]
+            smallest = min(enough, key=lambda lane: lane.reload.weights_bytes, default=None)
+            (smallest or min(idle, key=lambda lane: lane.residence.used_s)).leave()
+        elif leaving and self._waits_long(first) and not any(lane.is_yielding for lane in self.lanes):
+            min(leaving, key=lambda lane: lane.came_s).is_yielding = True
+
+    def _measure(self, lane: Lane) -> None:
+        """Find out what the other lanes leave of the memory, and whether one is in the way. One loads at a time."""
+        lane.share(others := self._others(lane))
+        in_the_way = any(other.may_leave or other.is_busy for other in others)
+        is_loading = lane.runner is None and any(other.is_coming for other in others)
+        lane.is_short = bool(lane.scheduler.waiting) and (is_loading or (in_the_way and lane.lacking_bytes > 0))
+
+    def _waits_long(self, lane: Lane) -> bool:
+        """Return whether the first sequence of a lane has had no room for longer than it should wait."""
+        first = lane.first.seq_id
+        since_s = self._short_since_s.setdefault(first, time.monotonic())
+        self._short_since_s = {first: since_s}
+        return time.monotonic() - since_s > lane.patience_s
 
     def _others(self, lane: Lane) -> list[Lane]:
         return [other for other in self.lanes if other is not lane]
@@ -224,7 +273,7 @@ class Engine:
             while self._aborts:
                 seq_id = self._aborts.pop()
                 for owner in self.lanes:
-                    owner.scheduler.abort(seq_id)
+                    owner.abort(seq_id)
         busy = {at: each.scheduler.turns.tenants for at, each in enumerate(self.lanes) if each.has_work}
         if lane is None:
             lane = self.lanes[self._turns.next(busy)] if busy else self.lane

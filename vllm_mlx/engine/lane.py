@@ -16,16 +16,19 @@ import mlx.core as mx
 from ..core.errors import ModelBusy, ModelLoadError, ModelUnavailable, first_line
 from ..core.faults import Fault, device_fault
 from ..core.fence import clear_locals
+from ..core.sequence import Sequence
 from ..disk.tier import DiskTier
 from ..runner.loading import Loading
 from ..runner.model import Model
 from ..runner.runner import Runner
 from ..scheduler.residence import Reason, Residence
-from ..scheduler.scheduler import Scheduler
+from ..scheduler.scheduler import RESERVED_OUTPUT, Scheduler
 from .monitoring.schema import EngineFacts, LaneReport
 from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
+_PATIENT_LOADS = 4  # times that a load takes, before a busy model takes no more work for the sake of another
+_LEAST_PATIENCE_S = 0.1
 _MUCH_MISSING = 1 << 20  # bytes that do not come back before the log says so
 
 
@@ -44,8 +47,14 @@ class Reload:
 class Lane:
     """Owns the runner of one checkpoint, and the bytes that its weights take. Belongs to the engine thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, reload: Reload, facts: EngineFacts):
+    def __init__(self, scheduler: Scheduler, runner: Runner, reload: Reload, facts: EngineFacts, *, pin: bool = False):
+        """The weights of a lane with a `pin` leave for no other model."""
         self.scheduler, self.media, self.facts = scheduler, runner.media, facts
+        self.is_pinned = pin or reload.no_unload is not None
+        self._held: list[Sequence] = []  # what came since the weights are to leave for another model
+        self.is_yielding = False
+        self.is_short = False  # whether its first sequence waits for memory that other lanes hold
+        self.came_s = time.monotonic()  # when its weights came
         self.runner: Runner | None = runner
         self.residence = Residence(idle_unload_s=reload.idle_unload_s)
         self.residence.use(time.monotonic())
@@ -60,7 +69,7 @@ class Lane:
     @property
     def has_work(self) -> bool:
         """Whether a step can do anything before the next message."""
-        if self.runner is None:
+        if self.runner is None or (self.is_short and not self.scheduler.num_running):
             return self.has_trims
         return self.scheduler.has_work and not self.is_stalled
 
@@ -85,6 +94,79 @@ class Lane:
         self.scheduler.pool.take(beside_bytes - self._beside_bytes)
         self._beside_bytes = beside_bytes
 
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. While the lane yields, it waits until the weights have left and come back."""
+        self.is_stalled = False
+        if self.is_yielding:
+            self._held.append(seq)
+        else:
+            self.scheduler.add(seq)
+        self.residence.use(time.monotonic())
+
+    def abort(self, seq_id: int) -> None:
+        self._release([seq for seq in self._held if seq.seq_id == seq_id])
+        self.scheduler.abort(seq_id)
+
+    def _release(self, seqs: "Items[Sequence]") -> None:
+        self._held = [seq for seq in self._held if seq not in seqs]
+        for seq in seqs:
+            self.scheduler.add(seq)
+
+    @property
+    def waiting(self) -> "Items[Sequence]":
+        return [*self.scheduler.waiting, *self._held]
+
+    @property
+    def first(self) -> Sequence:
+        """The sequence that waits longest. There must be one."""
+        return next(iter(self.scheduler.waiting))
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What its first sequence lacks to run, with the weights if they are not in memory. Called after `share`."""
+        is_refused = self.residence.refusal(time.monotonic()) is not None
+        if not self.scheduler.waiting or self.is_coming or self.is_leaving or is_refused:
+            return 0
+        first = self.first
+        row_bytes = self.facts.footprint.bytes_at(first.num_tokens + min(RESERVED_OUTPUT, first.max_tokens))
+        if self.runner is None:
+            needed_bytes = self.reload.weights_bytes + max(row_bytes, self.reload.room_bytes)
+        else:
+            needed_bytes = self.scheduler.room.rows_bytes(extra=1) + row_bytes
+        return needed_bytes - self.scheduler.pool.planned_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the weights are in memory, or have room there. Called after `share`."""
+        needed_bytes = self.reload.weights_bytes + self.reload.room_bytes
+        return self.runner is not None or self.is_coming or needed_bytes <= self.scheduler.pool.planned_bytes
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether the weights are being loaded."""
+        return self.residence.state == "loading"
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the weights are in memory, and may leave for another model."""
+        return self.runner is not None and not self.is_pinned
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the weights, which are to leave for another model, can leave now."""
+        return self.is_yielding and self.runner is not None and not (self.scheduler.has_work or self.runner.num_rows)
+
+    @property
+    def patience_s(self) -> float:
+        """How long its first sequence waits before another model that is busy takes no more work."""
+        return max(_LEAST_PATIENCE_S, _PATIENT_LOADS * self._load_s)
+
+    def leave(self) -> None:
+        """Free the weights at once for another model. What its conversations know stays in the tree."""
+        self._drop(time.monotonic())
+        self.is_yielding = False
+        self._release(self._held)
+
     def pace(self, others: "Items[Lane]") -> None:
         """Bound the chunks of the next step, so that no reply of the `others`, which are busy, waits for too long."""
         prefill = self.scheduler.prefill
@@ -100,8 +182,8 @@ class Lane:
     @property
     def is_moving(self) -> bool:
         """Whether `move` has something to do at once."""
-        is_wanted = not self.residence.is_loaded and bool(self.scheduler.waiting)
-        return self.residence.state == "loading" or is_wanted
+        is_wanted = not self.residence.is_loaded and bool(self.scheduler.waiting) and not self.is_short
+        return self.residence.state == "loading" or is_wanted or self.is_drained
 
     @property
     def has_trims(self) -> bool:
@@ -116,7 +198,7 @@ class Lane:
         cache, media = self.scheduler.prefix_cache, self.media if self.facts.info.takes_images else None
         return LaneReport(
             num_running=self.scheduler.num_running,
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=len(self.waiting),
             num_preemptions=self.scheduler.num_preemptions,
             num_restarts=self.scheduler.num_restarts,
             live_bytes=0 if self.runner is None else self.runner.live_bytes(),
@@ -182,7 +264,7 @@ class Lane:
                 self._leave(disk, now)
             case "loading":
                 fault = self._advance(now)
-            case "unloaded" | "failed" if self.scheduler.waiting and self.residence.refusal(now) is None:
+            case "unloaded" | "failed" if self._is_wanted(now):
                 self._begin("request")
         refusal = self.residence.refusal(time.monotonic())
         return (refusal if self.scheduler.waiting else None), fault
@@ -196,6 +278,9 @@ class Lane:
         """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
         if self.scheduler.prefix_cache is not None:
             self.scheduler.prefix_cache.raise_fault()
+
+    def _is_wanted(self, now: float) -> bool:
+        return bool(self.scheduler.waiting) and not self.is_short and self.residence.refusal(now) is None
 
     # -- the weights leave
 
@@ -258,7 +343,8 @@ class Lane:
         self.runner = self.reload.run(model)
         self._loading = None
         self._take(-self.reload.room_bytes)
-        self._load_s, self._build_s = self.residence.loaded(time.monotonic()), loading.build_s
+        self.came_s = time.monotonic()
+        self._load_s, self._build_s = self.residence.loaded(self.came_s), loading.build_s
         mx.clear_cache()
         message = "The model is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
         logger.info(message, self._load_s, 1000 * self._build_s)

@@ -50,6 +50,8 @@ def build_lane(
     budget: Budget,
     tree: PrefixTree | None = None,
     watch: DeviceWatch | None = None,
+    *,
+    pin: bool = False,
 ) -> tuple[Lane, DeviceWatch]:
     """Build the lane of a model that is loaded and measured already, and the watch of the device.
 
@@ -75,7 +77,7 @@ def build_lane(
         prefill_context=partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured)),
         has_drafts=scheduler.speculation is not None,
     )
-    return Lane(scheduler, run(measured.model), _reload(config, checkpoint, measured, run), facts), watch
+    return Lane(scheduler, run(measured.model), _reload(config, checkpoint, measured, run), facts, pin=pin), watch
 
 
 def device_watch(budget: Budget) -> DeviceWatch:

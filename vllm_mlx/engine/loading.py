@@ -56,6 +56,7 @@ class Source:
     memories: Memories = NO_MEMORIES
     vision: VisionProcessor | None = None
     known: KnownFacts | None = None  # of an earlier start
+    pin: bool = False  # its weights leave for no other model
 
     @property
     def probe(self) -> VisionProbe | None:
@@ -72,6 +73,8 @@ def start_engine(config: EngineConfig, disk: OpenDisk | None = None, models: Cat
     with ExitStack() as undone:
         if disk is not None:
             undone.callback(disk.close)
+        if len(entries) > 1 and config.no_unload is not None:
+            raise ConfigError(f"{config.no_unload} Serve one model only, or leave it out.")
         sources: list[Source] = []
         for entry in entries:
             own = config.with_model(entry.config)
@@ -83,7 +86,7 @@ def start_engine(config: EngineConfig, disk: OpenDisk | None = None, models: Cat
                 memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
                 undone.callback(memories.close)
             name = own.model if len(entries) == 1 else entry.name
-            sources.append(Source(name=name, config=own, checkpoint=checkpoint, memories=memories))
+            sources.append(Source(name=name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin))
         engine = _serve(sources, disk)
         undone.pop_all()
     return engine
@@ -182,26 +185,42 @@ def _media_requests(
 
 
 def load_engines(sources: Items[Source], disk: OpenDisk | None = None) -> Engine:
-    """Load weights, measure, and size everything to the available memory. Raises ConfigError."""
+    """Load weights, measure, and size everything to the available memory. Raises ConfigError.
+
+    Each model is loaded once, so that all is known of it. Those that have no room then leave, the default last.
+    """
     lanes: list[Lane] = []
     watch: DeviceWatch | None = None
-    weights = [source.checkpoint.file_bytes for source in sources]
     names: dict[str, str] = {}
-    for source, own_bytes in zip(sources, weights, strict=True):
+    for source in sources:
         config, probe = within_kernels(source.config, source.checkpoint), source.probe
-        budget = budget_of(config, sum(weights) - own_bytes)
+        pinned = [other for other in sources if other is not source and other.pin]
+        budget = budget_of(config, sum(other.checkpoint.file_bytes for other in pinned))
+        _make_room(lanes, budget, source.checkpoint.file_bytes)
         measured = load_measured(config, source.checkpoint, probe, budget, source.known)
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
         tree = next((cache.tree for lane in lanes if (cache := lane.scheduler.prefix_cache) is not None), None)
-        lane, watch = build_lane(config, source.checkpoint, measured, budget, tree, watch)
+        lane, watch = build_lane(config, source.checkpoint, measured, budget, tree, watch, pin=source.pin)
         lanes.append(lane)
-        if lane.scheduler.prefix_cache is not None:
-            names.setdefault(lane.scheduler.prefix_cache.fingerprint, config.model)
+        del measured, lane  # so that the weights can leave
+        if (cache := lanes[-1].scheduler.prefix_cache) is not None:
+            names.setdefault(cache.fingerprint, config.model)
     assert watch is not None, "there is a model"
+    _make_room(lanes, budget)
     engine = Engine(lanes, watch)
     if disk is not None and (tree := engine.cache_tree) is not None:
         engine.attach(disk.start(tree, names), disk.report)
     return engine
+
+
+def _make_room(lanes: Items[Lane], budget: Budget, coming_bytes: int = 0) -> None:
+    """Let models without a pin leave for the weights of another and for a step: the one that was loaded last first."""
+    step_bytes = max(budget.scores_bytes, *(lane.facts.memory.transient_bytes for lane in lanes), 0)
+    for lane in reversed(lanes):
+        if sum(each.held_bytes for each in lanes) + coming_bytes + step_bytes <= budget.total_bytes:
+            return
+        if lane.may_leave:
+            lane.leave()
 
 
 def load_engine(config: EngineConfig, checkpoint: Checkpoint, disk: OpenDisk | None = None) -> Engine:

@@ -49,7 +49,7 @@ class MemoryPool:
     def take(self, num_bytes: int) -> None:
         """Take bytes for weights out of the pool. With a negative number, give them back."""
         self._planned_bytes -= num_bytes
-        self.num_bytes = max(0, self.num_bytes - num_bytes)
+        self.num_bytes = max(0, min(self.num_bytes - num_bytes, self._planned_bytes))
 
     def crowd(self) -> None:
         """Note that a row was preempted."""
