@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
-from tests.support.unloading import FIRST, NUM_TOKENS, Serving, serving
+from tests.support.unloading import FIRST, NUM_TOKENS, Serving, hold_loads, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, ModelBusy, ModelUnavailable
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.loading import Loading
+from vllm_mlx.runner.model import Model, begin_loading
 
 
 @pytest.mark.parametrize("has_disk", [False, True], ids=["tree", "disk"])
@@ -137,3 +142,73 @@ def test_a_question_is_answered_between_two_slices() -> None:
         served.unload()
         seen = served.loop.run_until_complete(loaded(served))
         assert len(seen) >= 2
+
+
+def test_a_file_that_is_cut_while_it_is_read_gives_all_bytes_back(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(checkpoint("qwen3"), tmp_path / "model"))
+    [weights] = path.glob("model*.safetensors")
+    released = threading.Event()
+    with serving(path) as served:
+        served.unload()
+        active = mx.get_active_memory()
+        served.loop.run_until_complete(served.client.ask(lambda engine: hold_loads(engine, released)))
+        asked = served.loop.create_task(served.reply(FIRST))
+        while served.status()["memory"]["weights_bytes"] == 0:
+            pass
+        weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+        released.set()
+        with pytest.raises(ModelUnavailable, match="are all files complete"):
+            served.loop.run_until_complete(asked)
+        status = served.status()
+        assert status["memory"]["weights_bytes"] == 0 and status["memory"]["lacking_bytes"] == 0
+        assert mx.get_active_memory() <= active + 65536 and served.client.is_healthy
+
+
+class StepsBetween:
+    """Notes at each slice how many steps there were, and makes a step due."""
+
+    def __init__(self, engine: Engine, loading: Loading[Model], seen: list[int]):
+        self._engine, self._loading, self._seen = engine, loading, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loading, name)
+
+    def advance(self) -> Model | None:
+        self._seen.append(self._engine.num_steps)
+        self._engine.abort([1 << 40])
+        return self._loading.advance()
+
+
+def test_a_step_that_is_due_runs_between_two_slices() -> None:
+    path, seen = checkpoint("qwen3"), list[int]()
+
+    def watch(engine: Engine) -> None:
+        def begin() -> Any:
+            loading = begin_loading(find_checkpoint(str(path)), trust_remote_code=False, slice_bytes=40_000)
+            return StepsBetween(engine, loading, seen)
+
+        engine.lane.reload = replace(engine.lane.reload, begin=begin)
+
+    with serving(path) as served:
+        served.unload()
+        served.loop.run_until_complete(served.client.ask(watch))
+        assert served.ask(FIRST)[0] == plain_loop(path, FIRST, NUM_TOKENS)[0]
+    assert len(seen) > 8 and len(set(seen)) == len(seen)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("has_disk", [False, True], ids=["tree", "disk"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_a_long_conversation_goes_on_as_if_nothing_had_happened(
+    architecture: str, has_disk: bool, tmp_path: Path
+) -> None:
+    prompt = [7 + (5 * place * place + 3 * place) % 180 for place in range(20_000)]
+    folder = tmp_path if has_disk else None
+    with serving(checkpoint(architecture), folder, max_model_len=24_000) as served:
+        reply, _ = served.ask(prompt)
+        continued = [*prompt, *reply, 11, 12, 13, 14]
+        expected, _ = served.ask(continued)
+        served.unload()
+        assert (served.status()["memory"]["cache_bytes"] == 0) == has_disk
+        again, num_cached = served.ask(continued)
+        assert again == expected and num_cached >= 0.99 * len(continued)

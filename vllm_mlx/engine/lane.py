@@ -175,11 +175,6 @@ class Lane:
         prefill.beside_s = max(0.0, left_s) / num_prefilling if others else math.inf
 
     @property
-    def is_busy(self) -> bool:
-        """Whether sequences wait or run, or leave something to do."""
-        return self.scheduler.has_work
-
-    @property
     def is_moving(self) -> bool:
         """Whether `move` has something to do at once."""
         is_wanted = not self.residence.is_loaded and bool(self.scheduler.waiting) and not self.is_short
@@ -236,12 +231,12 @@ class Lane:
                 self._begin("command")
 
     def unload(self) -> None:
-        """Let the weights leave by command. Raises ModelBusy while they are in use."""
+        """Let the weights leave by command, once what ended requests have left to do is done.
+
+        Called while no request is open. Raises ModelBusy if the weights never leave.
+        """
         if self.reload.no_unload is not None:
             raise ModelBusy(self.reload.no_unload)
-        if self.is_busy:
-            num_rows, num_waiting = self.scheduler.num_running, len(self.scheduler.waiting)
-            raise ModelBusy(f"The model is in use: {num_rows} replies run and {num_waiting} wait. Try again later.")
         if self.residence.state == "ready":
             self.residence.leave(time.monotonic())
         elif self.residence.state == "loading":
@@ -254,13 +249,12 @@ class Lane:
         Returns the error of the sequences that wait, if the model cannot be loaded, and a device fault of the load.
         """
         now, fault = time.monotonic(), None
-        if self.is_busy:
-            self.residence.use(now)
         match self.residence.state:
-            case "ready" if self.residence.is_idle(now) and not self.is_busy:
+            case "ready" if self.scheduler.has_work:
+                self.residence.use(now)
+            case "ready" if self.residence.is_idle(now):
                 self.residence.leave(now)
-                self._leave(disk, now)
-            case "leaving" if not self.residence.stay(now):
+            case "leaving" if not self.residence.stay(now) and not self.scheduler.has_work:
                 self._leave(disk, now)
             case "loading":
                 fault = self._advance(now)
