@@ -73,6 +73,11 @@ class Lane:
             return self.has_trims
         return self.scheduler.has_work and not self.is_stalled
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether sequences wait or run, or have left something to do."""
+        return self.scheduler.has_work
+
     def settle(self) -> None:
         """Wait for what the device computes, so that the next lane does not pay for it."""
         if self.runner is not None and self.runner.num_rows:
@@ -250,11 +255,11 @@ class Lane:
         """
         now, fault = time.monotonic(), None
         match self.residence.state:
-            case "ready" if self.scheduler.has_work:
+            case "ready" if self.is_busy:
                 self.residence.use(now)
             case "ready" if self.residence.is_idle(now):
                 self.residence.leave(now)
-            case "leaving" if not self.residence.stay(now) and not self.scheduler.has_work:
+            case "leaving" if not self.residence.stay(now) and not self.is_busy:
                 self._leave(disk, now)
             case "loading":
                 fault = self._advance(now)
