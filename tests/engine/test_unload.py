@@ -17,8 +17,9 @@ from vllm_mlx.core.errors import ContextLengthExceeded, ModelBusy, ModelUnavaila
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.load_model import begin_loading
 from vllm_mlx.runner.loading import Loading
-from vllm_mlx.runner.model import Model, begin_loading
+from vllm_mlx.runner.model import Model
 
 
 @pytest.mark.parametrize("has_disk", [False, True], ids=["tree", "disk"])

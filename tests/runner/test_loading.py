@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 
 from vllm_mlx.core.errors import ModelLoadError
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.load_model import begin_loading, load_model
 from vllm_mlx.runner.loading import slices
-from vllm_mlx.runner.model import begin_loading, load_model
 
 SMALL = 40_000  # bytes: less than the largest tensor of a tiny checkpoint
 
