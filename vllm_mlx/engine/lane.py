@@ -169,8 +169,6 @@ class Lane:
     def leave(self) -> None:
         """Free the weights at once for another model. What its conversations know stays in the tree."""
         self._drop(time.monotonic())
-        self.is_yielding = False
-        self._release(self._held)
 
     def pace(self, others: "Items[Lane]") -> None:
         """Bound the chunks of the next step, so that no reply of the `others`, which are busy, waits for too long."""
@@ -307,6 +305,8 @@ class Lane:
         mx.clear_cache()
         self._take(-self._taken_bytes)
         self.residence.unloaded(now)
+        self.is_yielding = False
+        self._release(self._held)
         logger.info("The model is unloaded: %.2f GB are free again", freed_bytes / 1e9)
         if self._missing_bytes > _MUCH_MISSING:
             logger.warning("%.3f GB of the weights are still in memory", self._missing_bytes / 1e9)
