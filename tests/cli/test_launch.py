@@ -112,6 +112,18 @@ def test_settings_of_any_model_are_valid(name: str, model: str) -> None:
     assert all(json.dumps(model)[1:-1] in json.dumps(document) for document in documents)
 
 
+def test_small_roles_go_to_the_model_beside_the_main_one() -> None:
+    small = {"small": 'a "small" one', "small_context": 8000}
+    opencode = json.loads(client_of("opencode", **small).environment["OPENCODE_CONFIG_CONTENT"])
+    assert opencode["small_model"] == 'vllm-mlx/a "small" one'
+    models = opencode["provider"]["vllm-mlx"]["models"]
+    assert models['a "small" one'] == {"limit": {"context": 8000, "output": 2000}} and len(models) == 2
+    aider = client_of("aider", **small)
+    assert aider.flags[3] == 'openai/a "small" one'
+    [metadata] = [json.loads(text) for text in aider.files.values()]
+    assert metadata['openai/a "small" one']["max_input_tokens"] == 6000 and len(metadata) == 2
+
+
 def fake_client(folder: Path, name: str) -> str:
     """A program of that name that tells how it was started. Returns the PATH on which it lies."""
     stand_in(folder / name, "import os, sys; print(sys.argv[1:], os.environ['ANTHROPIC_MODEL'])")

@@ -123,9 +123,9 @@ def test_a_model_of_the_list_answers_to_all_its_names(checkpoint: Callable[..., 
 
 
 def test_several_models_on_the_command_line(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    first, second = checkpoint("qwen3"), checkpoint("llama")
+    first, second = checkpoint("qwen3_5"), checkpoint("qwen3")
     with served(f"coder={first}", f"small={second}") as (_, printed):
-        assert "Beside" in printed and "small: llama" in printed
+        assert "Beside" in printed and "small: qwen3" in printed
         url = printed[printed.index("http://") :].split("/v1")[0]
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
             cards = {card["id"]: card["root"] for card in http.get("/v1/models").json()["data"]}
@@ -136,6 +136,10 @@ def test_several_models_on_the_command_line(checkpoint: Callable[..., Path], tmp
             status = http.get("/v1/status").json()
             assert [(row["name"], row["state"]) for row in status["models"]] == [("coder", "ready"), ("small", "ready")]
             assert 'vllm:num_requests_running{engine="0",model_name="small"} 0.0' in http.get("/metrics").text
+        script = run("launch", "claude", "--print", "--url", url).stdout
+        assert "export ANTHROPIC_MODEL=coder\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=small\n" in script
+        script = run("launch", "claude", "--print", "--url", url, "--model", "small").stdout
+        assert "export ANTHROPIC_MODEL=small\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=small\n" in script, "none is smaller"
 
 
 def test_doctor_checks_each_model_beside_the_others(checkpoint: Callable[..., Path]) -> None:

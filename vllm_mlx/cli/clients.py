@@ -15,6 +15,10 @@ from typing import Any
 from ..core.private_file import write_private
 from .terminal import CommandFailed, one_line
 
+_AIDER = (
+    '{{"litellm_provider": "openai", "mode": "chat", "max_input_tokens": {prompt}, "max_output_tokens": {reply}, '
+    '"max_tokens": {reply}, "input_cost_per_token": 0, "output_cost_per_token": 0}}'
+)
 NO_KEY = "none"  # the key that clients send to a server that needs none
 
 
@@ -28,11 +32,21 @@ class Target:
     api_key: str  # `NO_KEY` if the server needs none
     folder: Path  # where `launch` writes its own files
     searches: bool = False  # whether the server runs web searches
+    small: str = ""  # the model for titles and summaries, which fits beside the other one; empty: the other one
+    small_context: int = 0
 
     @property
     def max_reply(self) -> int:
         """Tokens that clients keep free for a reply: a quarter of the context, at most 32,000."""
         return max(1, min(32_000, self.context // 4))
+
+    def _limits_of_small(self, template: str, prefix: str = "") -> str:
+        """Return a further entry of a JSON object of models; nothing if one model has all roles."""
+        if not self.small:
+            return ""
+        reply = max(1, min(32_000, self.small_context // 4))
+        limits = template.format(context=self.small_context, prompt=self.small_context - reply, reply=reply)
+        return f", {json.dumps(prefix + self.small, ensure_ascii=False)}: {limits}"
 
     def values(self) -> Mapping[str, str]:
         """Return the texts that the names in clients.toml stand for."""
@@ -40,6 +54,9 @@ class Target:
             "url": self.url,
             "base_url": f"{self.url}/v1",
             "model": self.model,
+            "small": self.small or self.model,
+            "limits_of_small": self._limits_of_small('{{"limit": {{"context": {context}, "output": {reply}}}}}'),
+            "aider_small": self._limits_of_small(_AIDER, "openai/"),
             "context": str(self.context),
             "max_prompt": str(self.context - self.max_reply),
             "max_reply": str(self.max_reply),
@@ -65,6 +82,7 @@ class Client:
     first_prompt: int = 0  # about how many tokens the client's first prompt has
     least_context: int = 0  # tokens without which the client does not start
     key_warning: str = ""  # what the user should know before the client starts, if the server has a key
+    has_small_roles: bool = False  # whether it has small tasks for a model of their own
     next_step: str = ""  # what the user of an editor does with its file
 
     def for_server(self, target: Target) -> "Client":

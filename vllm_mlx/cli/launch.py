@@ -110,9 +110,12 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
     context = context or model.max_model_len
     if context is None:
         raise WrongUsage(f"{server.url} does not say how long its context is: give the length with --context.")
+    small = replace(server, answer_s=_ANSWER_S).beside(model)
     return Target(
         url=server.url,
         model=model.name,
+        small="" if small is None else small.name,
+        small_context=0 if small is None else small.max_model_len or context,
         context=context,
         searches=model.searches,
         api_key=server.api_key or NO_KEY,
@@ -122,6 +125,8 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
 
 def _served_name(model: str | None) -> str | None:
     """Return the name under which a checkpoint is served. A folder is served under its own name, without its path."""
+    if model in load_settings({}).catalogue().names:
+        return model
     return None if model is None else Settings(model=model).served_model_names[0]
 
 
@@ -132,6 +137,8 @@ def _model_to_serve(name: str | None) -> str | None:
 
 
 def _warn(client: Client, target: Target) -> None:
+    if client.has_small_roles and target.small:
+        print(f"vllm-mlx: titles, summaries and other small tasks go to {target.small}.", file=sys.stderr)
     advice = "Serve a model with a longer one, or raise --max-model-len."
     if target.context < client.least_context:
         print(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -37,6 +37,21 @@ class Model:
     name: str
     max_model_len: int | None  # None: the server does not say
     searches: bool  # whether the server runs web searches
+    checkpoint: str = ""
+    is_ready: bool = True  # whether its weights are in memory
+    load_bytes: int = 0  # that they take
+
+    @classmethod
+    def of(cls, card: Mapping[str, Any]) -> Self:
+        """Read a model of `/v1/models`, of another server too."""
+        return cls(
+            name=str(card["id"]),
+            max_model_len=card.get("max_model_len"),
+            searches=card.get("web_search") is True,
+            checkpoint=str(card.get("root", "")),
+            is_ready=card.get("state", "ready") == "ready",
+            load_bytes=int(card.get("load_bytes") or 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +73,27 @@ class Remote:
 
     def model(self, name: str | None = None) -> Model:
         """Return the model of this name, or the first model that is served."""
-        cards = self.get("/v1/models").get("data") or []
-        models = [Model(str(card["id"]), card.get("max_model_len"), card.get("web_search") is True) for card in cards]
-        if not all(model.name.isprintable() for model in models):
-            raise CommandFailed(f"{self.url} serves a model with a line break or control character in its name.")
-        if not models:
-            raise CommandFailed(f"{self.url} serves no model.")
+        models = self.models()
         for model in models:
             if name is None or model.name == name:
                 return model
         known = ", ".join(model.name for model in models)
         raise WrongUsage(f"{self.url} does not serve {name}. It serves {known}.")
+
+    def beside(self, main: Model) -> Model | None:
+        """Return the smallest model that is in memory together with a larger one; None if there is none."""
+        others = [model for model in self.models() if model.is_ready and model.checkpoint != main.checkpoint]
+        smaller = [model for model in others if main.is_ready and model.load_bytes < main.load_bytes]
+        return min(smaller, key=lambda model: model.load_bytes, default=None)
+
+    def models(self) -> list[Model]:
+        """Return the models that are served, the default first."""
+        models = [Model.of(card) for card in self.get("/v1/models").get("data") or []]
+        if not all(model.name.isprintable() for model in models):
+            raise CommandFailed(f"{self.url} serves a model with a line break or control character in its name.")
+        if not models:
+            raise CommandFailed(f"{self.url} serves no model.")
+        return models
 
     @contextmanager
     def chat(

@@ -145,6 +145,7 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
             max_input_tokens=info.max_model_len,
             state="ready" if state == "leaving" else state,
             status=LoadStatus(value=LOADED[state]),
+            load_bytes=info.weights_bytes,
             web_search=searches,
         )
 

@@ -184,6 +184,7 @@ class ModelCard(Reply):
     max_input_tokens: int
     state: Literal["ready", "loading", "unloaded", "failed"]
     status: LoadStatus
+    load_bytes: int  # that the weights take while they are in memory
     web_search: bool  # whether this server runs the searches that a model asks for
 
 
