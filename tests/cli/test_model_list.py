@@ -55,7 +55,7 @@ def test_each_table_describes_its_own_model(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[[models]]\nname = 'a'\n", "`model` in table 1 of `[[models]]` in FILE: field required."),
+        ("[[models]]\nname = 'a'\n", "`model` in table 1 of `[[models]]` in FILE is missing."),
         ("[[models]]\nmodel = ''\n", "`model` in table 1 of `[[models]]` in FILE: it is empty"),
         ("[[models]]\nmodel = 'a'\nmax_model_len = 1\n", "`max_model_len` in table 1 of `[[models]]` in FILE must be"),
         (
@@ -63,7 +63,12 @@ def test_each_table_describes_its_own_model(file: Path) -> None:
             "`port` in table 1 of `[[models]]` in FILE is not a setting of a model.",
         ),
         ("[[models]]\nmodel = 'a'\nmax_model_ln = 1\n", "not a setting of a model. Did you mean `max_model_len`?"),
-        ("models = 3\n", "`[[models]]` in FILE: input should be a valid tuple"),
+        (
+            "models = 3\n",
+            "`models` in FILE must be a list of tables. Write `[[models]]` above the settings of each model.",
+        ),
+        ("[models]\nmodel = 'a'\n", "`models` in FILE must be a list of tables."),
+        ("models = ['a']\n", "`models` in FILE must be a list of tables."),
         ("[[models]]\nmodel = 'a'\n[[models]]\nmodel = 'a'\n", "`a` stands for two models, a and a."),
         ("[[models]]\nmodel = 'a'\naliases = ['b']\n[[models]]\nmodel = 'b'\n", "`b` stands for two models, a and b."),
         (
@@ -104,6 +109,11 @@ def refused(*arguments: str) -> str:
 def test_a_name_that_is_given_twice_is_refused() -> None:
     assert "`demo` stands for two models, demo and demo." in refused("demo", "demo")
     assert "--served-model-name. Leave one of the two out." in refused("a=demo", "--served-model-name", "b")
+
+
+def test_a_name_or_a_model_that_is_empty_is_refused() -> None:
+    assert "`=demo` has no name before `=`. Write NAME=MODEL, or MODEL alone." in refused("=demo")
+    assert "MODEL: it is empty; write a value, or leave it out" in refused("a=")
 
 
 def test_a_model_of_the_list_answers_to_all_its_names(checkpoint: Callable[..., Path], tmp_path: Path) -> None:

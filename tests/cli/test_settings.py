@@ -301,7 +301,8 @@ def test_an_empty_value_as_of_a_variable_that_is_not_set_is_refused(name: str) -
     """An empty path would be the folder in which the command runs."""
     for value in ("", " ", [""]):
         if isinstance(value, list) == (name == "api_key"):
-            assert f"{flag_name(name)}: it is empty; write a value, or leave it out" in refusal({name: value})
+            place = "MODEL" if name == "model" else flag_name(name)
+            assert f"{place}: it is empty; write a value, or leave it out" in refusal({name: value})
 
 
 def test_each_setting_is_declared_once_and_listed_once() -> None:

@@ -95,7 +95,7 @@ def test_a_failed_load_is_an_error_in_the_protocol_s_own_form(server: Running, p
             reply = client.post(path_of, json={**REQUESTS[path_of], "stream": stream})
             assert reply.status_code == 503 and 1 <= int(reply.headers["retry-after"]) <= 30
             error = reply.json()["error"]
-            assert "no longer on disk. Restart the server." in error["message"]
+            assert "no longer on disk. Put it back, or start the server with another model." in error["message"]
             assert error["type"] == ("overloaded_error" if path_of == "/v1/messages" else error["type"])
         assert client.post("/v1/models/tiny/load", params={"wait": "true"}).status_code == 503
         assert (card(server)["state"], card(server)["status"]["value"]) == ("failed", "failed")

@@ -76,8 +76,8 @@ def load_settings(
     def origin(name: str) -> str:
         if name == "models":
             return "the command line" if name in flags else f"`[[models]]` in {path}"
-        if name == "model" and name in flags and "models" in given:
-            return "MODEL"
+        if name in POSITIONAL and name in flags:
+            return name.upper()
         return flag_name(name) if name in flags else env_name(name) if name in variables else f"`{name}` in {path}"
 
     _refuse_doubt(given, file, flags, origin)
@@ -86,6 +86,10 @@ def load_settings(
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         name, *inside = map(str, fault["loc"])
+        if name == "models" and len(inside) < 2:
+            raise ConfigError(
+                f"`models` in {path} must be a list of tables. Write `[[models]]` above the settings of each model."
+            ) from error
         place = origin(name) if len(inside) < 2 else f"`{inside[1]}` in table {int(inside[0]) + 1} of {origin(name)}"
         if fault["type"] == "extra_forbidden":
             hint = _did_you_mean(inside[-1], names=ListedModel.model_fields)
@@ -118,6 +122,8 @@ def read_models(texts: Sequence[str]) -> dict[str, Any]:
         name, is_named, model = text.partition("=")
         if not is_named or Path(text).expanduser().is_dir():
             name, model = "", text
+        elif not name:
+            raise WrongFlag(f"`{text}` has no name before `=`. Write NAME=MODEL, or MODEL alone.")
         models.append({"model": model} | ({"name": name} if name else {}))
     if len(models) > 1:
         return {"models": models}

@@ -48,6 +48,8 @@ class SettingsGroup:
 
 def explain(fault: Any) -> str:
     """What is wrong with a value, to follow the name of its setting. `fault` is one of `ValidationError.errors()`."""
+    if fault["type"] == "missing":
+        return " is missing"
     if fault["type"] in _RANGES:
         key, words = _RANGES[fault["type"]]
         return f" {words} {fault['ctx'][key]:.15g}"

@@ -67,10 +67,12 @@ class Checkpoint:
         try:
             if self.fingerprint() == fingerprint:
                 return
-            fault = "has changed on disk" if self.file_bytes else "is no longer on disk"
+            if self.file_bytes:
+                raise ModelLoadError(f"{self.path} has changed on disk. Restart the server.")
+            fault = "is no longer on disk. Put it back"
         except OSError as error:
-            fault = f"cannot be read: {error.strerror or error}"
-        raise ModelLoadError(f"{self.path} {fault}. Restart the server.")
+            fault = f"cannot be read: {error.strerror or error}. Correct this"
+        raise ModelLoadError(f"{self.path} {fault}, or start the server with another model.")
 
     @cached_property
     def has_vision_encoder(self) -> bool:
