@@ -131,7 +131,7 @@ def test_ten_turns_hold_each_token_once(
 
     agent, report, entries = asyncio.run(run())
     assert_all_known_was_cached(agent)
-    footprint = engine.facts.footprint
+    footprint = engine.fronts[0].facts.footprint
     once = footprint.bytes_per_token * len(agent.turns[-1].token_ids)
     assert report.cache is not None
     states = sum(entry.state_bytes for entry in entries)

@@ -146,6 +146,11 @@ def test_several_models_on_the_command_line(checkpoint: Callable[..., Path], tmp
             status = http.get("/v1/status").json()
             assert [(row["name"], row["state"]) for row in status["models"]] == [("coder", "ready"), ("small", "ready")]
             assert 'vllm:num_requests_running{engine="0",model_name="small"} 0.0' in http.get("/metrics").text
+            for command, states in (("unload", ["ready", "unloaded"]), ("load", ["ready", "ready"])):
+                changed = http.post(f"/v1/models/small/{command}", params={"wait": "true"}).json()
+                assert (changed["id"], changed["state"]) == ("small", states[1])
+                assert [card["state"] for card in http.get("/v1/models").json()["data"]] == states
+                assert [row["state"] for row in http.get("/v1/status").json()["models"]] == states
         script = run("launch", "claude", "--print", "--url", url).stdout
         assert "export ANTHROPIC_MODEL=coder\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=small\n" in script
         script = run("launch", "claude", "--print", "--url", url, "--model", "small").stdout

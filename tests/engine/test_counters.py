@@ -19,6 +19,9 @@ def test_tokens_that_come_together_have_no_time_between_them() -> None:
     assert (totals.completion_tokens, totals.stalls.total, totals.ttft.quantiles(4.0)["p50"]) == (4, 1, 1.0)
 
 
+MODELS = [("tiny", True)]  # its weights are in memory
+
+
 def test_replies_are_counted_by_the_slowest_tier_of_their_cached_tokens() -> None:
     totals = Totals(started_s=0.0, stall_threshold_s=1.0)
     described = []
@@ -28,7 +31,7 @@ def test_replies_are_counted_by_the_slowest_tier_of_their_cached_tokens() -> Non
         looked_up = SequenceUpdate(seq_id=0, receipt=receipt)
         totals.take(stats, looked_up, 1.0)
         totals.take(stats, update(7), 2.0)
-        described.append(stats.describe(2.0))
+        described.append(stats.describe(2.0, MODELS))
     assert totals.tiers == {"memory": 2, "disk": 1}
     assert (totals.cached_tokens, totals.disk_tokens) == (12, 3)
     assert [(each["tier"], each["disk_tokens"]) for each in described] == [
@@ -38,6 +41,6 @@ def test_replies_are_counted_by_the_slowest_tier_of_their_cached_tokens() -> Non
 
 def test_a_queued_reply_says_that_it_waits_for_the_disk() -> None:
     stats = ReplyStats(request_id="r", seq_id=3, prompt_tokens=5, max_tokens=9, arrived_s=0.0, queued_s=0.0)
-    assert [stats.describe(1.0, reading)["waits_for"] for reading in ((), {3}, {4})] == [None, "disk", None]
+    assert [stats.describe(1.0, MODELS, reading)["waits_for"] for reading in ((), {3}, {4})] == [None, "disk", None]
     stats.take(update(7), 1.0)
-    assert stats.describe(1.0, {3})["waits_for"] is None
+    assert stats.describe(1.0, MODELS, {3})["waits_for"] is None

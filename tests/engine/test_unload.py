@@ -53,10 +53,10 @@ def test_load_and_unload_by_command_may_be_repeated() -> None:
         weights = served.status()["memory"]["weights_bytes"]
         for _ in range(2):
             served.unload()
-            assert served.client.model_state == "unloaded"
+            assert served.client.state_of(0) == "unloaded"
         for _ in range(2):
             served.load()
-            assert served.client.model_state == "ready"
+            assert served.client.state_of(0) == "ready"
         assert served.row()["loads"] == {"start": 1, "request": 0, "command": 1}
         memory = served.status()["memory"]
         assert memory["weights_bytes"] == weights and memory["lacking_bytes"] == 0
@@ -65,7 +65,7 @@ def test_load_and_unload_by_command_may_be_repeated() -> None:
 def test_a_model_without_requests_leaves_by_itself() -> None:
     with serving(checkpoint("qwen3"), idle_unload_s=0.01) as served:
         served.ask(FIRST)
-        while served.client.model_state != "unloaded":
+        while served.client.state_of(0) != "unloaded":
             served.loop.run_until_complete(asyncio.sleep(0.01))
         assert served.ask(FIRST)[0] == plain_loop(checkpoint("qwen3"), FIRST, NUM_TOKENS)[0]
 
@@ -76,7 +76,7 @@ def test_a_busy_model_stays_and_says_what_runs() -> None:
         while not (await served.client.status())["requests"]:
             await asyncio.sleep(0)
         with pytest.raises(ModelBusy) as refused:
-            await served.client.unload_model(wait=True)
+            await served.client.unload_model(0, wait=True)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         return refused.value.message
@@ -133,9 +133,9 @@ def test_a_question_is_answered_between_two_slices() -> None:
         def look(engine: Engine) -> float:
             return engine.lane.report().progress or 0.0
 
-        await served.client.load_model(wait=False)
+        await served.client.load_model(0, wait=False)
         seen = [0.0]
-        while served.client.model_state == "loading":
+        while served.client.state_of(0) == "loading":
             seen.append(await served.client.ask(look))
         return seen
 

@@ -87,10 +87,10 @@ def test_the_status(served: Serving, state: str) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_an_unload(served: Serving, state: str) -> None:
     release = hold(served, state)
-    served.loop.run_until_complete(served.client.unload_model(wait=False))
+    served.loop.run_until_complete(served.client.unload_model(0, wait=False))
     release()
     served.unload()
-    assert served.client.model_state == ("failed" if state == "failed" else "unloaded")
+    assert served.client.state_of(0) == ("failed" if state == "failed" else "unloaded")
     assert served.status()["memory"]["weights_bytes"] == 0
     served.load()
     assert replies_as_alone(served)
@@ -103,10 +103,10 @@ def test_a_load(served: Serving, state: str) -> None:
         with pytest.raises(ModelUnavailable):
             served.load()
     else:
-        served.loop.run_until_complete(served.client.load_model(wait=False))
+        served.loop.run_until_complete(served.client.load_model(0, wait=False))
     release()
     served.load()
-    assert served.client.model_state == "ready" and replies_as_alone(served)
+    assert served.client.state_of(0) == "ready" and replies_as_alone(served)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -61,7 +61,6 @@ class FakeEngine:
             created=1_700_000_000,
         )
     )
-    model_state: str = "ready"
     tokenizer: FakeTokens = field(default_factory=FakeTokens)
     requests: list[Request] = field(default_factory=list)
     counted: list[Request] = field(default_factory=list)
@@ -77,6 +76,9 @@ class FakeEngine:
     def fronts(self) -> list["FakeEngine"]:
         """Each model's tokenizer and info, as this one."""
         return [self]
+
+    def state_of(self, model: int) -> str:
+        return "ready"
 
     @property
     def is_healthy(self) -> bool:

@@ -43,7 +43,7 @@ def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
                 health = other.get("/health").json()
                 refused = other.post("/v1/chat/completions", json=HI)
             assert health["status"] == "error" and "in one step for" in health["error"]
-            assert "in step (engine.py:" in health["error"] or "decode" in health["error"]
+            assert "step (engine.py:" in health["error"] or "decode" in health["error"]
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
             hang.set()
             asking.join(60)

@@ -54,12 +54,12 @@ class Serving:
         """Unload the model once what the last reply left is done."""
         while True:
             try:
-                return self.loop.run_until_complete(self.client.unload_model(wait=True))
+                return self.loop.run_until_complete(self.client.unload_model(0, wait=True))
             except ModelBusy:
                 self.loop.run_until_complete(asyncio.sleep(0.01))
 
     def load(self) -> None:
-        self.loop.run_until_complete(self.client.load_model(wait=True))
+        self.loop.run_until_complete(self.client.load_model(0, wait=True))
 
     def status(self) -> dict[str, Any]:
         return dict(self.loop.run_until_complete(self.client.status()))
@@ -105,7 +105,7 @@ def hold(served: Serving, state: str) -> Callable[[], None]:
     released = threading.Event()
     if state == "leaving":
         _write_slowly(served, released)
-        served.loop.run_until_complete(served.client.unload_model(wait=False))
+        served.loop.run_until_complete(served.client.unload_model(0, wait=False))
     elif state != "ready":
         served.unload()
     if state in ("loading", "failed"):
@@ -113,10 +113,10 @@ def hold(served: Serving, state: str) -> Callable[[], None]:
             served.client.ask(lambda engine: hold_loads(engine, released, fails=state == "failed"))
         )
     if state == "loading":
-        served.loop.run_until_complete(served.client.load_model(wait=False))
+        served.loop.run_until_complete(served.client.load_model(0, wait=False))
     if state == "failed":
         served.loop.run_until_complete(_failing(served))
-    assert served.client.model_state == state
+    assert served.client.state_of(0) == state
     return released.set
 
 
@@ -148,7 +148,7 @@ def hold_loads(engine: Engine, released: threading.Event, *, fails: bool = False
 
 async def _failing(served: Serving) -> None:
     try:
-        await served.client.load_model(wait=True)
+        await served.client.load_model(0, wait=True)
     except ModelUnavailable:
         return
     raise AssertionError("a load that fails is an error")

@@ -171,16 +171,11 @@ class EngineClient:
         self.memories.clear(salts)
         return await self.ask(lambda engine: engine.clear_cache(salts))
 
-    @property
-    def model_state(self) -> State:
-        """Where the weights of the default model are now."""
-        return self.state_of(0)
-
     def state_of(self, model: int) -> State:
         """Where the weights of the model at this position are now."""
         return self._thread.residences[model].state
 
-    async def load_model(self, model: int = 0, *, wait: bool) -> None:
+    async def load_model(self, model: int, *, wait: bool) -> None:
         """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
 
         Raises ModelUnavailable if a load failed, and EngineDead.
@@ -191,7 +186,7 @@ class EngineClient:
         if (refusal := self._thread.residences[model].refusal(time.monotonic())) is not None:
             raise refusal
 
-    async def unload_model(self, model: int = 0, *, wait: bool) -> None:
+    async def unload_model(self, model: int, *, wait: bool) -> None:
         """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""
         replies = [*self._running_replies(), *self._preparing_replies()]
         running = [reply.request_id for reply in replies if reply.model == model]

@@ -133,7 +133,7 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
 
     def card(name: str) -> ModelCard:
         name, position = models.resolve(name)
-        info, state = engine.fronts[position].info, engine.model_state
+        info, state = engine.fronts[position].info, engine.state_of(position)
         return ModelCard(
             id=name,
             created=info.created,
@@ -162,16 +162,16 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
     async def load_model(model_id: str, http: Request, wait: bool = False) -> Response:
         """Load the weights unless they are in memory. The answer comes at once, or with `wait` at the end."""
         require_admin(http.scope)
-        name, _ = models.resolve(model_id)
-        await engine.load_model(wait=wait)
+        name, position = models.resolve(model_id)
+        await engine.load_model(position, wait=wait)
         return as_json(card(name))
 
     @router.post("/v1/models/{model_id:path}/unload", responses=_OF_COMMAND)
     async def unload_model(model_id: str, http: Request, wait: bool = False) -> Response:
         """Let the weights leave memory, until a request or a command loads them again. A model in use stays: 409."""
         require_admin(http.scope)
-        name, _ = models.resolve(model_id)
-        await engine.unload_model(wait=wait)
+        name, position = models.resolve(model_id)
+        await engine.unload_model(position, wait=wait)
         return as_json(card(name))
 
     return router
