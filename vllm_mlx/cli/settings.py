@@ -134,7 +134,7 @@ class OwnModel(_Values):
     """A table of `[[models]]`. `ListedModel` adds the settings that describe a model."""
 
     model: str
-    name: str | None = None  # None: the model's own name
+    name: str | None = None  # by default, the model's own name
     aliases: tuple[str, ...] = ()
     match: tuple[str, ...] = ()  # patterns of further names
     pin: bool = False

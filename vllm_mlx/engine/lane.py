@@ -218,7 +218,7 @@ class Lane:
         )
 
     def reset(self) -> None:
-        """Drop all rows, after a step that failed as a whole. A load begins anew, because its arrays may be garbage."""
+        """Drop all rows, after a step that failed as a whole. A load starts again: its arrays may be garbage."""
         if self.runner is not None:
             self.runner.reset()
         if self.residence.state == "loading":

@@ -32,7 +32,7 @@ class _Question:
     answer: "Future[object]"
 
 
-_Message = Callable[[Engine], None] | _Question | None  # None: stop
+_Message = Callable[[Engine], None] | _Question | None  # with None, the thread stops
 
 
 class EngineThread:
