@@ -20,10 +20,11 @@ RANKS = {
     "prompt": 4,
     "runner": 4,
     "scheduler": 4,
-    "api": 5,
-    "engine": 5,
-    "server": 6,
-    "cli": 7,
+    "ranks": 5,
+    "api": 6,
+    "engine": 6,
+    "server": 7,
+    "cli": 8,
 }
 PURE = {"core", "formats", "scheduler", "api"}
 WRAPPERS = {PACKAGE / "formats" / "tokenizer.py", PACKAGE / "formats" / "remote_code.py"}  # of libraries, by pure files
