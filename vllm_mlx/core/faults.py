@@ -15,6 +15,11 @@ class Fault(Enum):
 
     FAILED = auto()  # a command buffer failed: a time limit of macOS, a reset, an invalid resource
     OUT_OF_MEMORY = auto()  # less work at a time may run
+    PARTED = auto()  # a rank is lost, or computes something else than the others: only a new start of all ranks helps
+
+
+class RanksParted(RuntimeError):
+    """The ranks of a model no longer do the same. The next wait for the device may never return."""
 
 
 class DeviceFault(RuntimeError):
@@ -23,6 +28,7 @@ class DeviceFault(RuntimeError):
 
 _FAILED_WORK = ("[METAL]", "Command buffer", "Failed to create Metal shared event")
 _FAILED_ALLOCATION = ("[metal::malloc]", "[malloc] Unable to allocate", "[malloc_or_wait]")
+_LOST_PEER = ("[ring]", "[jaccl]")  # raised once: to read the failed arrays after that hangs for good
 _NO_MEMORY = ("Insufficient Memory", "00000008", "CallbackErrorOutOfMemory")
 
 
@@ -33,6 +39,8 @@ def device_fault(error: BaseException | None) -> Fault | None:
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
+    if isinstance(error, RanksParted) or _holds_any(text, _LOST_PEER):
+        return Fault.PARTED
     if _holds_any(text, _FAILED_ALLOCATION):
         return Fault.OUT_OF_MEMORY
     if not _holds_any(text, _FAILED_WORK):

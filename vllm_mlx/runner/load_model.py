@@ -16,6 +16,7 @@ from .loading import SLICE_BYTES, Loading
 from .model import Model, MultimodalModel, TextModel
 from .model_types import kernel_fault, records_states
 from .proofs import LIBRARY_ERRORS
+from .ranked import Lockstep, Ranked
 
 logger = logging.getLogger(__name__)
 LOAD_ERRORS = (OSError, ImportError, *LIBRARY_ERRORS)
@@ -49,10 +50,12 @@ def begin_loading(
     has_drafts: bool = False,
     beside: Beside | None = None,
     slice_bytes: int = SLICE_BYTES,
+    lockstep: Lockstep | None = None,
 ) -> Loading[Model]:
     """Begin to load the weights, as `load_model` does, in slices, and what is `beside` them. Raises ModelLoadError.
 
-    With `has_drafts`, mlx-vlm also runs a text model of which only mlx-vlm records what drafts need.
+    With `has_drafts`, mlx-vlm also runs a text model of which only mlx-vlm records what drafts need. With `lockstep`,
+    which mlx-lm alone can, only this rank's shard of the weights stays in memory.
     """
     by_mlx_lm = text_only or not checkpoint.has_vision_encoder
     if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
@@ -67,9 +70,13 @@ def begin_loading(
 
     def build() -> list[Any]:
         modules = [load(checkpoint.path, trust_remote_code), None if beside is None else beside.load()]
+        if lockstep is not None:
+            modules[0].shard(lockstep.group)
         return [module for module in modules if module is not None]
 
     def make(module: Any, other: Any = None) -> Model:
+        if lockstep is not None:
+            return Ranked(module, lockstep)
         is_text = by_mlx_lm and not type(module).__module__.startswith("mlx_vlm.")
         model: Model = TextModel(module) if is_text else MultimodalModel(module)
         return model if beside is None else beside.join(model, other)

@@ -58,6 +58,10 @@ class Model(ABC):
         """The window of sliding-window layers in tokens. None if the model has no such layers."""
         return None if self.resume_rule is None else self.resume_rule.window
 
+    def agree(self, likeness: float, error: Exception | None) -> float:
+        """Return the likeness by which all ranks of a model decide. They also have all met an error, or none."""
+        return likeness
+
     def refuse_prefix_cache(self, reason: str) -> None:
         """Cache no prefix of this model."""
         self.resume_rule, self.no_prefix_cache = None, reason

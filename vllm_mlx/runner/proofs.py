@@ -11,9 +11,11 @@ copy, and a third computes everything. All must agree.
 """
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import mlx.core as mx
@@ -77,51 +79,66 @@ def sharing_fault(model: Model) -> str | None:
     """Say why rows of different groups cannot share a forward pass. Returns None if they can."""
     if not model.can_batch:
         return "rows of this model cannot share a batch"
-    try:
-        together = _logits(model, _GROUPS)
-        if _equals_merged(model, together):
-            return None
-        alone = mx.concatenate([_logits(model, [[num_tokens]]) for lengths in _GROUPS for num_tokens in lengths])
-        likeness = _least_cosine(alone, together)
-    except LIBRARY_ERRORS as error:
-        if device_fault(error) is not None:
-            raise
+    likeness, error = _tried(model, partial(_likeness_in_groups, model))
+    if error is not None:
         logger.info("Rows cannot share a forward pass: %s: %s", type(error).__name__, first_line(error, 200))
         return "its layers compute attention in a way of their own"
     return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+
+
+def _tried(model: Model, proof: Callable[[], float]) -> tuple[float, Exception | None]:
+    """Return the likeness that a proof finds, and the error of a library that ended it. Ranks find the same."""
+    likeness, error = 0.0, None
+    try:
+        likeness = proof()
+    except (*LIBRARY_ERRORS, snapshot.DamagedSnapshot) as raised:
+        if device_fault(raised) is not None:
+            raise
+        error = raised
+    return model.agree(likeness, error), error
+
+
+def _likeness_in_groups(model: Model) -> float:
+    together = _logits(model, _GROUPS)
+    if _equals_merged(model, together):
+        return math.inf
+    alone = mx.concatenate([_logits(model, [[num_tokens]]) for lengths in _GROUPS for num_tokens in lengths])
+    return _least_cosine(alone, together)
 
 
 def _equals_merged(model: Model, together: mx.array) -> bool:
     """Whether three rows in groups have the same logits as in one batch cache, as the library computes them."""
     reason, model.no_shared_forward = model.no_shared_forward, "it is being tried"
     try:
-        rows = [_row(model, num_tokens) for lengths in _GROUPS for num_tokens in lengths]
-        merged = _gathered(
-            rows, regroup([group for row in rows for group in row.groups], [{row.seq_ids[0] for row in rows}])
-        )
-        logits = mx.stack([merged.forward(), merged.forward()], axis=1).astype(mx.float32)
-        return _least_cosine(logits, together) >= SAME_KERNELS
-    except LIBRARY_ERRORS as error:
-        if device_fault(error) is not None:
-            raise
-        return False
+        likeness, error = _tried(model, partial(_likeness_merged, model, together))
+        return error is None and likeness >= SAME_KERNELS
     finally:
         model.no_shared_forward = reason
 
 
+def _likeness_merged(model: Model, together: mx.array) -> float:
+    rows = [_row(model, num_tokens) for lengths in _GROUPS for num_tokens in lengths]
+    merged = _gathered(
+        rows, regroup([group for row in rows for group in row.groups], [{row.seq_ids[0] for row in rows}])
+    )
+    logits = mx.stack([merged.forward(), merged.forward()], axis=1).astype(mx.float32)
+    return _least_cosine(logits, together)
+
+
 def batching_fault(model: Model) -> str | None:
     """Say why rows of different lengths cannot share a batch. Returns None if they can."""
-    try:
-        rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0]]
-        merged = regroup([group for row in rows for group in row.groups], [{-num_tokens for num_tokens in _GROUPS[0]}])
-        together = _gathered(rows, merged).forward()
-        alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
-        likeness = _least_cosine(mx.concatenate(alone), together)
-    except LIBRARY_ERRORS as error:
-        if device_fault(error) is not None:
-            raise
+    likeness, error = _tried(model, partial(_likeness_in_batch, model))
+    if error is not None:
         return f"{type(error).__name__}: {first_line(error, 200)}"
     return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+
+
+def _likeness_in_batch(model: Model) -> float:
+    rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0]]
+    merged = regroup([group for row in rows for group in row.groups], [{-num_tokens for num_tokens in _GROUPS[0]}])
+    together = _gathered(rows, merged).forward()
+    alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
+    return _least_cosine(mx.concatenate(alone), together)
 
 
 def drafts_fault(model: Model) -> str | None:
@@ -132,26 +149,27 @@ def drafts_fault(model: Model) -> str | None:
     """
     if not layers.verifies(model.structure):
         return "its layers cannot drop the last tokens of a row"
-    try:
-        rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: 1 if model.no_shared_forward else 2]]
-        together = _gathered(rows, [group for row in rows for group in row.groups])
-        blocks = [seq.tokens(seq.num_tokens - 1, seq.num_tokens) * 3 for seq in together.seqs]
-        kept = list(range(1, 1 + len(blocks)))
-        if model.num_head_layers:
-            together.guess([[block[0], BY_HEAD, BY_HEAD] for block in blocks])
-        layers.complete(together.verify(blocks))
-        together.settle(blocks, kept, [block[0] for block in blocks])
-        alone = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: len(blocks)]]
-        for row, num in zip(alone, kept, strict=True):
-            for _ in range(num):
-                layers.complete(row.forward())
-        likeness = _least_cosine(mx.concatenate([row.forward() for row in alone]), together.forward())
-    except LIBRARY_ERRORS as error:
-        if device_fault(error) is not None:
-            raise
+    likeness, error = _tried(model, partial(_likeness_with_drafts, model))
+    if error is not None:
         logger.info("No drafts can be verified: %s: %s", type(error).__name__, first_line(error, 200))
         return "its layers do not take several tokens of a row at once"
     return None if likeness >= SAME_LOGITS else f"the results differ after a draft is rejected (cosine {likeness:.2f})"
+
+
+def _likeness_with_drafts(model: Model) -> float:
+    rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: 1 if model.no_shared_forward else 2]]
+    together = _gathered(rows, [group for row in rows for group in row.groups])
+    blocks = [seq.tokens(seq.num_tokens - 1, seq.num_tokens) * 3 for seq in together.seqs]
+    kept = list(range(1, 1 + len(blocks)))
+    if model.num_head_layers:
+        together.guess([[block[0], BY_HEAD, BY_HEAD] for block in blocks])
+    layers.complete(together.verify(blocks))
+    together.settle(blocks, kept, [block[0] for block in blocks])
+    alone = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: len(blocks)]]
+    for row, num in zip(alone, kept, strict=True):
+        for _ in range(num):
+            layers.complete(row.forward())
+    return _least_cosine(mx.concatenate([row.forward() for row in alone]), together.forward())
 
 
 def try_head(model: Model) -> None:
@@ -165,11 +183,8 @@ def resume_fault(model: Model) -> str | None:
     if not model.copied_whole or model.resume_rule is None:
         return None
     names = ", ".join(model.copied_whole)
-    try:
-        likeness = _likeness(model)
-    except (*LIBRARY_ERRORS, snapshot.DamagedSnapshot) as error:
-        if device_fault(error) is not None:
-            raise
+    likeness, error = _tried(model, partial(_likeness_of_copy, model))
+    if error is not None:
         logger.info("No row can resume: %s: %s", type(error).__name__, first_line(error, 200))
         return f"a copy of its state ({names}) cannot be used"
     if likeness >= SAME_LOGITS:
@@ -177,7 +192,7 @@ def resume_fault(model: Model) -> str | None:
     return f"a row that resumes from a copy of its state ({names}) differs from one that computes it"
 
 
-def _likeness(model: Model) -> float:
+def _likeness_of_copy(model: Model) -> float:
     seq, row = _probe(model, _LENGTH), model.new_caches()
     _run(model, seq, row, 0, _COPIED)
     kv, states = layers.split(row)

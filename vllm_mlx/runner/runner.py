@@ -22,7 +22,6 @@ import mlx.core as mx
 from ..cache import layers, leaving, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
-from ..core.errors import GenerationError, RequestError, VLLMMLXError
 from ..core.faults import Fault, device_fault
 from ..core.fence import RowFence
 from ..core.sequence import Sequence
@@ -42,6 +41,7 @@ from .batch import Batch, InFlight, regroup
 from .device import DeviceWatch
 from .masks import Masks
 from .model import Model
+from .row_fences import RowFences
 from .verify import Drafts, verify
 from .vision_inputs import Features
 
@@ -50,6 +50,8 @@ T = TypeVar("T")
 
 
 class Runner:
+    fences = RowFences
+
     def __init__(
         self,
         model: Model,
@@ -90,9 +92,8 @@ class Runner:
         Returns the samples of the previous launch, and the new ones too if the plan has drafts or asks for it, or if
         prefill follows, which would delay them.
         """
-        fences = _RowFences()
-        snapshots = self._let_go(plan)
-        failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
+        fences = self.fences()
+        snapshots, failed_restores = self._begin(plan)
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
         self._arrange(forward_passes(_without(plan.decode, self._unstarted), plan.isolated), fences)
         arranged = time.perf_counter()
@@ -122,7 +123,7 @@ class Runner:
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
         """Run the chunks one after the other, without padding, which would give recurrent layers wrong states."""
-        fences = _RowFences()
+        fences = self.fences()
         prefilled, timings, snapshots = [], [], []
         for chunk in chunks:
             if chunk.seq.seq_id in self._unstarted:
@@ -158,19 +159,22 @@ class Runner:
         self._masks.clear()
         mx.clear_cache()
 
-    def _step(self, fences: "_RowFences") -> list[TokenOutput]:
+    def _step(self, fences: RowFences) -> list[TokenOutput]:
         """Launch one forward pass of each batch, and read the samples of the previous launch."""
         unread, self._in_flight = self._in_flight, []
-        bound = [batch for batch in self.batches if self._masks.bind(batch.seqs)]
-        free = [batch for batch in self.batches if batch not in bound]
-        self._launch(free, self._launch_one, fences)
-        started = [batch for batch in bound if self._run(batch, _start, fences)]
+        free, started = [], []
+        for batch in list(self.batches):  # in the plan's order, which does not depend on what was read
+            if not self._masks.bind(batch.seqs):
+                self._launch([batch], self._launch_one, fences)
+                free.append(batch)
+            elif self._run(batch, _start, fences):
+                started.append(batch)
         tokens = self._read(unread, fences)
         self._redraw(free, fences)
         self._launch([batch for batch in started if batch in self.batches], self._draw, fences)
         return tokens
 
-    def _verify(self, drafts: Drafts, fences: "_RowFences") -> tuple[list[TokenOutput], list[Verified]]:
+    def _verify(self, drafts: Drafts, fences: RowFences) -> tuple[list[TokenOutput], list[Verified]]:
         """Verify the drafts of all batches, one batch after the other. Nothing is in flight before and after."""
         tokens, verified = [], []
         for batch in list(self.batches):
@@ -179,13 +183,13 @@ class Runner:
                 verified += found[1]
         return tokens, verified
 
-    def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: "_RowFences") -> None:
+    def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: RowFences) -> None:
         for batch in batches:
             launched = self._run(batch, launch, fences)
             if launched is not None:
                 self._in_flight.append(launched)
 
-    def _run(self, batch: Batch, work: Callable[[Batch], T], fences: "_RowFences") -> T | None:
+    def _run(self, batch: Batch, work: Callable[[Batch], T], fences: RowFences) -> T | None:
         """Run a batch's work. If it fails, drop the batch and return None."""
         done = fences.run(batch.seqs, partial(work, batch))
         if done is None:
@@ -195,7 +199,7 @@ class Runner:
     def _launch_one(self, batch: Batch) -> InFlight:
         return batch.launch(keeps_logits=self._masks.has_any(batch.seqs))
 
-    def _redraw(self, launched: Iterable[Batch], fences: "_RowFences") -> None:
+    def _redraw(self, launched: Iterable[Batch], fences: RowFences) -> None:
         """Sample again if a token that was read meanwhile restricts the next one, which was sampled already."""
         for batch in launched:
             if batch in self.batches and self._masks.bind(batch.seqs):
@@ -210,7 +214,7 @@ class Runner:
     def _draw(self, batch: Batch) -> InFlight:
         return batch.draw(self._masks.words(batch.seqs))
 
-    def _read(self, in_flight: Iterable[InFlight], fences: "_RowFences") -> list[TokenOutput]:
+    def _read(self, in_flight: Iterable[InFlight], fences: RowFences) -> list[TokenOutput]:
         tokens: list[TokenOutput] = []
         for launched in in_flight:
             read = fences.run(launched.seqs, launched.read)
@@ -221,7 +225,7 @@ class Runner:
         self._masks.feed(tokens)
         return tokens
 
-    def _lose(self, seqs: Iterable[Sequence], fences: "_RowFences") -> None:
+    def _lose(self, seqs: Iterable[Sequence], fences: RowFences) -> None:
         """Drop the state of rows whose work failed, and of rows that have shared a batch with them since."""
         lost = {seq.seq_id for seq in seqs}
         tainted = [batch for batch in self.batches if not lost.isdisjoint(batch.seq_ids)]
@@ -246,7 +250,7 @@ class Runner:
         with suppress(RuntimeError):
             mx.synchronize()
 
-    def _run_chunk(self, chunk: PrefillChunk, fences: "_RowFences") -> float | None:
+    def _run_chunk(self, chunk: PrefillChunk, fences: RowFences) -> float | None:
         """Run a chunk. Returns its seconds, or None if the row has failed or the device had no memory for the chunk.
 
         Nothing else is in flight, so a lack of memory concerns this chunk alone.
@@ -275,6 +279,16 @@ class Runner:
         layers.leave_window(caches)
         layers.complete(layers.state_arrays(caches))
         return time.perf_counter() - start
+
+    def _begin(self, plan: StepPlan) -> tuple[list[Snapshot], list[Restore]]:
+        """Let rows go and restore rows. Returns the copies that were made, and the restores that failed."""
+        return self._let_go(plan), [restore for restore in plan.restores if not self._restore(restore)]
+
+    def _unstart(self, restores: Iterable[Restore], seq_ids: Collection[int]) -> list[Restore]:
+        """Drop rows that were restored. Returns the restores of these rows."""
+        for seq_id in seq_ids:
+            self._prefilled.pop(seq_id, None)
+        return [restore for restore in restores if restore.seq.seq_id in seq_ids]
 
     def _let_go(self, plan: StepPlan) -> list[Snapshot]:
         """Let the leaving rows go, one after the other. The state that the cache lacks replaces a row's buffers.
@@ -328,7 +342,7 @@ class Runner:
         batch = next((batch for batch in self.batches if seq_id in batch.seq_ids), None)
         return None if batch is None else batch.view(seq_id, length)
 
-    def _arrange(self, passes: Rows[Rows[Rows[Sequence]]], fences: "_RowFences") -> None:
+    def _arrange(self, passes: Rows[Rows[Rows[Sequence]]], fences: RowFences) -> None:
         """Make the batches hold exactly these forward passes, which consist of groups."""
         wanted = [[{seq.seq_id for seq in group} for group in groups] for groups in passes]
         if [[set(group.seq_ids) for group in batch.groups] for batch in self.batches] == wanted:
@@ -342,7 +356,7 @@ class Runner:
         groups = iter(regroup([group for batch in held for group in batch.groups], list(chain(*wanted))))
         self.batches = [Batch.of([next(groups) for _ in ids], held, places) for ids in wanted]
 
-    def _start_rows(self, passes: Rows[Rows[Rows[Sequence]]], fences: "_RowFences") -> list[Batch]:
+    def _start_rows(self, passes: Rows[Rows[Rows[Sequence]]], fences: RowFences) -> list[Batch]:
         """Start the rows that do not decode yet. A row that fails is left out."""
         begun = {seq_id for batch in self.batches for seq_id in batch.seq_ids}
         coming = [seq for groups in passes for group in groups for seq in group if seq.seq_id not in begun]
@@ -358,33 +372,6 @@ class Runner:
 
 def _cache_fence() -> RowFence:
     return RowFence("the row, which goes on without this part of the prefix cache")
-
-
-class _RowFences:
-    """Fences the device work of rows. A failure ends a single row, and makes all rows suspects if there are several."""
-
-    def __init__(self) -> None:
-        self.failed: list[tuple[int, VLLMMLXError]] = []
-        self.suspects: dict[int, None] = {}  # an ordered set of seq_ids
-        self.refused: list[tuple[int, int]] = []  # (seq_id, tokens) of chunks for which the device had no memory
-
-    def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
-        with RowFence("rows outside the batch whose device work failed") as fence:
-            try:
-                return work()
-            except RequestError as error:  # not a failure of the server: an image changed at its address
-                self.failed += [(seq.seq_id, error) for seq in seqs]
-                return None
-        if len(seqs) == 1:
-            cause = f"{type(fence.error).__name__}: {fence.error}"
-            self.failed.append((seqs[0].seq_id, GenerationError(f"The model could not run this request: {cause}")))
-        else:
-            self.suspect(seqs)
-        return None
-
-    def suspect(self, seqs: Iterable[Sequence]) -> None:
-        failed = {seq_id for seq_id, _ in self.failed}
-        self.suspects.update((seq.seq_id, None) for seq in seqs if seq.seq_id not in failed)
 
 
 def _without(groups: Rows[Rows[Sequence]], seq_ids: set[int]) -> Rows[Rows[Sequence]]:

@@ -1,0 +1,71 @@
+"""Cached state of which every rank of a model has a slice: the tree on rank 0 holds its name beside rank 0's slice.
+
+What the tree does to such state is noted, for the other ranks to do the same. This module knows no tree and no rank.
+"""
+
+from collections import deque
+from typing import Any
+
+from ..core.faults import RanksParted
+
+Event = list[int]  # [name]: no longer used; [name, at, left, right]: split after `at` tokens into two new names
+
+
+class SharedLog:
+    """Gives the names, and notes what became of them. Garbage may be collected on any thread."""
+
+    def __init__(self) -> None:
+        self.names: set[int] = set()  # in use
+        self._num_made = 0
+        self._events: deque[Event] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._events)
+
+    def make(self, num: int) -> int:
+        """Return the first of `num` new names, which follow each other."""
+        self._num_made += num
+        return self._num_made - num + 1
+
+    def note(self, *event: int) -> None:
+        self._events.append(list(event))
+
+    def take(self) -> list[Event]:
+        """Return what happened since the last call, in its order."""
+        events = []
+        while self._events:
+            events.append(self._events.popleft())
+        return events
+
+
+class Shared:
+    """A segment or a state, as the tree sees it. All slices have the same size."""
+
+    __slots__ = ("_log", "name", "own")
+
+    def __init__(self, log: SharedLog, name: int, own: Any):
+        """`own` is this rank's slice."""
+        self._log, self.name, self.own = log, name, own
+        log.names.add(name)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.own.nbytes)
+
+    @property
+    def num_buffers(self) -> int:
+        return int(self.own.num_buffers)
+
+    def split(self, at: int) -> "tuple[Shared, Shared]":
+        try:
+            left, right = self.own.split(at)
+        except RuntimeError as error:
+            raise RanksParted(f"Rank 0 could not split cached state: {error}") from error
+        name = self._log.make(2)
+        self._log.note(self.name, at, name, name + 1)
+        return Shared(self._log, name, left), Shared(self._log, name + 1, right)
+
+    def __del__(self) -> None:
+        self._log.names.discard(self.name)
+        self._log.note(self.name)

@@ -1,0 +1,49 @@
+"""A shard of a model: several processes, called ranks, each run a part of every layer. It knows no plan and no channel.
+
+Collectives run in the order of their evaluation, so all ranks must evaluate the same work in the same order.
+"""
+
+from collections.abc import Sequence as Rows
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from ..cache.layers import LayerCaches
+from ..core.errors import ModelLoadError, first_line
+from ..core.sequence import Sequence
+from .model import TextModel
+
+
+class Lockstep(Protocol):
+    """Keeps the loads of all ranks alike."""
+
+    @property
+    def group(self) -> mx.distributed.Group: ...
+
+    def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
+        """Return what each rank says, by rank. Raises ModelLoadError if one has failed or says nothing in time."""
+        ...
+
+
+_PROOF_S = 20.0  # a rank that met an error alone waits so long for the others, which hang in a collective
+
+
+class Ranked(TextModel):
+    """A text model of which this process has one shard. The ids that decoding rows feed are those of rank 0."""
+
+    def __init__(self, module: Any, lockstep: Lockstep):
+        self._lockstep = lockstep
+        super().__init__(module)
+
+    def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        group = self._lockstep.group
+        ids = mx.distributed.all_sum(tokens.astype(mx.int32) * (group.rank() == 0), group=group)
+        mx.async_eval(ids)  # type: ignore[no-untyped-call]  # the first collective of the pass on every rank
+        return super().decode(seqs, positions, ids, caches)
+
+    def agree(self, likeness: float, error: Exception | None) -> float:
+        told = self._lockstep.exchange("proof", [likeness, error and first_line(error, 200)], _PROOF_S)
+        if len({failure is None for _, failure in told}) > 1:
+            rank, failure = next((rank, failure) for rank, (_, failure) in enumerate(told) if failure is not None)
+            raise ModelLoadError(f"A proof failed on rank {rank} alone: {failure}")
+        return float(told[0][0])
