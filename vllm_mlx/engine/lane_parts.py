@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
 from ..core.memory import Budget, MemoryBudget
+from ..ranks.leader import Leader
+from ..ranks.lockstep import Ranks
 from ..runner.attention import memory_saving
 from ..runner.calibrate import ImageCost
 from ..runner.checkpoint import Checkpoint
@@ -40,6 +43,7 @@ from .sizing import (
 
 logger = logging.getLogger(__name__)
 
+_ALL_RANKS = "The model is in the memory of several ranks, which load it when they start."
 _MEDIA_SHARE = 8  # encoded images that are kept take at most an eighth of what rows may take
 
 
@@ -52,10 +56,12 @@ def build_lane(
     watch: DeviceWatch | None = None,
     *,
     pin: bool = False,
+    ranks: Ranks | None = None,
 ) -> tuple[Lane, DeviceWatch]:
     """Build the lane of a model that is loaded and measured already, and the watch of the device.
 
-    `tree` and `watch` are those of the lanes before, if there are any. Raises ConfigError.
+    `tree` and `watch` are those of the lanes before, if there are any. With `ranks`, this is rank 0, and its runner
+    leads the others. Raises ConfigError.
     """
     attention = attention_cost(config, checkpoint, measured, budget)
     facts = engine_facts(config, checkpoint, measured, attention, budget)
@@ -71,13 +77,19 @@ def build_lane(
     scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
     watch = watch or device_watch(budget)
     watch.raise_cache_limit(cache_limit_bytes(budget.total_bytes, facts.memory.transient_bytes))
-    run = partial(
-        Runner,
-        watch=watch,
-        prefill_context=partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured)),
-        has_drafts=scheduler.speculation is not None,
-    )
-    return Lane(scheduler, run(measured.model), _reload(config, checkpoint, measured, run), facts, pin=pin), watch
+    saving = prefill_context(measured, budget)
+    run: Callable[[Model], Runner]
+    if ranks is None:
+        run = partial(Runner, watch=watch, prefill_context=saving, has_drafts=scheduler.speculation is not None)
+    else:
+        run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving)
+    no_unload = config.no_unload if ranks is None else _ALL_RANKS
+    reload = _reload(config, checkpoint, measured, run, no_unload)
+    return Lane(scheduler, run(measured.model), reload, facts, pin=pin), watch
+
+
+def prefill_context(measured: MeasuredModel, budget: Budget) -> Callable[[], AbstractContextManager[None]]:
+    return partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured))
 
 
 def device_watch(budget: Budget) -> DeviceWatch:
@@ -91,7 +103,11 @@ def device_watch(budget: Budget) -> DeviceWatch:
 
 
 def _reload(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, run: Callable[[Model], Runner]
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    measured: MeasuredModel,
+    run: Callable[[Model], Runner],
+    no_unload: str | None,
 ) -> Reload:
     proofs, media, fingerprint = Proofs.of(measured.model), measured.model.media, checkpoint.fingerprint()
     sizes = [array.nbytes for array in weight_arrays(measured.model.weights)]
@@ -111,7 +127,7 @@ def _reload(
         run=run_as_measured,
         weights_bytes=sum(sizes),
         room_bytes=max(sizes),
-        no_unload=config.no_unload,
+        no_unload=no_unload,
         idle_unload_s=config.idle_unload_s,
     )
 

@@ -16,12 +16,15 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
+from ..ranks.lockstep import Ranks
+from ..ranks.worker import Worker
 from ..runner.calibrate import warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import (
     DeviceWatch,
     device_memory,
 )
+from ..runner.row_fences import Unfenced
 from .client import EngineClient
 from .disk import OpenDisk
 from .engine import Engine
@@ -29,13 +32,14 @@ from .front import Front
 from .generation import Preparations, ReplyKeeper
 from .known import KnownFacts
 from .lane import Lane
-from .lane_parts import build_lane
+from .lane_parts import build_lane, device_watch, prefill_context
 from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts
 from .monitoring.status import model_facts
 from .preparing import PromptPool
 from .sizing import (
     MeasuredModel,
+    agreed,
     budget_of,
     load_measured,
     no_drafts,
@@ -63,11 +67,16 @@ class Source:
         return None if self.vision is None else self.vision.probe()
 
 
-def start_engine(config: EngineConfig, disk: OpenDisk | None = None, models: Catalogue | None = None) -> EngineClient:
+def start_engine(
+    config: EngineConfig,
+    disk: OpenDisk | None = None,
+    models: Catalogue | None = None,
+    ranks: Ranks | None = None,
+) -> EngineClient:
     """Find the checkpoints of the models, download them if necessary, and load them. Raises ConfigError.
 
     `disk`: the result of `open_disk` for the same settings. If it is None, nothing is kept on disk. Without `models`,
-    the settings are those of the only model.
+    the settings are those of the only model. With `ranks`, this process is rank 0 of one model.
     """
     entries = models.entries if models is not None else (Entry(config=config, name=config.model),)
     with ExitStack() as undone:
@@ -87,7 +96,7 @@ def start_engine(config: EngineConfig, disk: OpenDisk | None = None, models: Cat
                 undone.callback(memories.close)
             name = own.model if len(entries) == 1 else entry.name
             sources.append(Source(name=name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin))
-        engine = _serve(sources, disk)
+        engine = _serve(sources, disk, ranks)
         undone.pop_all()
     return engine
 
@@ -106,18 +115,18 @@ def serve_checkpoint(
     return _serve([Source(name=config.model, config=config, checkpoint=checkpoint, memories=memories)], disk)
 
 
-def _serve(sources: Items[Source], disk: OpenDisk | None) -> EngineClient:
+def _serve(sources: Items[Source], disk: OpenDisk | None, ranks: Ranks | None = None) -> EngineClient:
     tokenizers = [checked_tokenizer(source.config, source.checkpoint) for source in sources]
     formats = [reply_formats(source.config, own) for source, own in zip(sources, tokenizers, strict=True)]
     sources = [
         replace(
             source,
             vision=load_vision(source.config, source.checkpoint, own),
-            known=KnownFacts.of(source.memories, source.config, source.checkpoint),
+            known=None if ranks is not None else KnownFacts.of(source.memories, source.config, source.checkpoint),
         )
         for source, own in zip(sources, tokenizers, strict=True)
     ]
-    thread = EngineThread(lambda: load_engines(sources, disk))
+    thread = EngineThread(lambda: load_engines(sources, disk, ranks))
     thread.start()
     pool = PromptPool()
     fronts = [_front(*parts, thread, pool) for parts in zip(sources, tokenizers, formats, thread.facts, strict=True)]
@@ -184,11 +193,19 @@ def _media_requests(
     return MediaRequests(vision, loader, thread.wake)
 
 
-def load_engines(sources: Items[Source], disk: OpenDisk | None = None) -> Engine:
+def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> Engine:
     """Load weights, measure, and size everything to the available memory. Raises ConfigError.
 
     Each model is loaded once, so that all is known of it. Those that have no room then leave, the default last.
+    With `ranks`, there is one model, and nothing of its cache is kept on disk.
     """
+    if ranks is not None:
+        with ranks.telling():
+            (source,) = sources
+            config, measured, budget = _load_in_lockstep(source.config, source.checkpoint, ranks)
+            lane, watch = build_lane(config, source.checkpoint, measured, budget, ranks=ranks)
+            ranks.exchange("ready", True)
+        return Engine([lane], watch)
     lanes: list[Lane] = []
     watch: DeviceWatch | None = None
     names: dict[str, str] = {}
@@ -211,6 +228,25 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None) -> Engine
     if disk is not None and (tree := engine.cache_tree) is not None:
         engine.attach(disk.start(tree, names), disk.report)
     return engine
+
+
+def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
+    """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
+    with ranks.telling():
+        _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+        worker = Worker(measured.model, device_watch(budget), ranks, prefill_context(measured, budget))
+        ranks.exchange("ready", True)
+    worker.work()
+
+
+def _load_in_lockstep(
+    config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks
+) -> tuple[EngineConfig, MeasuredModel, Budget]:
+    config = within_kernels(config, checkpoint)
+    budget = budget_of(config)
+    measured = load_measured(config, checkpoint, budget=budget, ranks=ranks)
+    warm_up(measured.model, fences=Unfenced)
+    return config, *agreed(ranks, measured, budget)
 
 
 def _make_room(lanes: Items[Lane], budget: Budget, coming_bytes: int = 0) -> None:

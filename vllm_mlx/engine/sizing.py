@@ -8,10 +8,11 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.config import EngineConfig, ModelInfo
-from ..core.errors import ConfigError, setting
+from ..core.errors import ConfigError, ModelLoadError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
+from ..ranks.lockstep import Ranks
 from ..runner.attention import assumed, can_force, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint
@@ -34,6 +35,7 @@ from .monitoring.schema import EngineFacts
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
+_NO_DRAFTS = "several ranks run the model, and the tokens that rows feed travel one at a time"
 _MAX_IMAGES_BYTES = 512 << 20
 _MAX_RENDERED_BYTES = 64 << 20
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
@@ -60,20 +62,23 @@ def load_measured(
     probe: VisionProbe | None = None,
     budget: Budget | None = None,
     known: KnownFacts | None = None,
+    ranks: Ranks | None = None,
 ) -> MeasuredModel:
     """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
 
-    What is `known` of an earlier start is not proven again.
+    What is `known` of an earlier start is not proven again. With `ranks`, all of them call this at the same time: each
+    loads and measures its shard, and `agreed` follows.
     """
     facts = None if known is None else known.facts
     budget = budget or budget_of(config)
-    budget.check_weights(config.model, checkpoint.file_bytes)
+    budget.check_weights(config.model, checkpoint.file_bytes // (1 if ranks is None else ranks.size))
     _log_wired_memory()
     apply_limits(budget.total_bytes)
-    model = begin_drafting(config, checkpoint, slice_bytes=ALL).complete()
+    model = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks).complete()
     calibration = calibrate(model)
     if facts is None:
         prove_rows(model)
+        model.no_drafts = model.no_drafts if ranks is None else _NO_DRAFTS
     else:
         facts.proofs.note_in(model)
         logger.info("What rows of this model can do is known from an earlier start")
@@ -94,17 +99,35 @@ def wants_drafts(config: EngineConfig) -> bool:
     return not config.repeatable and config.num_draft_tokens != 0
 
 
-def begin_drafting(config: EngineConfig, checkpoint: Checkpoint, *, slice_bytes: int = SLICE_BYTES) -> Loading[Model]:
-    """Begin to load the model, and its MTP head if drafts are wanted. Raises ModelLoadError."""
-    has_drafts, trust = wants_drafts(config), config.trust_remote_code
+def begin_drafting(
+    config: EngineConfig, checkpoint: Checkpoint, *, slice_bytes: int = SLICE_BYTES, ranks: Ranks | None = None
+) -> Loading[Model]:
+    """Begin to load the model, and its MTP head if drafts are wanted. Raises ModelLoadError.
+
+    With `ranks`, the weights are read in slices in any case, because the whole tensors of a slice are in memory.
+    """
+    has_drafts, trust = wants_drafts(config) and ranks is None, config.trust_remote_code
     return begin_loading(
         checkpoint,
         trust_remote_code=trust,
         text_only=config.text_only,
         has_drafts=has_drafts,
         beside=HeadLoader(checkpoint, config.draft_model, trust_remote_code=trust) if has_drafts else None,
-        slice_bytes=slice_bytes,
+        slice_bytes=slice_bytes if ranks is None else SLICE_BYTES,
+        lockstep=ranks,
     )
+
+
+def agreed(ranks: Ranks, measured: MeasuredModel, budget: Budget) -> tuple[MeasuredModel, Budget]:
+    """The sizes that hold on every rank: the least memory, and the most that a chunk takes. Raises ModelLoadError."""
+    model, calibration = measured.model, measured.calibration
+    weights, row = weights_bytes(model.weights), repr(model.footprint)
+    told = ranks.exchange("sizes", [budget.total_bytes - weights, calibration.chunk_bytes_per_token, row])
+    free_bytes, chunk_bytes, rows = zip(*told, strict=True)
+    if len(set(rows)) > 1:
+        raise ModelLoadError("The state of a row takes more memory on some ranks than on others.")
+    calibration = replace(calibration, chunk_bytes_per_token=max(chunk_bytes))
+    return replace(measured, calibration=calibration), Budget(weights + min(free_bytes))
 
 
 def no_drafts(config: EngineConfig, model: Model) -> str | None:

@@ -3,12 +3,14 @@
 Loading is collective, so an error that one rank alone meets is told to the others: they would wait for it for ever.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..core.errors import ModelLoadError
+from ..core.errors import ModelLoadError, first_line
 
 Message = dict[str, Any]
 _FAILED = "failed"  # the key of a message that ends the others' load, too
@@ -42,10 +44,16 @@ class Ranks:
             peer.say({what: told})
         return told
 
-    def fail(self, reason: str) -> None:
-        """Tell the other ranks why this one cannot go on."""
-        for peer in self.peers:
-            peer.say({_FAILED: reason})
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the other ranks the error that ends the block."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(OSError, Lost):
+                for peer in self.peers:
+                    peer.say({_FAILED: first_line(error) if isinstance(error, Exception) else "it was stopped"})
+            raise
 
     def _hear(self, peer: Peer, what: str, rank: int, timeout_s: float | None) -> Any:
         message = peer.hear(timeout_s)

@@ -16,6 +16,7 @@ from ..core.step import BY_HEAD, PrefillChunk, StepPlan
 from .attention import AttentionShape, observed
 from .device import DeviceWatch, device_memory, peak_of
 from .model import Model, MultimodalModel
+from .row_fences import RowFences
 from .runner import Runner
 from .vision_inputs import encode
 
@@ -163,12 +164,13 @@ class _NoTags:
         return None
 
 
-def warm_up(model: Model, *, has_drafts: bool = False) -> None:
+def warm_up(model: Model, *, has_drafts: bool = False, fences: type[RowFences] = RowFences) -> None:
     """Prefill two rows, decode them in two groups and then in one if the model can; once for each way to draw.
 
     `has_drafts`: verify drafts of two rows and of one, too.
     """
     runner = Runner(model, DeviceWatch(device_memory().total_bytes))
+    runner.fences = fences
     for samplings in _SAMPLINGS:
         seqs = tuple(_row(model, length, sampling) for length, sampling in zip(_LENGTHS, samplings, strict=True))
         runner.prefill(PrefillChunk(seq, 0, seq.prefill_end) for seq in seqs)

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Runner:
-    fences = RowFences
+    fences: type[RowFences] = RowFences
 
     def __init__(
         self,
