@@ -1,0 +1,241 @@
+"""The control channel: who is let in, what is read, and how the end of a peer is noticed."""
+
+import json
+import os
+import pickle
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.ranks.channel import MAX_BYTES, Channel, Door, Lost, join, read_secret
+
+SECRET = b"a secret of the tests"
+HOST = "127.0.0.1"
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    door = Door(HOST, 0, SECRET)
+    yield door
+    door.close()
+
+
+@pytest.fixture
+def ends(door: Door) -> Iterator[tuple[Channel, Channel]]:
+    """The door's end and the end that joined."""
+    joined = join(HOST, door.port, SECRET, WAIT_S)
+    accepted = door.accept(WAIT_S)
+    yield accepted, joined
+    accepted.close()
+    joined.close()
+
+
+def bare() -> tuple[Channel, socket.socket]:
+    """A channel and the bare socket at its other end, which may say anything."""
+    with socket.create_server((HOST, 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        return Channel(server.accept()[0]), client
+
+
+def test_messages_cross_in_both_directions_and_keep_their_order(ends: tuple[Channel, Channel]) -> None:
+    accepted, joined = ends
+    for number in range(3):
+        size = accepted.say({"number": number, "text": "é"})
+        assert size == len(json.dumps({"number": number, "text": "é"}, separators=(",", ":")))
+    assert [joined.hear(WAIT_S)["number"] for _ in range(3)] == [0, 1, 2]
+    joined.say({})
+    assert accepted.hear(WAIT_S) == {}
+    assert (accepted.host, accepted.peer) == (HOST, HOST)
+
+
+def test_several_threads_may_say_long_messages(ends: tuple[Channel, Channel]) -> None:
+    accepted, joined = ends
+    threads = [threading.Thread(target=accepted.say, args=({"ids": [at] * 100_000},)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    heard = sorted(joined.hear(WAIT_S)["ids"][0] for _ in threads)
+    assert heard == [0, 1, 2, 3]
+
+
+def test_silence_and_the_end_of_a_peer_are_a_loss(ends: tuple[Channel, Channel]) -> None:
+    accepted, joined = ends
+    with pytest.raises(Lost, match=r"said nothing for 0\.05 s"):
+        accepted.hear(0.05)
+    joined.close()
+    with pytest.raises(Lost, match="closed the connection"):
+        accepted.hear(WAIT_S)
+    with pytest.raises(Lost):
+        for _ in range(100):  # the first message after the end may still be taken by the system
+            accepted.say({"text": "x" * 10_000})
+
+
+def test_closing_wakes_the_thread_that_hears(ends: tuple[Channel, Channel]) -> None:
+    accepted, _ = ends
+    lost = threading.Event()
+
+    def hear() -> None:
+        try:
+            accepted.hear()
+        except Lost:
+            lost.set()
+
+    threading.Thread(target=hear, daemon=True).start()
+    accepted.close()
+    assert lost.wait(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{", b"\xff\xfe", b"[" * 100_000, b'"text"', b"[1]", b"", pickle.dumps({"number": 1})],
+    ids=["cut", "bytes", "deep", "text", "list", "empty", "pickle"],
+)
+def test_what_is_no_message_ends_the_connection(data: bytes) -> None:
+    channel, peer = bare()
+    peer.sendall(struct.pack("!i", len(data)) + data)
+    with pytest.raises(Lost, match="sent"):
+        channel.hear(WAIT_S)
+
+
+class Touch:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_no_pickle_is_read(tmp_path: Path) -> None:
+    channel, peer = bare()
+    data = pickle.dumps(Touch(tmp_path / "made"))
+    peer.sendall(struct.pack("!i", len(data)) + data)
+    with pytest.raises(Lost):
+        channel.hear(WAIT_S)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("header", [struct.pack("!i", MAX_BYTES + 1), struct.pack("!iQ", -1, 1 << 62)])
+def test_a_huge_message_is_refused_by_its_length(header: bytes) -> None:
+    channel, peer = bare()
+    peer.sendall(header)
+    with pytest.raises(Lost, match="bad message length"):
+        channel.hear(WAIT_S)
+
+
+def test_a_wrong_secret_is_told_on_both_sides(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match="has another secret"):
+        join(HOST, door.port, SECRET + b"!", WAIT_S)
+    with pytest.raises(TimeoutError):
+        door.accept(0.1)
+    assert "A worker has another secret and was refused: 127.0.0.1" in caplog.text
+
+
+def test_a_door_that_knows_another_secret_is_not_believed() -> None:
+    """The peer says that our answer is right, without knowing the secret, and then cannot answer our question."""
+    with socket.create_server((HOST, 0)) as server:
+
+        def impostor() -> None:
+            channel = Channel(server.accept()[0])
+            with pytest.raises(Exception, match=HOST):
+                channel.prove(b"another secret of the tests", first=True)
+
+        threading.Thread(target=impostor, daemon=True).start()
+        with pytest.raises(ConfigError, match="has another secret"):
+            join(HOST, server.getsockname()[1], SECRET, WAIT_S)
+
+
+def test_strangers_who_say_nothing_block_nobody(door: Door) -> None:
+    strangers = [socket.create_connection((HOST, door.port)) for _ in range(8)]
+    joined = join(HOST, door.port, SECRET, WAIT_S)
+    door.accept(WAIT_S).say({"text": "welcome"})
+    assert joined.hear(WAIT_S) == {"text": "welcome"}
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_too_many_strangers_are_disconnected_and_their_time_is_bounded(door: Door) -> None:
+    strangers = [socket.create_connection((HOST, door.port)) for _ in range(40)]
+    joined = join(HOST, door.port, SECRET, WAIT_S)  # it tries again until places are free
+    assert door.accept(WAIT_S).peer == joined.host
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", struct.pack("!i", 4) + b"\0\0\0\0", b"\0"])
+def test_a_stranger_who_says_anything_is_disconnected(door: Door, data: bytes) -> None:
+    with socket.create_connection((HOST, door.port), timeout=WAIT_S) as stranger:
+        stranger.sendall(data)
+        stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(1000):
+            pass
+    with pytest.raises(TimeoutError):
+        door.accept(0.05)
+
+
+def test_a_worker_may_start_first_and_says_what_it_waits_for() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+    told: list[str] = []
+    joined: list[Channel] = []
+    thread = threading.Thread(target=lambda: joined.append(join(HOST, port, SECRET, WAIT_S, told.append)))
+    thread.start()
+    while not told:
+        time.sleep(0.01)
+    door = Door(HOST, port, SECRET)
+    assert door.accept(WAIT_S).peer == HOST
+    thread.join(WAIT_S)
+    assert joined
+    assert told == [f"{HOST}:{port} does not answer (Connection refused)."]
+    door.close()
+
+
+def test_without_a_server_a_limit_ends_the_wait() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(Lost, match="does not answer"):
+        join(HOST, port, SECRET, 0.0)
+
+
+def test_a_door_says_why_it_cannot_open(door: Door) -> None:
+    with pytest.raises(ConfigError, match=f"Port {door.port} on 127.0.0.1 is taken. Choose another with --worker-port"):
+        Door(HOST, door.port, SECRET)
+    with pytest.raises(ConfigError, match=r"--worker-host 192\.0\.2\.1 is not an address of this machine"):
+        Door("192.0.2.1", 0, SECRET)
+    for every in ("0.0.0.0", "::"):
+        with pytest.raises(ConfigError, match="must be one address of this machine"):
+            Door(every, 0, SECRET)
+
+
+def test_a_closed_door_lets_another_open() -> None:
+    first = Door(HOST, 0, SECRET)
+    first.close()
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return Door(HOST, first.port, SECRET).close()
+        except ConfigError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
+def test_a_secret_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    with pytest.raises(ConfigError, match=r"Cannot read the secret.*No such file.*openssl rand"):
+        read_secret(path)
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"Other users may open .* 640.*chmod 600"):
+        read_secret(path)
+    path.chmod(0o600)
+    assert read_secret(path) == b"0123456789abcdef"
+    path.write_text("short")
+    with pytest.raises(ConfigError, match="has 5 characters, of 16 at least"):
+        read_secret(path)
+    with pytest.raises(ConfigError, match="Cannot read the secret"):
+        read_secret(tmp_path)

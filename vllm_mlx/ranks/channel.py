@@ -1,0 +1,235 @@
+"""The control channel between two ranks: JSON messages over TCP, once both ends have proven that they know a secret.
+
+It uses the framing and the mutual challenge of `multiprocessing.connection`, and never its pickle. It knows no plan.
+"""
+
+import errno
+import json
+import logging
+import os
+import queue
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from ipaddress import ip_address
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError, setting
+
+logger = logging.getLogger(__name__)
+MAX_BYTES = 1 << 26  # of one message; a prompt of a million tokens has 8 MB
+MIN_SECRET = 16  # characters
+_PROOF_S = 5.0  # for the proof of the secret; a visitor who takes longer is disconnected
+_MAX_VISITORS = 16  # who prove the secret at the same time
+_RETRY_S = 0.5
+_LOOK_S = 0.5  # how often the door looks whether it was closed
+Message = dict[str, Any]
+
+
+class Lost(Exception):
+    """The peer is gone: its connection ended, it says nothing, or what it says is no message."""
+
+
+class Channel:
+    """One end of a connection to a peer that knows the secret. Any thread may `say`; one thread hears."""
+
+    def __init__(self, sock: socket.socket):
+        """`sock` is connected and blocks."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._connection: Connection[bytes, bytes] = Connection(os.dup(sock.fileno()))
+        self._saying = threading.Lock()
+        self.host: str = sock.getsockname()[0]  # this end's address
+        self.peer: str = sock.getpeername()[0]  # the other end's
+
+    def prove(self, secret: bytes, *, first: bool) -> None:
+        """Let both ends prove the secret; one of them asks `first`. Raises AuthenticationError, OSError, EOFError."""
+        try:
+            for challenge in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
+                challenge(self._connection, secret)
+        except AuthenticationError as error:
+            raise AuthenticationError(self.peer) from error
+        except AssertionError as error:  # Python 3.11 asserts that it reads a challenge
+            raise OSError("the peer speaks another protocol") from error
+
+    def say(self, message: Message) -> int:
+        """Send a message, from any thread. Returns its number of bytes. Raises Lost."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        assert len(data) <= MAX_BYTES, "the peer would not read it"
+        try:
+            with self._saying:
+                self._connection.send_bytes(data)
+        except OSError as error:
+            raise Lost(f"The connection to {self.peer} has ended: {error}.") from error
+        return len(data)
+
+    def hear(self, timeout_s: float | None = None) -> Message:
+        """Wait for the next message. Raises Lost, also if none begins within `timeout_s`."""
+        try:
+            if timeout_s is not None and not self._connection.poll(timeout_s):
+                raise Lost(f"{self.peer} has said nothing for {timeout_s:g} s.")
+            message = json.loads(self._connection.recv_bytes(MAX_BYTES))
+        except EOFError as error:
+            raise Lost(f"{self.peer} has closed the connection.") from error
+        except OSError as error:
+            raise Lost(f"The connection to {self.peer} has ended: {error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise Lost(f"{self.peer} has sent something that is no JSON.") from error
+        if not isinstance(message, dict):
+            raise Lost(f"{self.peer} has sent JSON that is no message.")
+        return message
+
+    def close(self) -> None:
+        """End the connection. A thread that hears on it gets Lost."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            logger.debug("The connection to %s had ended before", self.peer)
+        self._sock.close()
+
+
+class Door:
+    """Listens for peers on one address of this machine. Each visitor proves the secret on a thread of its own."""
+
+    def __init__(self, host: str, port: int, secret: bytes):
+        """Raises ConfigError. Port 0 means any free port."""
+        self._secret = secret
+        self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._visitors = threading.Semaphore(_MAX_VISITORS)
+        self._sock = _listen(host, port)
+        self._sock.settimeout(_LOOK_S)
+        self.port: int = self._sock.getsockname()[1]
+        threading.Thread(target=self._receive, name="door", daemon=True).start()
+
+    def accept(self, timeout_s: float | None = None) -> Channel:
+        """Wait for a peer that has proven the secret. Raises TimeoutError."""
+        try:
+            return self._admitted.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def close(self) -> None:
+        """Stop to listen. Peers that joined stay connected."""
+        self._sock.close()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                visitor, _ = self._sock.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if self._sock.fileno() == -1:
+                    return
+                logger.warning("A worker could not connect: %s", error)  # too many open files, or it has left already
+                time.sleep(_LOOK_S)
+                continue
+            if self._visitors.acquire(blocking=False):
+                threading.Thread(target=self._admit, args=(visitor,), name="visitor", daemon=True).start()
+            else:
+                visitor.close()
+
+    def _admit(self, visitor: socket.socket) -> None:
+        try:
+            self._admitted.put(_proven(visitor, self._secret, first=True))
+        except AuthenticationError as error:
+            name = setting("secret_file")
+            logger.warning("A worker has another secret and was refused: %s. Copy the file of %s to it.", error, name)
+        except (OSError, EOFError) as error:
+            logger.debug("A visitor did not prove the secret: %s", error)
+        finally:
+            self._visitors.release()
+
+
+def join(
+    host: str,
+    port: int,
+    secret: bytes,
+    timeout_s: float | None = None,
+    tell: Callable[[str], None] = lambda reason: None,
+) -> Channel:
+    """Connect to a door, and try again until it opens. `tell` gets each new reason why it waits.
+
+    Raises ConfigError if the door knows another secret, and Lost after `timeout_s`.
+    """
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    told = None
+    while True:
+        try:
+            return _proven(socket.create_connection((host, port), timeout=_PROOF_S), secret, first=False)
+        except AuthenticationError as error:
+            raise ConfigError(
+                f"The server at {host}:{port} has another secret. Give both sides a copy of one file with "
+                f"{setting('secret_file')}."
+            ) from error
+        except (OSError, EOFError) as error:
+            reason = f"{host}:{port} does not answer ({_reason(error)})."
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise Lost(reason)
+        if reason != told:
+            tell(told := reason)
+        time.sleep(_RETRY_S)
+
+
+def _proven(sock: socket.socket, secret: bytes, *, first: bool) -> Channel:
+    """Let both ends prove the secret; one of them asks `first`. Raises AuthenticationError, OSError, EOFError."""
+    sock.setblocking(True)
+    try:
+        channel = Channel(sock)
+    except OSError:
+        sock.close()
+        raise
+    timer = threading.Timer(_PROOF_S, channel.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        channel.prove(secret, first=first)
+    except BaseException:
+        channel.close()
+        raise
+    finally:
+        timer.cancel()
+    return channel
+
+
+def _reason(error: OSError | EOFError) -> str:
+    return "it closed the connection" if isinstance(error, EOFError) else error.strerror or str(error)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    name, port_name = setting("worker_host"), setting("worker_port")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+        if ip_address(address[0]).is_unspecified:
+            raise ConfigError(f"{name} must be one address of this machine, on the network of the other Macs.")
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            reason = f"{name} {host} is not an address of this machine. Name the one that the other Macs reach."
+        elif error.errno == errno.EADDRINUSE:
+            reason = f"Port {port} on {host} is taken. Choose another with {port_name}, below 32768."
+        else:
+            reason = f"Cannot listen on {host}, port {port}: {_reason(error)}. Choose another with {port_name}."
+        raise ConfigError(reason) from error
+
+
+def read_secret(path: Path) -> bytes:
+    """Read the secret that all ranks share. Raises ConfigError unless its owner alone can read the file."""
+    how = f"Write one with `(umask 077; openssl rand -hex 32 >{path})`, and copy the file to each Mac."
+    try:
+        with path.expanduser().open("rb") as stream:
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            secret = stream.read(1 << 16).strip()
+    except OSError as error:
+        raise ConfigError(f"Cannot read the secret in {path}: {error.strerror}. {how}") from error
+    if mode & 0o077:
+        raise ConfigError(f"Other users may open {path} (its mode is {mode:03o}). Run `chmod 600 {path}`.")
+    if len(secret) < MIN_SECRET:
+        raise ConfigError(f"The secret in {path} has {len(secret)} characters, of {MIN_SECRET} at least. {how}")
+    return secret
