@@ -200,12 +200,7 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     With `ranks`, there is one model, and nothing of its cache is kept on disk.
     """
     if ranks is not None:
-        with ranks.telling():
-            (source,) = sources
-            config, measured, budget = _load_in_lockstep(source.config, source.checkpoint, ranks)
-            lane, watch = build_lane(config, source.checkpoint, measured, budget, ranks=ranks)
-            ranks.exchange("ready", True)
-        return Engine([lane], watch)
+        return _load_leader(sources[0].config, sources[0].checkpoint, ranks)
     lanes: list[Lane] = []
     watch: DeviceWatch | None = None
     names: dict[str, str] = {}
@@ -228,6 +223,14 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     if disk is not None and (tree := engine.cache_tree) is not None:
         engine.attach(disk.start(tree, names), disk.report)
     return engine
+
+
+def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
+    with ranks.telling():
+        config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+        lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
+        ranks.exchange("ready", True)
+    return Engine([lane], watch)
 
 
 def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:

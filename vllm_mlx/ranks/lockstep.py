@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..core.errors import ModelLoadError, first_line
+from .channel import Lost
 
 Message = dict[str, Any]
 _FAILED = "failed"  # the key of a message that ends the others' load, too
@@ -50,7 +51,7 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            with suppress(OSError, Lost):
+            with suppress(Lost):
                 for peer in self.peers:
                     peer.say({_FAILED: first_line(error) if isinstance(error, Exception) else "it was stopped"})
             raise
