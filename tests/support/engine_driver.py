@@ -29,7 +29,6 @@ from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
 from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.mtp import FAMILIES
-from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 
@@ -139,7 +138,7 @@ def measured_once(
 
 
 def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int) -> Engine:
-    """An engine whose live rows may take exactly `rows_bytes`."""
+    """An engine whose live rows may take exactly `rows_bytes`. It takes over the runner, which has no row."""
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
     cache = PrefixPlanner(
@@ -151,8 +150,7 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    runner = Runner(model, engine.watch, has_drafts=scheduler.speculation is not None)
-    return Engine([Lane(scheduler, runner, engine.lane.reload, engine.facts)], engine.watch)
+    return Engine([Lane(scheduler, engine.runner, engine.lane.reload, engine.facts)], engine.watch)
 
 
 @lru_cache(maxsize=2)
