@@ -1,15 +1,25 @@
 """What rank 0 does in the tests of two ranks, and the same work by one process."""
 
 import gc
+import hashlib
+import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine_driver import GREEDY, Driver, RandomPrompts, Reply, squeezed
+import mlx.core as mx
+
+from tests.support.engine_driver import GREEDY, Driver, RandomPrompts, Reply, plain_loop, squeezed
 from tests.support.guiding import Guiding
 from tests.support.two_ranks import RankedDriver, config_of, follow
 from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.step import StepPlan
+from vllm_mlx.engine import lane_parts, loading
+from vllm_mlx.ranks.leader import Leader
 from vllm_mlx.ranks.lockstep import Ranks
+from vllm_mlx.ranks.worker import Worker
+from vllm_mlx.scheduler import decode_groups
 
 HOT = TokenSampling(temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_top_logprobs=2)
 
@@ -31,7 +41,7 @@ def work_of(driver: Driver, path: str) -> dict[str, Any]:
     """Requests of most kinds, ids in and ids out."""
     prompt, guiding = RandomPrompts(1), Guiding(Path(path), tools="glm45")
     base, found = prompt(300), {}
-    found["unlike lengths"] = driver.generate([base, prompt(40), prompt(9)], max_tokens=10)
+    found["unlike lengths"] = driver.generate([base, prompt(40), prompt(9)], max_tokens=10, points=(120,))
     turn = [*base, *found["unlike lengths"][0]]
     found["hits"] = driver.generate([[*turn, *prompt(20)], base, [*base[:130], *prompt(30)]], max_tokens=8)
     found["cached"] = [driver.seqs[row].num_cached_tokens for row in (3, 4, 5)]
@@ -41,11 +51,11 @@ def work_of(driver: Driver, path: str) -> dict[str, Any]:
     for sampling in (GREEDY, replace(HOT, seed=3)):
         start = prompt(12)
         constraint = guiding.person(start, thinking="off")
-        rows.append(driver.add(start, 60, sampling, constraint=constraint, stop_token_ids=stop))
+        rows.append(driver.add(start, 25, sampling, constraint=constraint, stop_token_ids=stop))
     start = prompt(8)
     calling = replace(GREEDY, logit_bias={guiding.tokenizer.token_id("<tool_call>"): 90.0})
     names = guiding.names(start, "read", "write")  # a token that was read restricts the next one, which is drawn again
-    rows.append(driver.add(start, 20, calling, constraint=names, stop_token_ids=stop))
+    rows.append(driver.add(start, 12, calling, constraint=names, stop_token_ids=stop))
     while len(driver.replies[gone].token_ids) < 4:
         driver.step()
     driver.engine.abort([gone])
@@ -62,7 +72,7 @@ def drawn(reply: Reply) -> list[Any]:
     return [reply.token_ids, logprobs]
 
 
-def preempted(driver: Driver, path: str, prompts: list[list[int]], num: int = 50) -> tuple[list[list[int]], int]:
+def preempted(driver: Driver, path: str, prompts: list[list[int]], num: int = 30) -> tuple[list[list[int]], int]:
     """Replies of `num` tokens of rows for which memory is short, and how often one was preempted."""
     engine = driver.engine
     row = engine.facts.footprint
@@ -75,3 +85,98 @@ def preempted(driver: Driver, path: str, prompts: list[list[int]], num: int = 50
     driver.engine.clear_cache()
     driver.engine = engine
     return replies, num_preemptions
+
+
+class Notes(list[Any]):
+    """What a rank notes at each plan: its number, the stored names, and the collectives up to there."""
+
+    def __init__(self) -> None:
+        self.collectives: list[Any] = []
+        for name in ("all_sum", "all_gather"):
+            setattr(mx.distributed, name, partial(self._called, name, getattr(mx.distributed, name)))
+
+    def _called(self, name: str, collective: Any, array: mx.array, **options: Any) -> mx.array:
+        self.collectives.append((name, array.shape, str(array.dtype)))
+        return collective(array, **options)
+
+    def add(self, number: int, names: set[int]) -> None:
+        texts = (repr(sorted(names)), repr(self.collectives))
+        self.append([number, *(hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts)])
+
+
+def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
+    """Notes of both ranks while requests come, share prefixes and leave at random, in a small cache."""
+    notes = Notes()
+    decode_groups.READ_BYTES = 1 << 14  # as if padding of this small model cost much, so that there are several groups
+    gc.disable()  # so that names are dropped where the program drops them
+
+    class NotingWorker(Worker):
+        def _begin(self, plan: StepPlan) -> Any:
+            notes.add(len(notes) + 1, self.names)
+            return super()._begin(plan)
+
+    class NotingLeader(Leader):
+        def _send(self, plan: StepPlan) -> None:
+            super()._send(plan)
+            notes.add(self.num_plans, self.names)
+            if plan == StepPlan(decode=plan.decode):
+                beyond.append(self.plan_bytes - 20 * sum(map(len, plan.decode)))
+
+    beyond: list[int] = []
+    loading.Worker, lane_parts.Leader = NotingWorker, NotingLeader
+    if ranks.rank:
+        follow(ranks, path)
+        return ranks.peers[0].say({"notes": notes})
+    driver = RankedDriver(ranks, path)
+    wrong = play(driver, path, num_plans, random.Random(seed))
+    driver.engine.clear_cache()
+    driver.engine.rest()
+    num_plans = driver.engine.runner.num_plans
+    driver.step()
+    driver.engine.rest()
+    driver.stop()
+    assert driver.engine.runner.num_plans == num_plans, "a plan for nothing"
+    theirs = ranks.peers[0].hear()["notes"]
+    return {"ours": notes, "theirs": theirs, "left": len(driver.engine.runner.names), "beyond": max(beyond), **wrong}
+
+
+def play(driver: Driver, path: str, num_plans: int, dice: random.Random) -> dict[str, Any]:
+    """Requests at random. Returns the replies that are not those of a bare loop, and counts of what happened."""
+    engine, prompt = driver.engine, RandomPrompts(dice.randrange(1000))
+    row = engine.facts.footprint
+    driver.engine = squeezed(config_of(path), engine.runner.model, engine, 4 * row.bytes_at(120))
+    bases, gone = [prompt(90) for _ in range(3)], set()
+    scheduler, tree = driver.engine.scheduler, driver.engine.cache_tree
+    while engine.runner.num_plans < num_plans or driver.engine.has_work:
+        roll, is_open = dice.random(), engine.runner.num_plans < num_plans
+        if is_open and roll < 0.3 and scheduler.num_running < 6:
+            base = dice.choice(bases)
+            cut = dice.choice((30, 60, dice.randrange(1, 90)))
+            driver.add([*base[:cut], *prompt(dice.randrange(1, 40))], dice.randrange(1, 20), points=(cut,))
+        elif roll < 0.35 and (live := [seq for seq in driver.seqs.values() if not is_over(driver, seq.seq_id)]):
+            gone.add(seq_id := dice.choice(live).seq_id)
+            driver.engine.abort([seq_id])
+        elif roll < 0.38:
+            driver.engine.clear_cache()
+        elif roll < 0.42:
+            tree.shrink_to(tree.used_bytes // 2)
+        driver.step()
+    wrong = [
+        seq_id
+        for seq_id, reply in driver.replies.items()
+        if seq_id not in gone
+        and plain_loop(Path(path), tokens_of(driver, seq_id), len(reply.token_ids))[0] != reply.token_ids
+    ]
+    hits = sum(seq.num_cached_tokens > 0 for seq in driver.seqs.values())
+    found = {"wrong": wrong, "hits": hits, "preemptions": scheduler.num_preemptions, "requests": len(driver.seqs)}
+    driver.engine.clear_cache()
+    driver.engine = engine
+    return found
+
+
+def is_over(driver: Driver, seq_id: int) -> bool:
+    return driver.replies[seq_id].finish_reason is not None
+
+
+def tokens_of(driver: Driver, seq_id: int) -> tuple[int, ...]:
+    return driver.seqs[seq_id].prompt.token_ids

@@ -10,7 +10,7 @@ from typing import TypeVar
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
 from ..core.errors import EngineDead, GenerationError, ModelUnavailable, first_line
-from ..core.faults import MAX_FAULTS, device_fault
+from ..core.faults import MAX_FAULTS, Fault, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepOutput, StepPlan
@@ -48,6 +48,7 @@ class Engine:
         self._longest_chunk = 0  # tokens that the running step computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
+        self._end: EngineDead | None = None  # why no step can follow
 
     @property
     def has_work(self) -> bool:
@@ -189,6 +190,8 @@ class Engine:
 
     def move(self, deliver: Deliver) -> None:
         """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
+        if self._end is not None:  # a question has met it
+            raise self._end
         self._make_room()
         for lane in self.lanes:
             self._longest_chunk = 0
@@ -257,7 +260,7 @@ class Engine:
         """Give memory back under pressure, although no step is due. A step without work sees the pressure."""
         if self.watch.has_news:
             self.step(deliver)
-            self.rest()
+        self.rest()
         self._look_after_disk(is_idle=self._is_idle)
 
     def step(self, deliver: Deliver, lane: Lane | None = None) -> None:
@@ -322,9 +325,12 @@ class Engine:
 
         A device fault is everyone's; another error is that of `lane`. `num_tokens`: the longest chunk that ran, if any
         did. Raises EngineDead after several device faults without a good step in between, because then only a new
-        process helps.
+        process helps; and at once if the ranks of a model have parted, because a wait for the device may then hang.
         """
         fault = device_fault(error)
+        if fault is Fault.PARTED:
+            self._end = EngineDead(f"Only a restart of all ranks of the model helps: {first_line(error, 300)}")
+            raise self._end
         lanes = self.lanes if fault is not None or lane is None else (lane,)
         for each in lanes:
             each.reset()
