@@ -236,6 +236,7 @@ OWN_STATE: dict[str, dict[str, Any]] = {
         "index_topk": 8,
     },
 }
+ALSO_CUT = {"qwen2": {}, "qwen3_moe": {**CONFIGS["qwen3_next"], "head_dim": 16}}  # over ranks, by mlx-lm
 _TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "llama4": "llama4_text"}  # config.json has the text's settings apart
 VISION = "vision:"  # before the name of a family of `vision_checkpoints`
 
@@ -280,7 +281,8 @@ def write_tokenizer(folder: Path, architecture: str) -> int:
 
 def model_config(architecture: str, **overrides: Any) -> dict[str, Any]:
     """config.json; `overrides` go where the architecture keeps its text settings."""
-    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY, **LATENT, **OWN_ATTENTION, **OWN_STATE}[architecture], **overrides}
+    known = {**CONFIGS, **PARTLY_ROTARY, **LATENT, **OWN_ATTENTION, **OWN_STATE, **ALSO_CUT}
+    config = {**BASE, **known[architecture], **overrides}
     if architecture in _TEXT_PARTS:
         return {"model_type": architecture, "text_config": {"model_type": _TEXT_PARTS[architecture], **config}}
     return {"model_type": architecture, **config}

@@ -1,0 +1,181 @@
+"""Which checkpoints can be cut over ranks: what is accepted runs on two, and what is refused says why."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from tests.support.checkpoints import VISION
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.ranks.shards import Shard, fewest, shard_of
+from vllm_mlx.runner.checkpoint import find_checkpoint
+
+Make = Callable[..., Path]
+CUT = ["llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5", "deepseek_v3", "glm4_moe_lite"]
+WHOLE = ["gemma3_text", "granitemoehybrid", "nemotron_h", "falcon_h1", "jamba", "qwen3_next", "smollm3", "cohere2"]
+NUM_TOKENS = 40
+LIMIT_S = 120  # of two processes, on a busy machine
+RANK = """
+import json, sys
+from pathlib import Path
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from vllm_mlx.cache.footprint import footprint
+from vllm_mlx.runner.libraries import load_model, make_prompt_cache
+
+group = mx.distributed.init(backend="ring", strict=True)
+for path in sys.argv[2:]:
+    model = load_model(Path(path), lazy=True)[0]
+    model.shard(group)
+    caches = make_prompt_cache(model)
+    logits = model(mx.array([list(range(int(sys.argv[1])))]), cache=caches)[0, -1]
+    best = mx.argmax(logits).item()
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    print(json.dumps([group.size(), best, weights, footprint(caches).bytes_per_token]), flush=True)
+"""
+
+
+def shard(path: Path, num_ranks: int, *, text_only: bool = False) -> Shard:
+    return shard_of(find_checkpoint(str(path)), num_ranks, text_only=text_only)
+
+
+def refusal(path: Path, num_ranks: int) -> str:
+    with pytest.raises(ConfigError) as caught:
+        shard(path, num_ranks)
+    return caught.value.message.removeprefix(str(path))
+
+
+def free_ports(count: int) -> Iterator[int]:
+    """Ports below those that the system hands out by itself."""
+    for port in range(20000 + os.getpid() % 9000, 32768):
+        with socket.socket() as trial:
+            if trial.connect_ex(("127.0.0.1", port)) == 0:
+                continue
+        yield port
+        if (count := count - 1) == 0:
+            return
+
+
+def run_ranks(folder: Path, *arguments: str) -> list[list[list[int]]]:
+    """Run the program above as two ranks. Returns what each printed."""
+    hosts = folder / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, *arguments],
+            env={**os.environ, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [[json.loads(line) for line in text.splitlines()] for text in printed]
+
+
+def test_what_is_accepted_runs_on_two_ranks_and_takes_what_was_computed(checkpoint: Make, tmp_path: Path) -> None:
+    from vllm_mlx.runner.libraries import load_model
+
+    paths = [checkpoint(name) for name in CUT]
+    first, second = run_ranks(tmp_path, str(NUM_TOKENS), *map(str, paths))
+    assert len(first) == len(CUT)
+    for path, one, other in zip(paths, first, second, strict=True):
+        expected = mx.argmax(load_model(path)[0](mx.array([list(range(NUM_TOKENS))]))[0, -1]).item()
+        found = shard(path, 2)
+        assert one == other
+        assert one[:2] == [2, expected], path
+        assert one[3] == found.footprint.bytes_per_token
+        assert found.weights_bytes - one[2] in range(4096), "rotary frequencies are no parameters"
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_rank_takes_less_than_the_model_and_more_than_its_part(checkpoint: Make, name: str) -> None:
+    whole, half = shard(checkpoint(name), 1), shard(checkpoint(name), 2)
+    assert whole.weights_bytes / 2 < half.weights_bytes < whole.weights_bytes
+    assert half.num_sums >= 2 * 4, "two a layer"
+    latent = name in ("deepseek_v3", "glm4_moe_lite")
+    assert half.footprint.bytes_per_token == whole.footprint.bytes_per_token // (1 if latent else 2)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_family_without_tensor_parallelism_is_refused(checkpoint: Make, name: str) -> None:
+    assert refusal(checkpoint(name), 2) == (
+        f" cannot be cut over 2 Macs: mlx-lm has no tensor parallelism for '{name}'; "
+        "choose another model, or leave out --tensor-parallel-size."
+    )
+
+
+HALVES = "; set --tensor-parallel-size 2."
+NO_OTHER = "; choose another model, or leave out --tensor-parallel-size."
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "options", "reason"),
+    [
+        ("llama", 4, {}, f"its 2 key-value heads do not divide by 4{HALVES}"),
+        ("gpt_oss", 4, {}, f"its 2 key-value heads do not divide by 4{HALVES}"),
+        ("qwen3", 3, {}, f"its 4 attention heads do not divide by 3{HALVES}"),
+        ("qwen3_5", 4, {}, f"its 2 linear key heads do not divide by 4{HALVES}"),
+        ("qwen3_5", 2, {"linear_num_value_heads": 5, "linear_num_key_heads": 5}, "its 5 linear key heads do not"),
+        ("qwen3_5", 2, {"vocab_size": 1023}, "group size 2 must divide vocab_size 1023"),
+        ("gpt_oss", 2, {"intermediate_size": 63}, f"a width of 63 does not divide by 2{NO_OTHER}"),
+        ("llama", 2, {"bits": 4}, f"a width of 64 in quantisation groups of 64 does not divide by 2{NO_OTHER}"),
+        ("llama", 2, {"bits": 4, "head_dim": 32, "intermediate_size": 192}, "a width of 192 in quantisation groups"),
+        ("llama", 2, {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96}, "its 3 attention heads"),
+    ],
+)  # fmt: skip
+def test_a_number_that_does_not_divide_is_named(
+    checkpoint: Make, name: str, num_ranks: int, options: dict[str, int], reason: str
+) -> None:
+    assert refusal(checkpoint(name, **options), num_ranks).startswith(f" cannot be cut over {num_ranks} Macs: {reason}")
+
+
+def test_quantised_weights_are_cut_with_their_scales(checkpoint: Make) -> None:
+    path = checkpoint("llama", bits=4, head_dim=32)
+    whole, half = shard(path, 1), shard(path, 2)
+    assert half.weights_bytes < whole.weights_bytes
+    assert half.weights_bytes > whole.weights_bytes / 2
+
+
+def test_key_value_heads_that_a_family_repeats_are_accepted(checkpoint: Make) -> None:
+    path = checkpoint("qwen3_5", linear_num_key_heads=4)
+    assert shard(path, 4).footprint.bytes_per_token == shard(path, 2).footprint.bytes_per_token
+
+
+def test_images_are_refused_and_their_text_is_not(checkpoint: Make) -> None:
+    path = checkpoint(f"{VISION}qwen3_5")
+    assert refusal(path, 2) == " takes images, and a model on several Macs serves text only. Set --text-only."
+    assert shard(path, 2, text_only=True).num_ranks == 2
+
+
+def test_no_weights_are_read(checkpoint: Make, tmp_path: Path) -> None:
+    """A file of weights of which only the header is there suffices."""
+    path = checkpoint("qwen3")
+    for file in path.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = (path / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(weights[:8], "little")
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.write(weights[:end])
+        stream.truncate(len(weights))  # zeros
+    assert shard(tmp_path, 2) == shard(path, 2)
+
+
+def test_the_fewest_macs_that_hold_the_weights_are_found(checkpoint: Make) -> None:
+    model = find_checkpoint(str(checkpoint("deepseek_v3")))
+    sizes = {num: shard_of(model, num).weights_bytes for num in (1, 2, 4)}
+    found = [fewest(model, sizes[num] + 1) for num in (2, 4)]
+    assert [one and one.num_ranks for one in found] == [2, 4]
+    assert fewest(model, 1000) is None
+    assert fewest(find_checkpoint(str(checkpoint("gemma3_text"))), 1 << 40) is None

@@ -1,0 +1,140 @@
+"""Finds out whether a checkpoint can be cut over ranks, and what each rank takes. It reads headers, and no weights.
+
+mlx-lm's own class is asked: it is built with lazy weights, cut as a rank would cut it, and given a token. Nothing of
+that is computed, so shapes alone decide, and whatever the class cannot do is an error here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.distributed import QuantizedShardedToAllLinear, ShardedToAllLinear
+
+from ..cache.footprint import footprint
+from ..core.errors import ConfigError, first_line, setting
+from ..core.memory import RowFootprint
+from ..runner.checkpoint import Checkpoint
+from ..runner.libraries import load_model, make_prompt_cache
+from ..runner.load_model import explaining
+from ..runner.model import weights_bytes
+from ..runner.model_types import text_config
+from ..runner.proofs import LIBRARY_ERRORS
+
+MOST_RANKS = 8  # more Macs are not proposed
+_HEADS = {
+    "num_attention_heads": "attention heads",
+    "linear_num_key_heads": "linear key heads",
+    "linear_num_value_heads": "linear value heads",
+}
+_KV_HEADS = {"num_key_value_heads": "key-value heads"}  # which some families repeat or do not have
+_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """What each of `num_ranks` machines holds of a model. A single rank holds all of it."""
+
+    num_ranks: int
+    weights_bytes: int
+    footprint: RowFootprint  # of a row's state
+    num_sums: int  # sums over all ranks that a token waits for, one after another
+
+
+class _Group:
+    """Stands for rank 0 of a group while weights are cut, so that no other process is needed."""
+
+    def __init__(self, size: int):
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return 0
+
+
+def shard_of(
+    checkpoint: Checkpoint, num_ranks: int, *, text_only: bool = False, trust_remote_code: bool = False
+) -> Shard:
+    """Say what a rank takes. Raises ConfigError with the reason why the model cannot be cut, and what to change."""
+    if num_ranks > 1 and checkpoint.has_vision_encoder and not text_only:
+        raise ConfigError(
+            f"{checkpoint.path} takes images, and a model on several Macs serves text only. Set {setting('text_only')}."
+        )
+    found = _try(checkpoint, num_ranks, trust_remote_code)
+    if isinstance(found, Shard):
+        return found
+    others = range(num_ranks - 1, 1, -1)
+    fits = next((num for num in others if isinstance(_try(checkpoint, num, trust_remote_code), Shard)), None)
+    name = setting("tensor_parallel_size")
+    advice = f"choose another model, or leave out {name}" if fits is None else f"set {name} {fits}"
+    raise ConfigError(f"{checkpoint.path} cannot be cut over {num_ranks} Macs: {found}; {advice}.")
+
+
+def fewest(checkpoint: Checkpoint, budget_bytes: int, *, trust_remote_code: bool = False) -> Shard | None:
+    """Find how many Macs can hold the weights, if one cannot. Returns None if the model cannot be cut so far."""
+    for num_ranks in range(2, MOST_RANKS + 1):
+        found = _try(checkpoint, num_ranks, trust_remote_code)
+        if isinstance(found, Shard) and found.weights_bytes < budget_bytes:
+            return found
+    return None
+
+
+def _try(checkpoint: Checkpoint, num_ranks: int, trust_remote_code: bool) -> Shard | str:
+    """Return the reason in place of a shard if the model cannot be cut. Raises ModelLoadError if it cannot load."""
+    with explaining(checkpoint, "mlx-lm", trust_remote_code):
+        module = load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)[0]
+    if num_ranks > 1 and not hasattr(module, "shard"):
+        return f"mlx-lm has no tensor parallelism for {checkpoint.architecture!r}"
+    text = text_config(checkpoint.config)
+    if reason := _indivisible(text, _HEADS, num_ranks):
+        return reason
+    try:
+        num_sums = _cut(module, num_ranks) if num_ranks > 1 else 0
+        caches = make_prompt_cache(module)
+        module(mx.array([[0]]), cache=caches)
+        return Shard(
+            num_ranks=num_ranks,
+            weights_bytes=weights_bytes([module]),
+            footprint=footprint(caches),
+            num_sums=num_sums,
+        )
+    except (*LIBRARY_ERRORS, AssertionError, ArithmeticError) as error:
+        reason = _indivisible(text, _KV_HEADS, num_ranks) or _groups(checkpoint.config, text, num_ranks)
+        return reason or first_line(error, 300).rstrip(".")
+
+
+def _cut(module: Any, num_ranks: int) -> int:
+    """Cut the weights as rank 0 does, and let the rest of the pass run alone. Returns the number of its sums."""
+    group, alone = _Group(num_ranks), mx.distributed.init()
+    module.shard(group)
+    num_sums = 0
+    for _, layer in module.named_modules():
+        names = [name for name, value in vars(layer).items() if value is group]
+        num_sums += "sharding_group" in names
+        num_sums += isinstance(layer, (ShardedToAllLinear, QuantizedShardedToAllLinear))
+        for name in names:
+            setattr(layer, name, alone)
+    return num_sums
+
+
+def _indivisible(text: Mapping[str, Any], names: Mapping[str, str], num_ranks: int) -> str | None:
+    for name, what in names.items():
+        if isinstance(count := text.get(name), int) and count % num_ranks:
+            return f"its {count} {what} do not divide by {num_ranks}"
+    return None
+
+
+def _groups(config: Mapping[str, Any], text: Mapping[str, Any], num_ranks: int) -> str | None:
+    """Say which width, or which number of quantisation groups, does not divide."""
+    size = int((config.get("quantization") or {}).get("group_size") or 1)
+    groups = f" in quantisation groups of {size}" if size > 1 else ""
+    uneven = [width for width in _widths(text) if width % (size * num_ranks)]
+    return f"a width of {uneven[0]}{groups} does not divide by {num_ranks}" if uneven else None
+
+
+def _widths(text: Mapping[str, Any]) -> Iterator[int]:
+    heads = text.get("num_attention_heads") or 1
+    yield heads * (text.get("v_head_dim") or text.get("head_dim") or text.get("hidden_size", 0) // heads)
+    yield from (text[name] for name in _WIDTHS if isinstance(text.get(name), int))
