@@ -70,7 +70,8 @@ def test_a_model_that_is_too_large_or_no_model_is_bad(checkpoint: Callable[..., 
     folder = str(checkpoint("qwen3"))
     code, found = verdicts(folder, "--quick", VLLM_MLX_MEMORY_BUDGET="1MB", VLLM_MLX_PORT="0")
     assert (code, found[f"Model {folder}"][0]) == (1, "bad")
-    assert "it does not fit 1.0 MB" in found[f"Model {folder}"][1]
+    assert "it does not fit 1.0 MB. Choose a smaller" in found[f"Model {folder}"][1]
+    assert "2 Macs with as much memory hold it" in found[f"Model {folder}"][1]
     code, found = verdicts(str(tmp_path), "--quick", VLLM_MLX_PORT="0")
     assert (code, found[f"Model {tmp_path}"][0]) == (1, "bad")
 

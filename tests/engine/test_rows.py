@@ -163,6 +163,7 @@ def test_too_little_memory_is_refused_at_load(checkpoint):
     path = str(checkpoint("qwen3"))
     for settings, words in (
         ({"memory_budget_bytes": 1000}, "the weights of"),
+        ({"memory_budget_bytes": 1_000_000}, "the weights of .* 2 Macs with as much memory hold it"),
         ({"memory_budget_bytes": 30_000_000, "max_model_len": 60_000, "max_prefill_chunk": 64}, "--max-model-len"),
     ):
         with pytest.raises(ConfigError, match=f"Too little memory.*{words}"):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.checkpoints import VISION
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.ranks.shards import Shard, fewest, shard_of
+from vllm_mlx.ranks.shards import Shard, several_macs, shard_of
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 Make = Callable[..., Path]
@@ -172,10 +172,13 @@ def test_no_weights_are_read(checkpoint: Make, tmp_path: Path) -> None:
     assert shard(tmp_path, 2) == shard(path, 2)
 
 
-def test_the_fewest_macs_that_hold_the_weights_are_found(checkpoint: Make) -> None:
+def test_the_fewest_macs_that_hold_the_weights_are_named(checkpoint: Make) -> None:
     model = find_checkpoint(str(checkpoint("deepseek_v3")))
     sizes = {num: shard_of(model, num).weights_bytes for num in (1, 2, 4)}
-    found = [fewest(model, sizes[num] + 1) for num in (2, 4)]
-    assert [one and one.num_ranks for one in found] == [2, 4]
-    assert fewest(model, 1000) is None
-    assert fewest(find_checkpoint(str(checkpoint("gemma3_text"))), 1 << 40) is None
+    for num in (2, 4):
+        expected = f" {num} Macs with as much memory hold it, 0.0 GB of weights and 0.8 kB a token of context on each: "
+        assert several_macs(model, sizes[num] * 8 // 7 + 1).startswith(expected)
+    assert several_macs(model, 1000) == ""
+    assert several_macs(find_checkpoint(str(checkpoint("gemma3_text"))), 1 << 40) == ""
+    images = several_macs(find_checkpoint(str(checkpoint(f"{VISION}qwen3_5"))), 1 << 40)
+    assert images.endswith(": --tensor-parallel-size 2 and --text-only (experimental).")

@@ -280,6 +280,7 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
     from ..engine.loading import checked_tokenizer
     from ..prompt.reply_formats import reply_formats
+    from ..ranks.shards import several_macs
     from ..runner.checkpoint import find_checkpoint
     from ..runner.device import device_memory
 
@@ -296,9 +297,9 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     text += f" beside {readable(held_bytes)} of pinned models" if held_bytes else ""
     left = budget - held_bytes - facts.weights_bytes
     if left <= 0:
-        return Check(
-            name, "bad", f"{text}: it does not fit {readable(budget)}. Choose a smaller or more quantised model"
-        )
+        macs = several_macs(found, budget, trust_remote_code=config.trust_remote_code) if not held_bytes else ""
+        advice = f"Choose a smaller or more quantised model.{macs}".rstrip(".")
+        return Check(name, "bad", f"{text}: it does not fit {readable(budget)}. {advice}")
     if not facts.bytes_per_token:
         return Check(name, "good", f"{text}; {readable(left)} remain for conversations")
     room = left // facts.bytes_per_token

@@ -13,6 +13,7 @@ from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
 from ..ranks.lockstep import Ranks
+from ..ranks.shards import several_macs, shard_of
 from ..runner.attention import assumed, can_force, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint
@@ -71,7 +72,7 @@ def load_measured(
     """
     facts = None if known is None else known.facts
     budget = budget or budget_of(config)
-    budget.check_weights(config.model, checkpoint.file_bytes // (1 if ranks is None else ranks.size))
+    _check_weights(config, checkpoint, budget, ranks)
     _log_wired_memory()
     apply_limits(budget.total_bytes)
     model = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks).complete()
@@ -93,6 +94,20 @@ def load_measured(
     if known is not None:
         known.keep(Facts(calibration=calibration, proofs=Proofs.of(model), images=images, video_fault=video_fault))
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
+
+
+def _check_weights(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, ranks: Ranks | None) -> None:
+    """Raise ConfigError if the weights alone do not fit, and say how many Macs could hold them."""
+    trust = config.trust_remote_code
+    if ranks is not None:
+        shard = shard_of(checkpoint, ranks.size, text_only=config.text_only, trust_remote_code=trust)
+        budget.check_weights(config.model, shard.weights_bytes)
+        return
+    try:
+        budget.check_weights(config.model, checkpoint.file_bytes)
+    except ConfigError as error:
+        macs = several_macs(checkpoint, budget.total_bytes, trust_remote_code=trust) if not budget.held_bytes else ""
+        raise ConfigError(error.message + macs) from None
 
 
 def wants_drafts(config: EngineConfig) -> bool:

@@ -22,6 +22,7 @@ from ..runner.model_types import text_config
 from ..runner.proofs import LIBRARY_ERRORS
 
 MOST_RANKS = 8  # more Macs are not proposed
+_SHARE = 7 / 8  # of the memory, at most, so that conversations have room
 _HEADS = {
     "num_attention_heads": "attention heads",
     "linear_num_key_heads": "linear key heads",
@@ -39,6 +40,12 @@ class Shard:
     weights_bytes: int
     footprint: RowFootprint  # of a row's state
     num_sums: int  # sums over all ranks that a token waits for, one after another
+
+    @property
+    def text(self) -> str:
+        per_token = self.footprint.bytes_per_token
+        context = f" and {per_token / 1e3:.1f} kB a token of context" if per_token else ""
+        return f"{self.weights_bytes / 1e9:.1f} GB of weights{context}"
 
 
 class _Group:
@@ -72,13 +79,19 @@ def shard_of(
     raise ConfigError(f"{checkpoint.path} cannot be cut over {num_ranks} Macs: {found}; {advice}.")
 
 
-def fewest(checkpoint: Checkpoint, budget_bytes: int, *, trust_remote_code: bool = False) -> Shard | None:
-    """Find how many Macs can hold the weights, if one cannot. Returns None if the model cannot be cut so far."""
-    for num_ranks in range(2, MOST_RANKS + 1):
-        found = _try(checkpoint, num_ranks, trust_remote_code)
-        if isinstance(found, Shard) and found.weights_bytes < budget_bytes:
-            return found
-    return None
+def several_macs(checkpoint: Checkpoint, budget_bytes: int, *, trust_remote_code: bool = False) -> str:
+    """Say how many Macs could hold a model that is too large for one, and what each would take.
+
+    The sentence begins with a space. It is empty if the model cannot be cut, or is too large for so many, too.
+    """
+    try:
+        found = (_try(checkpoint, num_ranks, trust_remote_code) for num_ranks in range(2, MOST_RANKS + 1))
+        shard = next(one for one in found if isinstance(one, Shard) and one.weights_bytes <= _SHARE * budget_bytes)
+    except (ConfigError, StopIteration):
+        return ""
+    text_only = f" and {setting('text_only')}" if checkpoint.has_vision_encoder else ""
+    how = f"{setting('tensor_parallel_size')} {shard.num_ranks}{text_only}"
+    return f" {shard.num_ranks} Macs with as much memory hold it, {shard.text} on each: {how} (experimental)."
 
 
 def _try(checkpoint: Checkpoint, num_ranks: int, trust_remote_code: bool) -> Shard | str:
