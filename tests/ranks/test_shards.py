@@ -1,44 +1,25 @@
 """Which checkpoints can be cut over ranks: what is accepted runs on two, and what is refused says why."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from tests.support.checkpoints import VISION
+from tests.support.two_ranks import together
+from vllm_mlx.cache.footprint import footprint
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.shards import Shard, several_macs, shard_of
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.libraries import load_model, make_prompt_cache
+from vllm_mlx.runner.model import weights_bytes
 
 Make = Callable[..., Path]
 CUT = ["llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5", "deepseek_v3", "glm4_moe_lite"]
 WHOLE = ["gemma3_text", "granitemoehybrid", "nemotron_h", "falcon_h1", "jamba", "qwen3_next", "smollm3", "cohere2"]
-NUM_TOKENS = 40
-LIMIT_S = 120  # of two processes, on a busy machine
-RANK = """
-import json, sys
-from pathlib import Path
-import mlx.core as mx
-from mlx.utils import tree_flatten
-from vllm_mlx.cache.footprint import footprint
-from vllm_mlx.runner.libraries import load_model, make_prompt_cache
-
-group = mx.distributed.init(backend="ring", strict=True)
-for path in sys.argv[2:]:
-    model = load_model(Path(path), lazy=True)[0]
-    model.shard(group)
-    caches = make_prompt_cache(model)
-    logits = model(mx.array([list(range(int(sys.argv[1])))]), cache=caches)[0, -1]
-    best = mx.argmax(logits).item()
-    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    print(json.dumps([group.size(), best, weights, footprint(caches).bytes_per_token]), flush=True)
-"""
+PROMPT = mx.array([list(range(40))])
 
 
 def shard(path: Path, num_ranks: int, *, text_only: bool = False) -> Shard:
@@ -51,51 +32,28 @@ def refusal(path: Path, num_ranks: int) -> str:
     return caught.value.message.removeprefix(str(path))
 
 
-def free_ports(count: int) -> Iterator[int]:
-    """Ports below those that the system hands out by itself."""
-    for port in range(20000 + os.getpid() % 9000, 32768):
-        with socket.socket() as trial:
-            if trial.connect_ex(("127.0.0.1", port)) == 0:
-                continue
-        yield port
-        if (count := count - 1) == 0:
-            return
+def run_shards(ranks: Ranks, paths: list[str]) -> list[list[int]]:
+    """On each rank: the best next token of each model, the bytes of its weights and of a token's state."""
+    found = []
+    for path in paths:
+        model = load_model(Path(path), lazy=True)[0]
+        model.shard(ranks.group)
+        caches = make_prompt_cache(model)
+        best = int(mx.argmax(model(PROMPT, cache=caches)[0, -1]).item())
+        found.append([best, weights_bytes([model]), footprint(caches).bytes_per_token])
+    told = ranks.exchange("found", found)
+    assert told[0] == told[1], "all ranks take the same"
+    return found
 
 
-def run_ranks(folder: Path, *arguments: str) -> list[list[list[int]]]:
-    """Run the program above as two ranks. Returns what each printed."""
-    hosts = folder / "hosts.json"
-    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, *arguments],
-            env={**os.environ, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [[json.loads(line) for line in text.splitlines()] for text in printed]
-
-
-def test_what_is_accepted_runs_on_two_ranks_and_takes_what_was_computed(checkpoint: Make, tmp_path: Path) -> None:
-    from vllm_mlx.runner.libraries import load_model
-
-    paths = [checkpoint(name) for name in CUT]
-    first, second = run_ranks(tmp_path, str(NUM_TOKENS), *map(str, paths))
-    assert len(first) == len(CUT)
-    for path, one, other in zip(paths, first, second, strict=True):
-        expected = mx.argmax(load_model(path)[0](mx.array([list(range(NUM_TOKENS))]))[0, -1]).item()
-        found = shard(path, 2)
-        assert one == other
-        assert one[:2] == [2, expected], path
-        assert one[3] == found.footprint.bytes_per_token
-        assert found.weights_bytes - one[2] in range(4096), "rotary frequencies are no parameters"
+def test_what_is_accepted_runs_on_two_ranks_and_takes_what_was_computed(checkpoint: Make) -> None:
+    paths = [str(checkpoint(name)) for name in CUT]
+    found, codes, text = together("tests.ranks.test_shards:run_shards", paths=paths)
+    assert codes == [0, 0], text
+    for path, (best, num_bytes, per_token) in zip(paths, found, strict=True):
+        assert best == mx.argmax(load_model(Path(path))[0](PROMPT)[0, -1]).item()
+        computed = shard(Path(path), 2)
+        assert (num_bytes, per_token) == (computed.weights_bytes, computed.footprint.bytes_per_token)
 
 
 @pytest.mark.parametrize("name", CUT)
