@@ -1,0 +1,71 @@
+"""Proves that sums over all ranks are right, and measures how long they take. It knows no model.
+
+A sum over the ranks is a collective: all ranks call these functions at the same time, with the same arguments.
+"""
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import mlx.core as mx
+
+from ..core.errors import ModelLoadError
+from .lockstep import Ranks
+
+_MOST = 8  # numbers to this are summed exactly in 16 bits by as many as 16 ranks
+_DTYPES = (mx.bfloat16, mx.float16, mx.float32)
+_NUM_SMALL = 32  # sums in a row, as in the forward pass of a token
+_NUM_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a collective costs between the ranks."""
+
+    sum_s: float  # a token's sum, with the device's work before and after it
+    bytes_per_s: float  # that leave each rank during the sum of a chunk
+
+
+def prove_sums(ranks: Ranks, width: int, chunk: int, *, seed: int = 0) -> None:
+    """Compare sums of unlike shapes in a row with those that each rank computes alone. Raises ModelLoadError.
+
+    `width` is that of the hidden states, and `chunk` the most tokens of a forward pass.
+    """
+    shapes = [(chunk, width), (1, width), (chunk, width), (max(1, chunk // 3), width), (3, width), (chunk, width)]
+
+    def part(rank: int, place: int) -> mx.array:
+        key = mx.random.key(seed + rank * len(shapes) + place)
+        return mx.random.randint(-_MOST, _MOST + 1, shapes[place], key=key).astype(_DTYPES[place % len(_DTYPES)])
+
+    sums = [mx.distributed.all_sum(part(ranks.rank, place), group=ranks.group) for place in range(len(shapes))]
+    mx.eval(sums)
+    wrong = []
+    for place, (found, (num, _)) in enumerate(zip(sums, shapes, strict=True)):
+        expected = sum((part(rank, place) for rank in range(1, ranks.size)), part(0, place))
+        if not mx.array_equal(found, expected).item():
+            wrong.append(f"{num} x {width}")
+    for rank, told in enumerate(ranks.exchange("wrong sums", wrong)):
+        if told:
+            raise ModelLoadError(
+                f"The link between the Macs sums wrongly: rank {rank} got wrong numbers for {', '.join(told)}. Restart "
+                "all Macs, try another cable or port, or leave out RDMA; install the newest macOS and mlx on all Macs."
+            )
+
+
+def measure_link(ranks: Ranks, width: int, chunk: int) -> Link:
+    """Measure sums as long as those of a token and of a chunk, the device's work between them included."""
+    small, large = mx.zeros((1, width), mx.bfloat16), mx.zeros((chunk, width), mx.bfloat16)
+    sum_s = median(_time(ranks, small, _NUM_SMALL) for _ in range(_NUM_RUNS))
+    chunk_s = median(_time(ranks, large, 1) for _ in range(_NUM_RUNS))
+    sent_bytes = large.nbytes * 2 * (ranks.size - 1) / ranks.size  # by each rank of a ring
+    return Link(sum_s, sent_bytes / max(chunk_s - sum_s, 1e-9))
+
+
+def _time(ranks: Ranks, values: mx.array, num_sums: int) -> float:
+    """Return the seconds that a sum takes. All ranks begin together."""
+    mx.eval(values, mx.distributed.all_sum(mx.ones(1), group=ranks.group))
+    start = time.perf_counter()
+    for _ in range(num_sums):
+        values = mx.distributed.all_sum(values * 0.5 + 1, group=ranks.group)
+    mx.eval(values)
+    return (time.perf_counter() - start) / num_sums
