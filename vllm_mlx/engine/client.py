@@ -258,7 +258,7 @@ class EngineClient:
         if not self.generations:
             self._awake.release()
         self.queue.left(generation)
-        self._monitor.totals.end(generation.all_replies)
+        self._monitor.totals[generation.request.model].end(generation.all_replies)
 
     # -- called on the engine thread
 
@@ -282,7 +282,8 @@ class EngineClient:
         for update in updates:
             generation = self.generations.get(update.seq_id)
             if generation is not None:
-                self._monitor.totals.take(generation.stats(update.seq_id), update, time.monotonic())
+                stats = generation.stats(update.seq_id)
+                self._monitor.totals[stats.model].take(stats, update, time.monotonic())
                 generation.put(update)
 
     def _fail_all(self, error: VLLMMLXError) -> None:
@@ -299,7 +300,8 @@ class Monitor:
     """
 
     def __init__(self, config: EngineConfig, fronts: Items[Front], thread: "EngineThread", pool: PromptPool):
-        self.totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.stall_ms / 1000)
+        started_s, stall_s = time.monotonic(), config.stall_ms / 1000
+        self.totals = tuple(Totals(started_s=started_s, stall_threshold_s=stall_s) for _ in fronts)
         self._fronts = fronts
         self._build = build_facts()
         self._thread = thread

@@ -22,6 +22,7 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from .lane import Lane
 from .monitoring.schema import EngineFacts, EngineReport
+from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -177,6 +178,8 @@ class Engine:
             num_steps=self.num_steps,
             device=self.watch.usage(),
             lanes=tuple(lane.report() for lane in self.lanes),
+            images=image_status(*(lane.images for lane in self.lanes)),
+            drafts=draft_status(self.facts.no_drafts, *(lane.scheduler.speculation for lane in self.lanes)),
             cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reader.reading,

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
+from ..cache.media import MediaCache
 from ..core.errors import ModelBusy, ModelLoadError, ModelUnavailable, first_line
 from ..core.faults import Fault, device_fault
 from ..core.fence import clear_locals
@@ -50,7 +52,7 @@ class Lane:
     def __init__(self, scheduler: Scheduler, runner: Runner, reload: Reload, facts: EngineFacts, *, pin: bool = False):
         """The weights of a lane with a `pin` leave for no other model."""
         self.scheduler, self.media, self.facts = scheduler, runner.media, facts
-        self.is_pinned = pin or reload.no_unload is not None
+        self.is_pinned = pin
         self._held: list[Sequence] = []  # what came since the weights are to leave for another model
         self.is_yielding = False
         self.is_short = False  # whether its first sequence waits for memory that other lanes hold
@@ -154,7 +156,7 @@ class Lane:
     @property
     def may_leave(self) -> bool:
         """Whether the weights are in memory, and may leave for another model."""
-        return self.runner is not None and not self.is_pinned
+        return self.runner is not None and not self.is_pinned and self.reload.no_unload is None
 
     @property
     def is_drained(self) -> bool:
@@ -192,8 +194,13 @@ class Lane:
     def is_leaving(self) -> bool:
         return self.residence.state == "leaving"
 
+    @property
+    def images(self) -> MediaCache[Any] | None:
+        """The features of images that are cached; None if the model takes no images."""
+        return self.media if self.facts.info.takes_images else None
+
     def report(self) -> LaneReport:
-        cache, media = self.scheduler.prefix_cache, self.media if self.facts.info.takes_images else None
+        cache = self.scheduler.prefix_cache
         return LaneReport(
             num_running=self.scheduler.num_running,
             num_waiting=len(self.waiting),
@@ -203,9 +210,10 @@ class Lane:
             lacking_bytes=self.scheduler.pool.planned_bytes - self.scheduler.pool.num_bytes,
             num_shortened=self.scheduler.pool.num_shortened,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
-            images=image_status(media),
+            images=image_status(self.images),
             drafts=draft_status(self.facts.no_drafts, self.scheduler.speculation),
-            media_bytes=0 if media is None else media.used_bytes,
+            media_bytes=0 if self.images is None else self.images.used_bytes,
+            pinned=self.is_pinned,
             state=self.residence.state,
             progress=None if self._loading is None else self._loading.progress,
             taken_bytes=self._taken_bytes,

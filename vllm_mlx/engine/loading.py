@@ -94,8 +94,7 @@ def start_engine(
             else:
                 memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
                 undone.callback(memories.close)
-            name = own.model if len(entries) == 1 else entry.name
-            sources.append(Source(name=name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin))
+            sources.append(Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin))
         engine = _serve(sources, disk, ranks)
         undone.pop_all()
     return engine

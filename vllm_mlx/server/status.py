@@ -180,7 +180,6 @@ class Recent:
             "time": round(time.time(), 3),
             **engine,
             "served_model_names": list(names),
-            "models": [{**row, "name": name} for row, name in zip(engine["models"], names, strict=False)],
             "requests": [_visible(viewer, entry["tenant"], entry) for entry in engine["requests"]],
             "last_replies": [reply for owner, reply in reversed(self._replies) if viewer in (None, owner)],
             "other_replies": {

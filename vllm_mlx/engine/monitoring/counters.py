@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, Self
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
@@ -44,6 +44,12 @@ class TokenRate:
         self._forget(now)
         return self._num_tokens / max(1e-3, min(RATE_WINDOW_S, now - self._started_s))
 
+    def __add__(self, other: "TokenRate") -> "TokenRate":
+        both = TokenRate(self._started_s)
+        both._marks = deque(sorted((*self._marks, *other._marks)))
+        both._num_tokens = self._num_tokens + other._num_tokens
+        return both
+
     def _forget(self, now: float) -> None:
         while self._marks and self._marks[0][0] < now - RATE_WINDOW_S:
             self._num_tokens -= self._marks.popleft()[1]
@@ -70,6 +76,12 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def __add__(self, other: Self) -> Self:
+        both = type(self)(self.bounds)
+        both._counts = [mine + others for mine, others in zip(self._counts, other._counts, strict=True)]
+        both.sum = self.sum + other.sum
+        return both
+
     def buckets(self) -> Iterator[tuple[float, int]]:
         """Yield (bound, number of values that do not exceed it). The last bound is infinite."""
         return zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True)
@@ -85,6 +97,11 @@ class Latency(Histogram):
     def add_at(self, seconds: float, now: float) -> None:
         self.add(seconds)
         self._marks.append((now, seconds))
+
+    def __add__(self, other: Self) -> Self:
+        both = super().__add__(other)
+        both._marks.extend(sorted((*self._marks, *other._marks)))
+        return both
 
     def quantiles(self, now: float) -> Quantiles:
         while self._marks and self._marks[0][0] < now - SAMPLE_WINDOW_S:
@@ -257,9 +274,13 @@ class Stalls:
             self.total += 1
             self.longest_s = max(self.longest_s, round(gap_s, 4))
 
+    def __add__(self, other: "Stalls") -> "Stalls":
+        longest_s = max(self.longest_s, other.longest_s)
+        return Stalls(threshold_s=self.threshold_s, total=self.total + other.total, longest_s=longest_s)
+
 
 class Totals:
-    """Counts over all replies since the start."""
+    """Counts over all replies of one model since the start. The sum of several has those of all of them."""
 
     def __init__(self, *, started_s: float, stall_threshold_s: float):
         self.started_s = started_s
@@ -279,6 +300,12 @@ class Totals:
         self.gap = Latency(GAP_S)  # between two tokens of a reply
         self.e2e, self.queue, self.prefill, self.decode = (Latency(REQUEST_S) for _ in range(4))
         self.prompt_sizes, self.reply_sizes = Histogram(TOKENS), Histogram(TOKENS)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        both = Totals(started_s=self.started_s, stall_threshold_s=self.stalls.threshold_s)
+        for name in vars(self).keys() - {"started_s"}:
+            setattr(both, name, getattr(self, name) + getattr(other, name))
+        return both
 
     def take(self, stats: ReplyStats, update: SequenceUpdate, now: float) -> None:
         """Count an update. This runs for each token of each row, so keep it short."""

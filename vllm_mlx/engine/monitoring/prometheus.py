@@ -14,12 +14,12 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ...cache.stats import DiskReport
+from ...cache.stats import DiskReport, TreeStats
 from ...core.receipt import Shortfall, Tier
 from ...scheduler.residence import Reason, State
-from .counters import Histogram, Outcome
-from .schema import DraftStatus, LaneReport
-from .status import Moment, memory_status
+from .counters import Histogram, Outcome, Totals
+from .schema import DraftStatus, ImageStatus, LaneReport
+from .status import Moment, memory_status, outcomes
 
 _FINISHED: dict[str, tuple[Outcome, ...]] = {
     "stop": ("stop", "tool_calls"),
@@ -30,17 +30,18 @@ _FINISHED: dict[str, tuple[Outcome, ...]] = {
 
 
 def metric_families(moment: Moment) -> Iterator[Metric]:
-    model = moment.facts["model"]
-    vllm = _Builder("vllm:", {"model_name": model, "engine": "0"})
-    own = _Builder("vllm_mlx_", {"model_name": model})
-    yield from _vllm_counts(vllm, moment)
-    yield from _vllm_latencies(vllm, moment)
-    yield from _own_counts(own, moment)
+    vllm = _Builder("vllm:", {"model_name": moment.names[0], "engine": "0"})
+    own = _Builder("vllm_mlx_", {"model_name": moment.names[0]})
+    models = [(vllm.of(name), own.of(name), lane, totals) for name, lane, totals in moment.models]
+    yield from _joined(_vllm_counts(vllm, moment, lane, totals) for vllm, _, lane, totals in models)
+    yield from _joined(_vllm_latencies(vllm, totals) for vllm, _, _, totals in models)
+    yield from _own_process(own, moment)
+    yield from _joined(_own_counts(own, totals, moment.now) for _, own, _, totals in models)
     yield from _own_memory(own, moment)
-    yield from _own_caches(own, moment)
-    yield from _joined(_own_model(_Builder(own.prefix, {"model_name": name}), lane) for name, lane in moment.lanes)
-    if (drafts := moment.report.lanes[0].drafts)["enabled"]:
-        yield from _drafts(vllm, own, drafts)
+    yield from _own_caches(own, moment.report.cache)
+    yield from _joined(_own_images(own, lane.images) for _, own, lane, _ in models if lane.images["enabled"])
+    yield from _joined(_own_model(own, lane) for _, own, lane, _ in models)
+    yield from _joined(_drafts(vllm, own, lane.drafts) for vllm, own, lane, _ in models if lane.drafts["enabled"])
     if moment.report.disk is not None:
         yield from _own_disk(own, moment.report.disk)
 
@@ -58,6 +59,10 @@ class _Builder:
     def __init__(self, prefix: str, labels: Mapping[str, str]):
         self.prefix = prefix
         self.labels = labels
+
+    def of(self, model: str) -> "_Builder":
+        """Return a builder for the figures of one model."""
+        return _Builder(self.prefix, {**self.labels, "model_name": model})
 
     def gauge(self, name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
         """Build a gauge with one sample; with `label`, one sample for each of the values."""
@@ -87,23 +92,16 @@ class _Builder:
         return family
 
 
-def _vllm_model(vllm: _Builder, lane: LaneReport) -> Iterator[Metric]:
+def _vllm_counts(vllm: _Builder, moment: Moment, lane: LaneReport, totals: Totals) -> Iterator[Metric]:
+    """Yield the metrics that vLLM has too, under its names."""
     yield vllm.gauge("num_requests_running", "Running replies.", lane.num_running)
     yield vllm.gauge("num_requests_waiting", "Waiting replies.", lane.num_waiting)
-
-
-def _vllm_counts(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
-    """Yield the metrics that vLLM has too, under its names."""
-    report, totals, rows_bytes = moment.report, moment.totals, moment.rows_bytes
-    labels = vllm.labels
-    yield from _joined(
-        _vllm_model(_Builder(vllm.prefix, {**labels, "model_name": name}), lane) for name, lane in moment.lanes
-    )
-    used = report.live_bytes / rows_bytes if rows_bytes else 0.0
+    rows_bytes = moment.rows_bytes
+    used = lane.live_bytes / rows_bytes if rows_bytes else 0.0
     text = "Share of the memory for rows and caches that running replies use, 0 to 1."
     yield vllm.gauge("kv_cache_usage_perc", text, used)
     text = "Replies that were preempted: they gave their memory back and continue later."
-    yield vllm.counter("num_preemptions", text, report.num_preemptions)
+    yield vllm.counter("num_preemptions", text, lane.num_preemptions)
     yield vllm.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", totals.prompt_tokens)
     yield vllm.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", totals.cached_tokens)
     yield vllm.counter("prompt_tokens", "Prompt tokens, including cached ones.", totals.prompt_tokens)
@@ -113,8 +111,7 @@ def _vllm_counts(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
     yield vllm.counter("request_success", "Ended replies by finish reason.", ended, "finished_reason")
 
 
-def _vllm_latencies(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
-    totals = moment.totals
+def _vllm_latencies(vllm: _Builder, totals: Totals) -> Iterator[Metric]:
     text = "Seconds from the arrival of a request to its first token."
     yield vllm.histogram("time_to_first_token_seconds", text, totals.ttft)
     yield vllm.histogram("inter_token_latency_seconds", "Seconds between two tokens of one reply.", totals.gap)
@@ -127,15 +124,16 @@ def _vllm_latencies(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
     yield vllm.histogram("request_generation_tokens", "Sampled tokens of finished replies.", totals.reply_sizes)
 
 
-def _own_counts(own: _Builder, moment: Moment) -> Iterator[Metric]:
-    """Yield the metrics that only this server has."""
-    report, totals, now = moment.report, moment.totals, moment.now
+def _own_process(own: _Builder, moment: Moment) -> Iterator[Metric]:
     build = {**own.labels, **{name: str(value) for name, value in moment.build.items()}}
     yield InfoMetricFamily(own.prefix + "build", "Versions of the server and its libraries.", value=build)
-    yield own.counter("steps", "Steps of the engine.", report.num_steps)
+    yield own.counter("steps", "Steps of the engine.", moment.report.num_steps)
+
+
+def _own_counts(own: _Builder, totals: Totals, now: float) -> Iterator[Metric]:
+    """Yield the counts that only this server has."""
     yield own.counter("requests", "Ended requests, with any outcome.", totals.requests)
-    outcomes = {outcome: totals.outcomes[outcome] for outcome in get_args(Outcome)}
-    yield own.counter("replies", "Ended replies by outcome.", outcomes, "outcome")
+    yield own.counter("replies", "Ended replies by outcome.", outcomes(totals), "outcome")
     tiers = {"memory": totals.cached_tokens - totals.disk_tokens, "disk": totals.disk_tokens}
     yield own.counter("cached_tokens", "Prompt tokens taken from the prefix cache, by tier.", tiers, "tier")
     hits = {tier: totals.tiers[tier] for tier in get_args(Tier)}
@@ -165,8 +163,7 @@ def _own_memory(own: _Builder, moment: Moment) -> Iterator[Metric]:
         yield own.gauge("process_memory_bytes", "Memory as macOS counts it.", device.system.footprint_bytes)
 
 
-def _own_caches(own: _Builder, moment: Moment) -> Iterator[Metric]:
-    stats, images = moment.report.cache, moment.report.images
+def _own_caches(own: _Builder, stats: TreeStats | None) -> Iterator[Metric]:
     if stats is not None:
         kinds = {str(kind): count for kind, count in stats.hits.items()} | {"miss": stats.misses}
         yield own.counter("cache_lookups", "Look-ups in the prefix cache by kind of hit.", kinds, "kind")
@@ -176,9 +173,11 @@ def _own_caches(own: _Builder, moment: Moment) -> Iterator[Metric]:
         yield own.gauge("cache_paths", "Stored paths in the prefix cache.", stats.entry_count)
         yield own.gauge("cache_states", "Snapshots of recurrent state in the prefix cache.", stats.num_states)
         yield own.gauge("cache_buffers", "Device buffers that the prefix cache holds.", stats.used_buffers)
-    if images["enabled"]:
-        yield own.counter("images_encoded", "Runs of the vision encoder.", images["encoded"])
-        yield own.counter("image_evictions", "Evictions from the cache of image features.", images["evictions"])
+
+
+def _own_images(own: _Builder, images: ImageStatus) -> Iterator[Metric]:
+    yield own.counter("images_encoded", "Runs of the vision encoder.", images["encoded"])
+    yield own.counter("image_evictions", "Evictions from the cache of image features.", images["evictions"])
 
 
 def _own_model(own: _Builder, lane: LaneReport) -> Iterator[Metric]:

@@ -173,7 +173,19 @@ class DraftStatus(TypedDict):
     tokens_per_pass: float
 
 
-class ModelRow(TypedDict):
+class Counts(TypedDict):
+    """Ended requests and tokens since the start, and tokens per second of late."""
+
+    total_requests_processed: int
+    total_prompt_tokens: int
+    total_cached_tokens: int
+    total_disk_tokens: int
+    total_completion_tokens: int
+    generation_tps: float
+    prompt_tps: float
+
+
+class ModelRow(Counts):
     """A model of the server. Its weights are in memory (ready, leaving), on their way (loading), or not (the others).
 
     `weights_bytes` are taken for them now. `progress` is the share of a load that is done, and `cause` says why the
@@ -181,6 +193,7 @@ class ModelRow(TypedDict):
     """
 
     name: str
+    pinned: bool
     state: State
     progress: float | None
     weights_bytes: int
@@ -191,9 +204,11 @@ class ModelRow(TypedDict):
     loads: dict[str, int]
     load_s: float
     cause: str | None
+    outcomes: dict[str, int]
+    drafts: DraftStatus
 
 
-class EngineFigures(TypedDict):
+class EngineFigures(Counts):
     """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
 
     status: str
@@ -206,13 +221,6 @@ class EngineFigures(TypedDict):
     num_waiting: int
     num_preemptions: int
     num_restarts: int
-    total_requests_processed: int
-    total_prompt_tokens: int
-    total_cached_tokens: int
-    total_disk_tokens: int
-    total_completion_tokens: int
-    generation_tps: float
-    prompt_tps: float
     rate_window_s: float
     latency: LatencyStatus
     stalls: Stalls
@@ -270,6 +278,7 @@ class LaneReport:
     images: ImageStatus
     drafts: DraftStatus
     media_bytes: int  # image features that are cached
+    pinned: bool
     state: State
     progress: float | None  # of a load; None at other times
     taken_bytes: int  # for weights
@@ -288,14 +297,11 @@ class EngineReport:
     num_steps: int
     device: DeviceUsage
     lanes: tuple[LaneReport, ...]  # by the positions of their models
+    images: ImageStatus  # of all models together, like the next one
+    drafts: DraftStatus
     cache: TreeStats | None  # None if the prefix cache is off
     disk: DiskReport | None = None  # None if a setting turns it or the prefix cache off
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
-
-    @property
-    def images(self) -> ImageStatus:
-        """Those of the default model."""
-        return self.lanes[0].images
 
     @property
     def num_running(self) -> int:

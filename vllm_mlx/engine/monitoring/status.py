@@ -3,7 +3,9 @@
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
+from operator import add
 from typing import Any, get_args
 
 import mlx.core as mx
@@ -21,6 +23,7 @@ from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Total
 from .schema import (
     BuildFacts,
     CacheStatus,
+    Counts,
     DraftStatus,
     EngineFacts,
     EngineReport,
@@ -50,12 +53,12 @@ class Moment:
     memory: tuple[MemoryBudget, ...]  # as each model sees it
     report: EngineReport
     report_age_s: float
-    totals: Totals
+    totals: tuple[Totals, ...]  # of each model
     now: float
 
     @property
-    def lanes(self) -> list[tuple[str, LaneReport]]:
-        return list(zip(self.names, self.report.lanes, strict=True))
+    def models(self) -> list[tuple[str, LaneReport, Totals]]:
+        return list(zip(self.names, self.report.lanes, self.totals, strict=True))
 
     @property
     def rows_bytes(self) -> int:
@@ -67,8 +70,8 @@ class Moment:
 
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
-    report, totals, now = moment.report, moment.totals, moment.now
-    models = [(name, lane.state in ("ready", "leaving")) for name, lane in moment.lanes]
+    report, totals, now = moment.report, reduce(add, moment.totals), moment.now
+    models = [(name, lane.state in ("ready", "leaving")) for name, lane, _ in moment.models]
     running = [reply.describe(now, models, report.reading) for reply in replies]
     return {
         "status": "running" if running else "idle",
@@ -81,17 +84,11 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "num_waiting": report.num_waiting,
         "num_preemptions": report.num_preemptions,
         "num_restarts": report.num_restarts,
-        "total_requests_processed": totals.requests,
-        "total_prompt_tokens": totals.prompt_tokens,
-        "total_cached_tokens": totals.cached_tokens,
-        "total_disk_tokens": totals.disk_tokens,
-        "total_completion_tokens": totals.completion_tokens,
-        "generation_tps": round(totals.completion_rate.per_second(now), 2),
-        "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
+        **_counts(totals, now),
         "rate_window_s": RATE_WINDOW_S,
         "latency": _latency(totals, now),
         "stalls": totals.stalls,
-        "outcomes": {outcome: totals.outcomes[outcome] for outcome in get_args(Outcome)},
+        "outcomes": outcomes(totals),
         "metal": {
             "active_memory_gb": round(report.device.active_bytes / _GB, 4),
             "peak_memory_gb": round(report.device.peak_bytes / _GB, 4),
@@ -103,8 +100,8 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "shrinking": _pressure(report, num_refused),
         "cache": _cache(report, totals),
         "images": report.images,
-        "drafts": report.lanes[0].drafts,
-        "models": [_model(name, lane) for name, lane in moment.lanes],
+        "drafts": report.drafts,
+        "models": [_model(*model, now) for model in moment.models],
         "model_facts": moment.facts,
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
@@ -112,9 +109,27 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
     }
 
 
-def _model(name: str, lane: LaneReport) -> ModelRow:
+def _counts(totals: Totals, now: float) -> Counts:
+    return {
+        "total_requests_processed": totals.requests,
+        "total_prompt_tokens": totals.prompt_tokens,
+        "total_cached_tokens": totals.cached_tokens,
+        "total_disk_tokens": totals.disk_tokens,
+        "total_completion_tokens": totals.completion_tokens,
+        "generation_tps": round(totals.completion_rate.per_second(now), 2),
+        "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
+    }
+
+
+def outcomes(totals: Totals) -> dict[str, int]:
+    """Count the replies that have ended, by how they ended."""
+    return {outcome: totals.outcomes[outcome] for outcome in get_args(Outcome)}
+
+
+def _model(name: str, lane: LaneReport, totals: Totals, now: float) -> ModelRow:
     return {
         "name": name,
+        "pinned": lane.pinned,
         "state": lane.state,
         "progress": None if lane.progress is None else round(lane.progress, 4),
         "weights_bytes": lane.taken_bytes,
@@ -125,6 +140,9 @@ def _model(name: str, lane: LaneReport) -> ModelRow:
         "loads": {reason: lane.loads.get(reason, 0) for reason in get_args(Reason)},
         "load_s": round(lane.load_s, 3),
         "cause": lane.cause,
+        **_counts(totals, now),
+        "outcomes": outcomes(totals),
+        "drafts": lane.drafts,
     }
 
 
@@ -182,38 +200,36 @@ def _pressure(report: EngineReport, num_refused: int) -> PressureStatus:
     }
 
 
-def image_status(media: MediaCache[Any] | None) -> ImageStatus:
-    """Describe the cache of image features. `media` is None if the model takes no images."""
-    kept = MediaCache[Any](0) if media is None else media
+def image_status(*models: MediaCache[Any] | None) -> ImageStatus:
+    """Describe the caches of image features of these models together. One that takes no images has None."""
+    kept = [media for media in models if media is not None]
     status: ImageStatus = {
-        "enabled": media is not None,
-        "encoded": kept.num_encoded,
-        "longest_encode_s": round(kept.longest_encode_s, 3),
-        "evictions": kept.num_evictions,
-        "entry_count": len(kept),
-        "current_memory_mb": round(kept.used_bytes / _MB, 3),
+        "enabled": bool(kept),
+        "encoded": sum(media.num_encoded for media in kept),
+        "longest_encode_s": round(max((media.longest_encode_s for media in kept), default=0.0), 3),
+        "evictions": sum(media.num_evictions for media in kept),
+        "entry_count": sum(map(len, kept)),
+        "current_memory_mb": round(sum(media.used_bytes for media in kept) / _MB, 3),
     }
-    if media is not None:
-        status["max_memory_mb"] = round(media.max_bytes / _MB, 3)
+    if kept:
+        status["max_memory_mb"] = round(sum(media.max_bytes for media in kept) / _MB, 3)
     return status
 
 
-def draft_status(off_reason: str | None, speculation: Speculation | None) -> DraftStatus:
-    """Describe the drafts. `speculation` is None if they are off."""
-    drafted, accepted = dict.fromkeys(_SOURCES, 0), dict.fromkeys(_SOURCES, 0)
-    num_drafts = 0 if speculation is None else speculation.num_drafts
-    if speculation is not None:
-        drafted |= speculation.num_drafted
-        accepted |= speculation.num_accepted
+def draft_status(off_reason: str | None, *models: Speculation | None) -> DraftStatus:
+    """Describe the drafts of these models together. One whose drafts are off has None."""
+    drafting = [speculation for speculation in models if speculation is not None]
+    num_drafts, parked = sum(each.num_drafts for each in drafting), [each.parked for each in drafting]
+    accepted = {source: sum(each.num_accepted[source] for each in drafting) for source in _SOURCES}
     return {
-        "enabled": speculation is not None,
-        "off_reason": off_reason,
-        "parked": None if speculation is None else speculation.parked,
-        "num_passes": 0 if speculation is None else speculation.num_passes,
+        "enabled": bool(drafting),
+        "off_reason": None if drafting else off_reason,
+        "parked": parked[0] if parked and all(parked) else None,
+        "num_passes": sum(each.num_passes for each in drafting),
         "num_drafts": num_drafts,
-        "drafted_tokens": drafted,
+        "drafted_tokens": {source: sum(each.num_drafted[source] for each in drafting) for source in _SOURCES},
         "accepted_tokens": accepted,
-        "accepted_by_position": [] if speculation is None else list(speculation.num_accepted_at),
+        "accepted_by_position": [sum(at) for at in zip(*(each.num_accepted_at for each in drafting), strict=True)],
         "tokens_per_pass": round(1 + sum(accepted.values()) / max(1, num_drafts), 2),
     }
 
