@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import os
 import random
 from dataclasses import replace
 from functools import partial
@@ -13,19 +14,28 @@ import mlx.core as mx
 from tests.support.engine_driver import GREEDY, Driver, RandomPrompts, Reply, plain_loop, squeezed
 from tests.support.guiding import Guiding
 from tests.support.two_ranks import RankedDriver, config_of, follow
+from vllm_mlx.cache import snapshot
+from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.core.step import StepPlan
 from vllm_mlx.engine import lane_parts, loading
 from vllm_mlx.ranks.leader import Leader
 from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.worker import Worker
+from vllm_mlx.runner import proofs
+from vllm_mlx.runner.ranked import Ranked
 from vllm_mlx.scheduler import decode_groups
 
 HOT = TokenSampling(temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_top_logprobs=2)
 
 
-def everything(ranks: Ranks, path: str) -> Any:
-    """The results of `work` on two ranks and of one process, and what was left on the ranks."""
+def everything(ranks: Ranks, path: str, apart: bool = False) -> Any:
+    """The results of `work` on two ranks and of one process, and what was left on the ranks.
+
+    `apart`: each group is a forward pass of its own, as with latent attention.
+    """
+    if apart:
+        proofs.sharing_fault = lambda model: "it is said so"
     if ranks.rank:
         return follow(ranks, path)
     driver = RankedDriver(ranks, path)
@@ -91,6 +101,7 @@ class Notes(list[Any]):
     """What a rank notes at each plan: its number, the stored names, and the collectives up to there."""
 
     def __init__(self) -> None:
+        self.bytes_beyond_rows: list[int] = []  # of plans that only decode
         self.collectives: list[Any] = []
         for name in ("all_sum", "all_gather"):
             setattr(mx.distributed, name, partial(self._called, name, getattr(mx.distributed, name)))
@@ -104,40 +115,129 @@ class Notes(list[Any]):
         self.append([number, *(hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts)])
 
 
-def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
-    """Notes of both ranks while requests come, share prefixes and leave at random, in a small cache."""
+def noted(ranks: Ranks) -> Notes:
+    """Let the runners of this process note their plans. A worker tells its notes once it has stopped."""
     notes = Notes()
-    decode_groups.READ_BYTES = 1 << 14  # as if padding of this small model cost much, so that there are several groups
-    gc.disable()  # so that names are dropped where the program drops them
 
     class NotingWorker(Worker):
         def _begin(self, plan: StepPlan) -> Any:
             notes.add(len(notes) + 1, self.names)
             return super()._begin(plan)
 
+        def work(self) -> None:
+            super().work()
+            ranks.peers[0].say({"notes": notes})
+
     class NotingLeader(Leader):
         def _send(self, plan: StepPlan) -> None:
             super()._send(plan)
             notes.add(self.num_plans, self.names)
             if plan == StepPlan(decode=plan.decode):
-                beyond.append(self.plan_bytes - 20 * sum(map(len, plan.decode)))
+                notes.bytes_beyond_rows.append(self.plan_bytes - 20 * sum(map(len, plan.decode)))
 
-    beyond: list[int] = []
     loading.Worker, lane_parts.Leader = NotingWorker, NotingLeader
+    gc.disable()  # so that names are dropped where the program drops them
+    return notes
+
+
+def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
+    """Notes of both ranks while requests come, share prefixes and leave at random, in a small cache."""
+    notes = noted(ranks)
+    decode_groups.READ_BYTES = 1 << 14  # as if padding of this small model cost much, so that there are several groups
     if ranks.rank:
-        follow(ranks, path)
-        return ranks.peers[0].say({"notes": notes})
+        return follow(ranks, path)
     driver = RankedDriver(ranks, path)
-    wrong = play(driver, path, num_plans, random.Random(seed))
-    driver.engine.clear_cache()
+    found = play(driver, path, num_plans, random.Random(seed))
     driver.engine.rest()
-    num_plans = driver.engine.runner.num_plans
+    before = len(notes)
     driver.step()
     driver.engine.rest()
+    assert len(notes) == before, "a plan for nothing"
+    found |= {"left": len(driver.engine.runner.names), "beyond": max(notes.bytes_beyond_rows)}
+    return {**found, "notes": told_at_end(driver, notes)}
+
+
+def told_at_end(driver: RankedDriver, notes: Notes) -> list[Any]:
+    """The notes of both ranks."""
     driver.stop()
-    assert driver.engine.runner.num_plans == num_plans, "a plan for nothing"
-    theirs = ranks.peers[0].hear()["notes"]
-    return {"ours": notes, "theirs": theirs, "left": len(driver.engine.runner.names), "beyond": max(beyond), **wrong}
+    return [notes, driver.ranks.peers[0].hear()["notes"]]
+
+
+class Failing:
+    """Stands in the place of a function of `snapshot`, some calls of which fail on this rank."""
+
+    def __init__(self, name: str, failing: list[int]):
+        self._copy, self._num_calls, self._failing = getattr(snapshot, name), 0, failing
+        setattr(snapshot, name, self)
+
+    def __call__(self, *state: Any, **options: Any) -> Any:
+        self._num_calls += 1
+        if self._num_calls in self._failing:
+            raise ValueError("this rank alone cannot copy it")
+        return self._copy(*state, **options)
+
+
+def failing_copies(ranks: Ranks, path: str, rank: int) -> Any:
+    """Replies, hits and notes where the first captures and the first restore fail on `rank` alone."""
+    notes = noted(ranks)
+    if ranks.rank == rank:
+        Failing("capture", [1, 2])
+        Failing("restore", [1])
+    if ranks.rank:
+        return follow(ranks, path)
+    driver = RankedDriver(ranks, path)
+    base, prompt = RandomPrompts(4)(200), RandomPrompts(5)
+    prompts = [[*base, *prompt(5)] for _ in range(4)]
+    replies = [driver.generate([each], max_tokens=6, points=(200,))[0] for each in prompts]
+    cached = [seq.num_cached_tokens for seq in driver.seqs.values()]
+    one = Driver(Path(path), prefix_cache=False).generate(prompts, max_tokens=6)
+    return {"ranks": replies, "one": one, "cached": cached, "notes": told_at_end(driver, notes)}
+
+
+def unequal_budgets(ranks: Ranks, path: str) -> Any:
+    """The memory of rank 0's engine, whose worker has less."""
+    if ranks.rank:
+        return follow(ranks, path, memory_budget_bytes=1 << 29)
+    driver = RankedDriver(ranks, path, memory_budget_bytes=1 << 30)
+    driver.stop()
+    return driver.engine.facts.memory.total_bytes
+
+
+def lost_worker(ranks: Ranks, path: str, number: int) -> Any:
+    """The error of rank 0's engine, whose worker is gone when plan `number` reaches it."""
+
+    class LosingWorker(Worker):
+        def follow(self, message: dict[str, Any]) -> None:
+            if message["n"] == number:
+                os._exit(0)
+            super().follow(message)
+
+    loading.Worker = LosingWorker
+    if ranks.rank:
+        return follow(ranks, path)
+    driver = RankedDriver(ranks, path)
+    driver.add(RandomPrompts(6)(60), 40)
+    try:
+        driver.run()
+    except EngineDead as error:
+        return error.message
+    return None
+
+
+class LastStage(Ranked):
+    """Rank 1 gets its input from rank 0, not from the ids that rows feed, as the last stage of a pipeline does."""
+
+    def __init__(self, ranks: Ranks):
+        self._lockstep = ranks
+
+    def extend(self, seqs: Any, positions: Any, tokens: mx.array, caches: Any) -> mx.array:
+        own = tokens[..., None] * mx.ones((7,)) if self._lockstep.rank == 0 else mx.zeros((*tokens.shape, 7))
+        return mx.distributed.all_sum(own, group=self._lockstep.group)
+
+
+def ids_that_nobody_needs(ranks: Ranks, path: str) -> Any:
+    logits = LastStage(ranks).decode((), (), mx.array([3 + ranks.rank]), [])
+    return logits[0].tolist()
 
 
 def play(driver: Driver, path: str, num_plans: int, dice: random.Random) -> dict[str, Any]:

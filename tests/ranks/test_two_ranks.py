@@ -15,11 +15,59 @@ def session(name: str, path: Path, **arguments: Any) -> Any:
     return result
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
-def test_replies_equal_those_of_one_process(checkpoint: Callable[..., Path], architecture: str) -> None:
-    found = session("everything", checkpoint(architecture))
+SHORT = [("qwen3", {}, {}), ("qwen3_5", {}, {"apart": True})]
+LONG = [(name, {}, {}) for name in ("llama", "qwen2", "qwen3_moe", "gpt_oss", "qwen3_5", "deepseek_v3")]
+QUANTISED = [("qwen3", {"bits": 4, "hidden_size": 128}, {})]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "arguments"),
+    [*SHORT, *(pytest.param(*case, marks=pytest.mark.full) for case in [*LONG, *QUANTISED])],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_replies_equal_those_of_one_process(
+    checkpoint: Callable[..., Path], architecture: str, options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    found = session("everything", checkpoint(architecture, **options), **arguments)
     ranks, one = found["ranks"], found["one"]
     for kind in one:
         assert ranks[kind] == one[kind], kind
     assert min(ranks["cached"]) > 100 and ranks["preemptions"] > 0
     assert found["left"] == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_plans"),
+    [("qwen3", 30), *(pytest.param(name, 200, marks=pytest.mark.full) for name in ("qwen3", "qwen3_5"))],
+)
+def test_both_ranks_do_and_keep_the_same(checkpoint: Callable[..., Path], architecture: str, num_plans: int) -> None:
+    found = session("random_plans", checkpoint(architecture), num_plans=num_plans, seed=num_plans)
+    ours, theirs = found["notes"]
+    assert len(ours) >= num_plans and ours == theirs
+    assert found["wrong"] == [] and found["hits"] > 0
+    assert found["beyond"] <= 200
+    assert found["left"] == 0
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_state_that_one_rank_cannot_copy_is_used_by_none(checkpoint: Callable[..., Path], rank: int) -> None:
+    found = session("failing_copies", checkpoint("qwen3_5"), rank=rank)
+    ours, theirs = found["notes"]
+    assert ours == theirs
+    assert found["ranks"] == found["one"]
+    assert found["cached"] == [0, 0, 0, 200], "the third one found state that one rank could not restore"
+
+
+def test_a_model_gets_the_memory_of_the_smallest_rank(checkpoint: Callable[..., Path]) -> None:
+    assert session("unequal_budgets", checkpoint("qwen3")) == 1 << 29
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_lost_worker_ends_the_engine(checkpoint: Callable[..., Path], number: int) -> None:
+    reason = session("lost_worker", checkpoint("qwen3"), number=number)
+    assert reason is not None and "restart of all ranks" in reason
+
+
+def test_ids_that_only_rank_0_needs_are_summed_first(tmp_path: Path) -> None:
+    assert session("ids_that_nobody_needs", tmp_path, limit_s=60) == [3.0] * 7

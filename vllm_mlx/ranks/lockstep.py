@@ -50,14 +50,17 @@ class Ranks:
         """Tell the other ranks the error that ends the block."""
         try:
             yield
-        except BaseException as error:
+        except Exception as error:
             with suppress(Lost):
                 for peer in self.peers:
-                    peer.say({_FAILED: first_line(error) if isinstance(error, Exception) else "it was stopped"})
+                    peer.say({_FAILED: first_line(error)})
             raise
 
     def _hear(self, peer: Peer, what: str, rank: int, timeout_s: float | None) -> Any:
-        message = peer.hear(timeout_s)
+        try:
+            message = peer.hear(timeout_s)
+        except Lost as error:
+            raise ModelLoadError(f"Rank {rank} is lost: {error}") from error
         if _FAILED in message:
             raise ModelLoadError(f"Rank {rank} has failed: {message[_FAILED]}")
         if what not in message:

@@ -42,8 +42,16 @@ class Ranked(TextModel):
         return super().decode(seqs, positions, ids, caches)
 
     def agree(self, likeness: float, error: Exception | None) -> float:
-        told = self._lockstep.exchange("proof", [likeness, error and first_line(error, 200)], _PROOF_S)
-        if len({failure is None for _, failure in told}) > 1:
-            rank, failure = next((rank, failure) for rank, (_, failure) in enumerate(told) if failure is not None)
+        failure = None if error is None else f"{type(error).__name__}: {first_line(error, 200)}"
+        try:
+            told = self._lockstep.exchange("proof", [likeness, failure], _PROOF_S)
+        except ModelLoadError as lost:
+            if failure is None:
+                raise
+            rank = self._lockstep.group.rank()
+            raise ModelLoadError(f"A proof failed on rank {rank} alone: {failure}") from lost
+        failures = {rank: failure for rank, (_, failure) in enumerate(told) if failure is not None}
+        if failures and len(failures) < len(told):
+            rank, failure = next(iter(failures.items()))
             raise ModelLoadError(f"A proof failed on rank {rank} alone: {failure}")
         return float(told[0][0])
