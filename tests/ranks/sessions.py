@@ -32,10 +32,10 @@ HOT = TokenSampling(temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_top
 def everything(ranks: Ranks, path: str, apart: bool = False) -> Any:
     """The results of `work` on two ranks and of one process, and what was left on the ranks.
 
-    `apart`: each group is a forward pass of its own, as with latent attention.
+    `apart`: each row is a forward pass of its own.
     """
     if apart:
-        proofs.sharing_fault = lambda model: "it is said so"
+        proofs.sharing_fault = proofs.batching_fault = lambda model: "it is said so"
     if ranks.rank:
         return follow(ranks, path)
     driver = RankedDriver(ranks, path)

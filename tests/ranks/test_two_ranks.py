@@ -15,8 +15,8 @@ def session(name: str, path: Path, **arguments: Any) -> Any:
     return result
 
 
-SHORT = [("qwen3", {}, {}), ("qwen3_5", {}, {"apart": True})]
-LONG = [(name, {}, {}) for name in ("llama", "qwen2", "qwen3_moe", "gpt_oss", "qwen3_5", "deepseek_v3")]
+SHORT = [("qwen3", {}, {"apart": True}), ("qwen3_5", {}, {})]
+LONG = [(name, {}, {}) for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3")]
 QUANTISED = [("qwen3", {"bits": 4, "hidden_size": 128}, {})]
 
 
