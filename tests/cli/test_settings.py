@@ -167,13 +167,15 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "draft_model": "org/head",
     }  # fmt: skip
     kept = load_settings(disk).engine_config()  # without a prefix cache, nothing could be kept
+    spread = load_settings({"tensor_parallel_size": 2}).engine_config()  # which does without what was given above
+    assert spread.tensor_parallel_size == 2
     default = EngineConfig(model="demo")
     unchanged = [
         f.name
         for f in dataclasses.fields(EngineConfig)
         if getattr(config, f.name) == getattr(kept, f.name) == getattr(default, f.name)
     ]
-    assert unchanged == []
+    assert unchanged == ["tensor_parallel_size"]
     assert (kept.cache_disk_bytes, kept.cache_disk_daily_bytes) == (100 * 10**9, 2 * 10**9)
     assert config.memory_budget_bytes == 2 * 10**9
     assert config.chat_template == "{{ messages }}"
@@ -194,6 +196,16 @@ def test_a_cache_on_disk_that_could_not_work_is_refused(flags: dict[str, object]
     with pytest.raises(ConfigError) as refused:
         load_settings(flags).engine_config()
     assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("idle_unload_s", 60), ("cache_disk", "1GB"), ("num_draft_tokens", 3), ("draft_model", "org/head")],
+)
+def test_what_a_model_on_several_macs_does_without_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{flag_name(name)} does not work with --tensor-parallel-size. Leave one"):
+        load_settings({"tensor_parallel_size": 2, name: value}).engine_config()
+    load_settings({"tensor_parallel_size": 2, "num_draft_tokens": 0, "cache_disk": "0"}).engine_config()
 
 
 @row("S1-5")

@@ -8,6 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .settings import COMMON, PANELS
 
+_MANY = 50  # parameters, of which the help shows the common ones only
 _ALL = "vllm_mlx.help_all"  # a key of click's context
 
 
@@ -35,10 +36,11 @@ def show_all(context: typer.Context, is_wanted: bool) -> None:
 
 def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
     panels: dict[str, list[tuple[str, str]]] = {}
+    is_long = len(command.params) > _MANY
     for parameter in command.get_params(ctx):
         is_argument = parameter.param_type_name == "argument"
         heading = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
-        if heading in PANELS and _ALL not in ctx.meta:
+        if heading in PANELS and is_long and _ALL not in ctx.meta:
             heading = "Common settings" if parameter.name in COMMON else ""
         if heading and (record := parameter.get_help_record(ctx)) is not None:
             name = parameter.metavar or parameter.name.upper() if is_argument else record[0]

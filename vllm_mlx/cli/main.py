@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     import typer
 
 logger = logging.getLogger(__name__)
-COMMANDS = ("serve", "launch", "chat", "models", "status", "doctor", "cache", "bench", "service")
+COMMANDS = ("serve", "launch", "chat", "models", "status", "doctor", "cache", "bench", "service", "worker")
 
 
 def main() -> None:
     """Run the command that the arguments name. `serve` handles signals itself once it accepts requests."""
-    is_server = sys.argv[1:2] == ["serve"] or sys.argv[1:3] == ["service", "run"]
+    is_server = sys.argv[1:2] in (["serve"], ["worker"]) or sys.argv[1:3] == ["service", "run"]
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number in usual if is_server else (signal.SIGINT,):
         if usual[number] is not signal.SIG_IGN:  # nohup, and a shell without a terminal, ignore a signal
@@ -51,8 +52,9 @@ def make_app() -> "typer.Typer":
     from .models import models_app
     from .options import takes_settings
     from .service import service_app
-    from .settings import Settings
+    from .settings import NAMES, Settings
     from .status import status
+    from .worker import SETTINGS, worker
 
     class InOrder(Group):
         """Lists the commands in the order in which a user needs them."""
@@ -79,14 +81,14 @@ def make_app() -> "typer.Typer":
         epilog="Every setting is also an environment variable (`--max-num-seqs`: `VLLM_MLX_MAX_NUM_SEQS`) and a key of "
         "the TOML file (`max_num_seqs`). A flag wins over the environment, the environment over the file."
     )
-    @takes_settings
+    @partial(takes_settings, names=NAMES - {"join"})
     def serve(settings: Settings) -> None:
         """Serve MODEL over HTTP until Ctrl-C."""
         from .serve import run_server
 
         run_server(settings)
 
-    for command in (chat, launch, status, doctor, bench):
+    for command in (chat, launch, status, doctor, bench, takes_settings(worker, SETTINGS)):
         app.command()(command)
     for name, group in (("models", models_app), ("cache", cache_app), ("service", service_app)):
         app.add_typer(group, name=name, cls=Group)

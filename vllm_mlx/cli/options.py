@@ -202,8 +202,10 @@ def _did_you_mean(key: str, spell: Callable[[str], str] = str, names: Collection
     return f" Did you mean `{spell(nearest[0])}`?" if nearest else ""
 
 
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+def takes_settings(command: Callable[..., None], names: Collection[str] = NAMES) -> Callable[..., None]:
     """Turn `command(settings, ...)` into a Typer command with a parameter for each setting, `--config`, `--help-all`.
+
+    `names` are the settings that have a parameter.
 
     Typer passes values on as strings; only the settings validate them, whatever their origin.
     """
@@ -219,7 +221,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
             given |= named
         command(load_settings(given, config), **rest)
 
-    annotations = {name: _annotation(name, field, panel) for name, field, panel in settings_fields()}
+    annotations = {name: _annotation(name, field, panel) for name, field, panel in settings_fields() if name in names}
     annotations |= {"config": _ConfigFile, "help_all": _HelpAll}
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

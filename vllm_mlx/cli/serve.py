@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from .output import LogFile, Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
 from .terminal import BrokeDown, console, readable
 from .values import LOOKUPS
+from .worker import check_leading, leading
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
     Raises ConfigError before anything is served, and BrokeDown after any other error.
     """
     try:
-        _serve(settings, log)
+        with ExitStack() as stack:
+            _serve(settings, log, stack)
     except EngineDead as error:
         raise BrokeDown(error.message) from error
     except ModelLoadError as error:
@@ -48,7 +51,7 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
         raise BrokeDown(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
 
 
-def _serve(settings: Settings, log: LogFile | None) -> None:
+def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
     configure_logging(settings.log_level, log)
     for line in unknown_variables():
         logger.warning("%s", line)
@@ -60,6 +63,7 @@ def _serve(settings: Settings, log: LogFile | None) -> None:
     sock = listen(settings.host, settings.port)
     recorder = open_recorder(config)
     screen = console()
+    lead = stack.enter_context(leading(settings, engine_config, screen))
     screen.print(f"Loading {', '.join(one.model for one in settings.each())}", markup=False)
 
     from ..engine.disk import open_disk
@@ -68,7 +72,9 @@ def _serve(settings: Settings, log: LogFile | None) -> None:
 
     started_s = time.monotonic()
     disk = open_disk(engine_config)
-    engine = start_engine(engine_config, disk, config.models)
+    engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.joined.ranks)
+    if lead is not None:
+        lead.engine = engine
     banner = Banner(
         info=engine.info,
         loaded=engine.model_facts,
@@ -104,6 +110,7 @@ def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
     has_keys = not all(key.is_admin for key in server.api_keys)
     refuse_open_door(settings.host, has_keys=has_keys, insecure=settings.insecure)
     check_settings(engine)
+    check_leading(settings, engine.tensor_parallel_size)
     for name in [name for name in LOOKUPS if name in (settings.speculative_config or "")]:
         logger.warning("`%s` of --speculative-config has no effect: the lengths of n-grams are fixed", name)
     return engine, server

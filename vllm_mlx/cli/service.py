@@ -29,6 +29,7 @@ from .settings import Settings, local_url
 from .settings_file import texts
 from .supervisors import THROTTLE_S, Job, Supervisor, program_path, supervisor
 from .terminal import CommandFailed, ExitCode, exit_code_of, option, printable
+from .worker import check_working, run_worker
 
 MAX_SHORT_RUNS = 5
 SHORT_RUN_S = 120.0
@@ -146,7 +147,10 @@ def install(
     from .doctor import check_models
     from .serve import accepted
 
-    accepted(settings)
+    if settings.join is None:
+        accepted(settings)
+    else:
+        check_working(settings)
     for check in check_models(settings):
         if check.verdict == "bad":
             raise ConfigError(f"{check.name}: {check.text}.")
@@ -195,6 +199,9 @@ def status(user: UserOption = None) -> None:
             f"The service has ended, and is not started again by itself: {history.reason} Change the settings with "
             "`vllm-mlx service install`, or try again with `vllm-mlx service restart`."
         )
+    if settings.join is not None and state.pid is not None:
+        print(f"It is a worker of the server at {settings.join}.")
+        return
     if state.pid is None:
         raise CommandFailed("The service does not run. `vllm-mlx service restart` starts it.")
     try:
@@ -254,6 +261,9 @@ def run() -> None:
         if history.ends_too_often:
             raise CommandFailed(f"It ended {MAX_SHORT_RUNS} times within {SHORT_RUN_S:.0f} seconds of its start.")
         settings = _settings(place)
+        if settings.join is not None:
+            run_worker(settings, log)
+            return
         wait_for_room(settings)
         run_server(settings, log)
     except VLLMMLXError as error:

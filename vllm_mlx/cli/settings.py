@@ -69,6 +69,9 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "repeatable", "cache_memory", "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "cache_disk",
         "cache_dir", "cache_disk_daily",
     ),
+    "Several Macs": (
+        "tensor_parallel_size", "worker_port", "worker_host", "secret_file", "rdma_devices", "join",
+    ),
     "Images and videos": (
         "limit_mm_per_prompt", "max_image_bytes", "max_video_bytes", "max_image_pixels", "max_video_pixels",
         "max_decode_s", "max_request_pixels", "media_timeout_s", "max_media_redirects", "media_content_type",
@@ -96,6 +99,7 @@ FORMS: Mapping[str, Form] = {
     "cache_disk": Form("SIZE|0", "Write bytes, such as `100GB`.", read_disk),
     "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
     "cache_dir": Form("DIR", "", lambda value: value),
+    "join": Form("HOST:PORT", "", lambda value: value),
     "record_requests": Form("FILE", "", lambda value: value),
     "num_draft_tokens": Form("auto|0-7", "", lambda value: value),
     "speculative_config": Form("JSON", "", read_speculative_config),
@@ -196,6 +200,18 @@ class Settings(_Values):
     cache_disk_daily: int | None = None
     """Most bytes that are written to the prefix cache on disk in one day; with 0, the cache is only read. Default: a
     fifth of the disk."""
+    worker_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port on which the workers of `--tensor-parallel-size` join; below 32768, since systems use higher ones."""
+    worker_host: str = "127.0.0.1"
+    """This Mac's address on the network of the workers, which should be a network of their own: what the model computes
+    travels there in clear."""
+    secret_file: Path | None = None
+    """File with the secret that server and workers prove to each other: the same on all Macs, with mode 600."""
+    rdma_devices: Path | None = None
+    """JSON file of each Mac's RDMA devices, as for MLX_IBV_DEVICES, to compute over RDMA. Default: over TCP."""
+    join: str | None = None
+    """Server that a worker joins: its `--worker-host` and `--worker-port`. Only `vllm-mlx worker` and a service that is
+    a worker take it."""
     limit_mm_per_prompt: str = DEFAULT_MEDIA_LIMITS
     """Most images, videos and documents of one request."""
 

@@ -228,6 +228,9 @@ class EngineConfig(ModelConfig):
     max_prefill_chunk: int = Field(default=2048, gt=0)
     """Most prompt tokens computed in one step while no reply is running; chunks have lengths that are powers of two."""
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Macs that run the model together, this one included, each with a part of every layer; on each of the others runs
+    `vllm-mlx worker`. It is experimental: docs/scaling.md says what it needs and what it does without."""
     wired: Wired = "none"
     """Memory that Metal never pages out: nothing (`none`), or the weights, which then answer faster after a pause. On
     some versions of macOS wiring may restart the Mac; docs/mac-checklist.md has a test."""
@@ -279,6 +282,7 @@ class EngineConfig(ModelConfig):
             raise ConfigError(
                 f"{cause} turns drafts off, and {setting('draft_model')} needs them. Leave one of the two out."
             )
+        self._check_ranks()
         if self.repeatable:  # state of other requests, or of decoded tokens, is rounded in another way
             object.__setattr__(self, "prefix_cache", False)
         if self.cache_disk_bytes and not self.prefix_cache:
@@ -286,6 +290,19 @@ class EngineConfig(ModelConfig):
             raise ConfigError(
                 f"{setting('cache_disk')} keeps the prefix cache on disk, and with {cause} there is no prefix cache. "
                 "Leave one of the two out."
+            )
+
+    def _check_ranks(self) -> None:
+        """Raise ConfigError for what a model on several machines does without, if it is asked for."""
+        drafts = self.draft_model is not None or self.num_draft_tokens not in ("auto", 0)
+        asked = {
+            "idle_unload_s": self.idle_unload_s > 0,
+            "cache_disk": bool(self.cache_disk_bytes),
+            "draft_model" if self.draft_model is not None else "num_draft_tokens": drafts,
+        }
+        for name in [name for name, is_asked in asked.items() if is_asked and self.tensor_parallel_size > 1]:
+            raise ConfigError(
+                f"{setting(name)} does not work with {setting('tensor_parallel_size')}. Leave one of the two out."
             )
 
 

@@ -216,6 +216,10 @@ class EngineClient:
         await asyncio.gather(*(front.preparations.close() for front in self.fronts))
         await asyncio.to_thread(self.memories.close)
 
+    def fail(self, error: EngineDead) -> None:
+        """End all requests with this error, from any thread, though the engine thread may never come back."""
+        self._thread.fail(error)
+
     async def num_rows(self) -> int:
         """Number of rows that hold state on the device now."""
         return await self.ask(lambda engine: engine.num_rows)

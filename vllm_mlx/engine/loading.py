@@ -229,6 +229,7 @@ def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> 
         config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
         lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
         ranks.exchange("ready", True)
+    ranks.progress.ready()
     return Engine([lane], watch)
 
 
@@ -238,6 +239,7 @@ def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
         _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
         worker = Worker(measured.model, device_watch(budget), ranks, prefill_context(measured, budget))
         ranks.exchange("ready", True)
+    ranks.progress.ready()
     worker.work()
 
 

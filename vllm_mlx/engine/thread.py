@@ -105,6 +105,13 @@ class EngineThread:
         self._inbox.put(None)
         self._ended.wait(None if timeout_s is None else timeout_s + save_s)
 
+    def fail(self, error: EngineDead) -> None:
+        """Count as ended, though the thread may never come back, so that requests get this error. Any thread calls."""
+        self.error = self._end = error
+        self._ended.set()
+        self._died(error)
+        self._refuse_questions(error)
+
     def _end_with_process(self) -> None:
         """Stop the thread's use of MLX before Python ends, even in the middle of loading."""
         if not self._loaded.done():

@@ -13,6 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -33,6 +34,10 @@ Message = dict[str, Any]
 
 class Lost(Exception):
     """The peer is gone: its connection ended, it says nothing, or what it says is no message."""
+
+
+class Silent(Lost):
+    """The peer has said nothing within the time that was given."""
 
 
 class Channel:
@@ -72,7 +77,7 @@ class Channel:
         """Wait for the next message. Raises Lost, also if none begins within `timeout_s`."""
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
-                raise Lost(f"{self.peer} has said nothing for {timeout_s:g} s.")
+                raise Silent(f"{self.peer} has said nothing for {timeout_s:g} s.")
             message = json.loads(self._connection.recv_bytes(MAX_BYTES))
         except EOFError as error:
             raise Lost(f"{self.peer} has closed the connection.") from error
@@ -86,10 +91,8 @@ class Channel:
 
     def close(self) -> None:
         """End the connection. A thread that hears on it gets Lost."""
-        try:
+        with suppress(OSError):  # it had ended before
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            logger.debug("The connection to %s had ended before", self.peer)
         self._sock.close()
 
 
@@ -103,7 +106,7 @@ class Door:
         self._visitors = threading.Semaphore(_MAX_VISITORS)
         self._sock = _listen(host, port)
         self._sock.settimeout(_LOOK_S)
-        self.port: int = self._sock.getsockname()[1]
+        self.host, self.port = self._sock.getsockname()
         threading.Thread(target=self._receive, name="door", daemon=True).start()
 
     def accept(self, timeout_s: float | None = None) -> Channel:
@@ -112,6 +115,14 @@ class Door:
             return self._admitted.get(timeout=timeout_s)
         except queue.Empty:
             raise TimeoutError from None
+
+    def waiting(self) -> list[Channel]:
+        """Return the peers that nobody has accepted yet."""
+        peers = []
+        with suppress(TimeoutError):
+            while True:
+                peers.append(self.accept(0.0))
+        return peers
 
     def close(self) -> None:
         """Stop to listen. Peers that joined stay connected."""
@@ -204,14 +215,13 @@ def _reason(error: OSError | EOFError) -> str:
 def _listen(host: str, port: int) -> socket.socket:
     name, port_name = setting("worker_host"), setting("worker_port")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-        if ip_address(address[0]).is_unspecified:
+        address = socket.gethostbyname(host)  # MLX takes IPv4 addresses only
+        if ip_address(address).is_unspecified:
             raise ConfigError(f"{name} must be one address of this machine, on the network of the other Macs.")
-        return socket.create_server(address[:2], family=family)
+        return socket.create_server((address, port))
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            reason = f"{name} {host} is not an address of this machine. Name the one that the other Macs reach."
+            reason = f"{name} {host} is no IPv4 address of this machine. Name the one that the other Macs reach."
         elif error.errno == errno.EADDRINUSE:
             reason = f"Port {port} on {host} is taken. Choose another with {port_name}, below 32768."
         else:

@@ -29,7 +29,7 @@ class Leader(Runner):
 
     def __init__(self, model: Model, watch: DeviceWatch, ranks: Ranks, prefill_context: Any = nullcontext):
         super().__init__(model, watch, prefill_context)
-        self._peers = ranks.peers
+        self._peers, self._progress = ranks.peers, ranks.progress
         self._log = SharedLog()
         self._names: dict[int, int] = {}  # of the captures of the running step, by their id
         self._is_reset = False
@@ -46,7 +46,10 @@ class Leader(Runner):
             self._names.clear()
             if plan != StepPlan() or self.batches:
                 self._send(plan)
-            return super().decode(plan)
+            output = super().decode(plan)
+            if not plan.prefill:
+                self._progress.done()
+            return output
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
         with ending_ranks():
@@ -54,6 +57,7 @@ class Leader(Runner):
             output = super().prefill(chunks)
             if any(chunk.capture is not None for chunk in chunks):
                 output = replace(output, snapshots=_without(output.snapshots, self._ask("captures")))
+            self._progress.done()
             return output
 
     def rest(self) -> None:
@@ -62,6 +66,7 @@ class Leader(Runner):
         if self._log:
             with ending_ranks():
                 self._send(StepPlan())
+                self._progress.done()
 
     def reset(self) -> None:
         super().reset()
@@ -69,6 +74,7 @@ class Leader(Runner):
 
     def _send(self, plan: StepPlan) -> None:
         self.num_plans += 1
+        self._progress.begin(self.num_plans, sum(chunk.end - chunk.start for chunk in plan.prefill))
         message = packed(plan, self.num_plans, self._log.take(), self._new_names)
         if self._is_reset:
             message["reset"], self._is_reset = True, False

@@ -27,12 +27,26 @@ class Peer(Protocol):
     def hear(self, timeout_s: float | None = None) -> Message: ...
 
 
+class Progress:
+    """Is told what this rank does. This one tells nobody."""
+
+    def ready(self) -> None:
+        """The model is loaded."""
+
+    def begin(self, number: int, num_tokens: int) -> None:
+        """Plan `number` begins, which is more than the last one's; its chunks compute so many tokens."""
+
+    def done(self) -> None:
+        """The last plan that began is done."""
+
+
 class Ranks:
     """Rank 0 has a connection to each other rank, in the order of their numbers, and each of them one to rank 0."""
 
-    def __init__(self, group: mx.distributed.Group, peers: Rows[Peer]):
+    def __init__(self, group: mx.distributed.Group, peers: Rows[Peer], progress: Progress | None = None):
         self.group, self.peers = group, tuple(peers)
         self.rank, self.size = group.rank(), group.size()
+        self.progress = progress or Progress()
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
         """Return what each rank says, by rank. Raises ModelLoadError if one has failed or says nothing in time."""

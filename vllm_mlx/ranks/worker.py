@@ -30,7 +30,7 @@ class Worker(Runner):
 
     def __init__(self, model: Model, watch: DeviceWatch, ranks: Ranks, prefill_context: Any = nullcontext):
         super().__init__(model, watch, prefill_context)
-        self._peer = ranks.peers[0]
+        self._peer, self._progress = ranks.peers[0], ranks.progress
         self._kept: dict[int, Any] = {}  # this rank's slices of shared state, by name
         self._unpacker = Unpacker(self._kept)
         self._failed: list[int] = []  # names of captures of this step that failed
@@ -52,12 +52,14 @@ class Worker(Runner):
         for event in message.get("events", ()):
             self._heed(event)
         plan = self._unpacker.plan(message)
+        self._progress.begin(message["n"], 0)
         self.decode(plan)
         self.prefill(plan.prefill)
         if any(chunk.capture is not None for chunk in plan.prefill):
             self._tell_captures()
         rows = {seq_id for batch in self.batches for seq_id in batch.seq_ids}
         self._unpacker.forget(rows | self._prefilled.keys())
+        self._progress.done()
 
     def _heed(self, event: Event) -> None:
         match event:

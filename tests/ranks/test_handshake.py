@@ -1,0 +1,170 @@
+"""How ranks find each other and what makes them refuse, on both sides. No weights are read."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.tasks import settle
+from vllm_mlx.ranks.channel import Channel, Door, Lost, join
+from vllm_mlx.ranks.handshake import Joined, facts_of, follow, lead
+from vllm_mlx.runner.checkpoint import find_checkpoint
+
+SECRET = b"a secret of the tests"
+HOST = "127.0.0.1"
+WAIT_S = 30.0
+FACTS = facts_of(find_checkpoint("demo"))
+
+
+class Told(list[str]):
+    """What a side tells its user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
+    def append(self, text: str) -> None:
+        with self._changed:
+            super().append(text)
+            self._changed.notify_all()
+
+    def wait_for(self, text: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: text in self, WAIT_S), self
+
+
+def later(work: Callable[[], Joined]) -> "Future[Joined]":
+    done: Future[Joined] = Future()
+    threading.Thread(target=settle, args=(done, work), daemon=True).start()
+    return done
+
+
+def refusal(of: "Future[Joined]") -> str:
+    error = of.exception(WAIT_S)
+    assert isinstance(error, ConfigError), error
+    return error.message
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+class Sides:
+    """Rank 0 and any number of workers, each on a thread."""
+
+    def __init__(self) -> None:
+        self.door = Door(HOST, 0, SECRET)
+        self.told = Told()
+
+    def lead(self, size: int = 2, check: Callable[..., object] = nothing, **facts: str) -> "Future[Joined]":
+        own = {**FACTS, **facts}
+        work = lambda: lead(  # noqa: E731
+            self.door, size, own, told={"n": 7}, devices=None, check=check, tell=self.told.append, ended=nothing
+        )
+        return later(work)
+
+    def follow(
+        self, told: Told | None = None, check: Callable[..., object] = nothing, own: Any = None, facts: Any = ()
+    ) -> "Future[Joined]":
+        tell = nothing if told is None else told.append
+        own = own or (lambda: FACTS | dict(facts))
+        return later(lambda: follow((HOST, self.door.port), SECRET, own, check=check, tell=tell, ended=nothing))
+
+
+@pytest.fixture
+def sides() -> Iterator[Sides]:
+    sides = Sides()
+    yield sides
+    sides.door.close()
+
+
+@pytest.mark.parametrize(
+    ("fact", "advice"),
+    [
+        ("protocol", "Install one version of vllm-mlx on all Macs."),
+        ("mlx", "Install one version of mlx on all Macs."),
+        ("mlx-lm", "Install one version of mlx-lm on all Macs."),
+        ("Python", "Use one version of Python on all Macs."),
+        ("config.json", "Give all Macs the same checkpoint."),
+        ("weights", "Give all Macs the same files of the checkpoint."),
+    ],
+)
+def test_a_difference_is_told_on_both_sides(sides: Sides, fact: str, advice: str) -> None:
+    zero, one = sides.lead(), sides.follow(facts={fact: "another"})
+    text = f"Rank 0 refuses rank 1 (127.0.0.1): {fact} is another there and {FACTS[fact]} here. {advice}"
+    assert refusal(zero) == refusal(one) == text
+
+
+def test_another_system_is_a_warning(sides: Sides, caplog: pytest.LogCaptureFixture) -> None:
+    zero, one = sides.lead(size=3), sides.follow(facts={"system": "arm64, 26.2"})
+    sides.told.wait_for("1 of 2 workers joined")
+    assert "Rank 1 (127.0.0.1) is another system: arm64, 26.2" in caplog.text
+    assert not zero.done() and not one.done()
+
+
+def refuse(*_: object) -> None:
+    raise ConfigError("its 3 heads do not divide by 2.")
+
+
+def test_a_worker_that_cannot_take_part_ends_all(sides: Sides) -> None:
+    zero, one, two = sides.lead(size=3), sides.follow(), sides.follow(check=refuse)
+    text = refusal(zero)
+    assert refusal(one) == refusal(two) == text
+    assert text in {f"Rank {rank} (127.0.0.1) refuses to start: its 3 heads do not divide by 2." for rank in (1, 2)}
+
+
+def test_a_worker_without_a_checkpoint_ends_all(sides: Sides) -> None:
+    zero, one = sides.lead(), sides.follow(own=refuse)
+    assert refusal(zero) == refusal(one) == "Rank 1 (127.0.0.1) refuses to start: its 3 heads do not divide by 2."
+
+
+def test_a_worker_without_a_checkpoint_waits_for_no_server(sides: Sides) -> None:
+    sides.door.close()
+    assert refusal(sides.follow(own=refuse)) == "its 3 heads do not divide by 2."
+
+
+def test_rank_0_that_cannot_serve_tells_those_who_joined(sides: Sides) -> None:
+    one = join(HOST, sides.door.port, SECRET, WAIT_S)
+    time.sleep(0.5)  # the door lets it in
+    text = refusal(sides.lead(check=refuse))
+    assert one.hear(WAIT_S) == {"refused": text}
+    assert text == "Rank 0 refuses to start: its 3 heads do not divide by 2."
+
+
+def test_both_sides_see_who_is_awaited_and_a_worker_may_leave(sides: Sides) -> None:
+    told = Told()
+    zero = sides.lead(size=3)
+    sides.told.wait_for("0 of 2 workers joined")
+    sides.follow(told)
+    told.wait_for("1 of 2 workers joined")
+    gone = join(HOST, sides.door.port, SECRET, WAIT_S)
+    gone.say({"facts": FACTS, "host": "127.0.0.1:20000"})
+    gone.close()
+    sides.follow(facts={"mlx": "another"})
+    assert "Rank 0 refuses rank 2" in refusal(zero)
+
+
+def test_a_worker_joins_again_when_rank_0_has_left(sides: Sides) -> None:
+    told = Told()
+    one = sides.follow(told)
+    channel: Channel = sides.door.accept(WAIT_S)
+    assert channel.hear(WAIT_S)["facts"] == FACTS
+    channel.close()
+    told.wait_for("127.0.0.1 has closed the connection.")
+    sides.lead(mlx="another")
+    assert "mlx is" in refusal(one)
+
+
+def test_rank_0_that_ends_after_all_have_joined_is_a_loss(sides: Sides) -> None:
+    one = sides.follow()
+    channel = sides.door.accept(WAIT_S)
+    channel.hear(WAIT_S)
+    link: dict[str, Any] = {"hosts": [], "devices": None, "coordinator": ""}
+    channel.say({"rank": 1, "size": 2, "told": {}, "link": link})
+    assert channel.hear(WAIT_S) == {"ready": True}
+    channel.close()
+    assert isinstance(one.exception(WAIT_S), Lost)

@@ -1,0 +1,234 @@
+"""`vllm-mlx worker`: one of the other Macs of a model that `serve` runs on several; and what `serve` does for them."""
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ..core.config import EngineConfig
+from ..core.errors import ConfigError, EngineDead, setting
+from ..core.faults import device_fault
+from ..core.tasks import settle
+from .output import LogFile, descriptor_of, write_last
+from .settings import Settings
+from .terminal import BrokeDown, ExitCode, console, printable
+
+if TYPE_CHECKING:  # no model code before the settings are accepted
+    from ..engine.client import EngineClient
+    from ..ranks.handshake import Joined
+
+logger = logging.getLogger(__name__)
+SETTINGS = frozenset({
+    "model", "join", "secret_file", "revision", "trust_remote_code", "memory_budget", "wired", "log_level",
+})  # fmt: skip
+_LEADING = ("worker_port", "worker_host", "secret_file", "rdma_devices")
+_TOLD = (  # settings of rank 0 by which all ranks load alike
+    "tensor_parallel_size", "text_only", "max_model_len", "max_num_seqs", "max_stall_ms", "max_prefill_chunk",
+    "prefix_cache", "repeatable", "snapshot_every",
+)  # fmt: skip
+_LAST_S = 2.0  # clients can read why their replies end during this time
+_VERDICT_S = 5.0  # until the watch knows which rank is lost
+
+
+def check_leading(settings: Settings, num_ranks: int) -> None:
+    """Raise ConfigError if `serve` is told of workers and not how to reach them, or the other way round."""
+    size = setting("tensor_parallel_size")
+    if settings.join is not None:
+        raise ConfigError(f"{setting('join')} is for `vllm-mlx worker`. Leave it out to serve.")
+    if num_ranks == 1:
+        for name in _LEADING:
+            if name in settings.model_fields_set:
+                raise ConfigError(f"{setting(name)} has no effect without workers. Set {size}, or leave it out.")
+    elif len(settings.models) > 1:
+        raise ConfigError(f"{size} is for one model, and {len(settings.models)} are listed. Serve one of them.")
+    else:
+        _secret(settings, f"{size} {num_ranks}", "worker_port")
+        _devices(settings, num_ranks)
+
+
+def check_working(settings: Settings) -> None:
+    """Raise ConfigError if the settings of a worker do not say how to reach the server."""
+    if settings.models:
+        raise ConfigError("A worker has one MODEL, which is the server's.")
+    _secret(settings, "A worker", "join")
+    _address(settings)
+
+
+def _secret(settings: Settings, what: str, name: str) -> bytes:
+    from ..ranks.channel import read_secret
+
+    for needed in (name, "secret_file"):
+        if getattr(settings, needed) is None:
+            raise ConfigError(f"{what} needs {setting(needed)}.")
+    assert settings.secret_file is not None
+    return read_secret(settings.secret_file)
+
+
+def _address(settings: Settings) -> tuple[str, int]:
+    host, _, port = (settings.join or "").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            f"{setting('join')} {settings.join} must be HOST:PORT, the server's {setting('worker_port')}."
+        )
+    return host, int(port)
+
+
+def _devices(settings: Settings, num_ranks: int) -> list[Any] | None:
+    if (path := settings.rdma_devices) is None:
+        return None
+    try:
+        devices = json.loads(path.expanduser().read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{setting('rdma_devices')} {path} cannot be read as JSON: {error}.") from error
+    if not isinstance(devices, list) or len(devices) != num_ranks:
+        raise ConfigError(f"{setting('rdma_devices')} {path} must list the devices of each of {num_ranks} Macs.")
+    return devices
+
+
+@contextmanager
+def leading(settings: Settings, config: EngineConfig, screen: Console) -> Iterator["Leading | None"]:
+    """Wait until the workers have joined, as rank 0, and tell them at the end of the block why it ends.
+
+    Without workers, do nothing. Raises ConfigError, and BrokeDown.
+    """
+    if config.tensor_parallel_size == 1:
+        yield None
+        return
+    from ..ranks.channel import Lost
+
+    try:
+        found = Leading(settings, config, screen)
+    except Lost as error:
+        raise BrokeDown(str(error)) from error
+    try:
+        yield found
+    except BaseException as error:
+        found.joined.watch.leave(error if isinstance(error, Exception) else EngineDead("it was stopped"))
+        raise
+    found.joined.watch.leave()
+
+
+class Leading:
+    """Rank 0 of several ranks, and what becomes of its requests when another rank is lost."""
+
+    engine: "EngineClient | None" = None  # once it is loaded
+
+    def __init__(self, settings: Settings, config: EngineConfig, screen: Console):
+        from ..ranks.channel import Door
+        from ..ranks.handshake import facts_of, lead
+        from ..ranks.shards import shard_of
+        from ..runner.checkpoint import find_checkpoint
+
+        size, trusts = config.tensor_parallel_size, config.trust_remote_code
+        secret = _secret(settings, setting("tensor_parallel_size"), "worker_port")
+        door = Door(settings.worker_host, settings.worker_port or 0, secret)
+        checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
+        tell = partial(screen.print, markup=False, soft_wrap=True)
+        tell(f"On each other Mac: vllm-mlx worker {settings.model} --join {door.host}:{door.port} --secret-file FILE")
+        self.joined: Joined = lead(
+            door,
+            size,
+            facts_of(checkpoint),
+            told={name: getattr(config, name) for name in _TOLD},
+            devices=_devices(settings, size),
+            check=lambda *_: shard_of(checkpoint, size, text_only=config.text_only, trust_remote_code=trusts),
+            tell=tell,
+            ended=self._ended,
+        )
+
+    def _ended(self, error: Exception | None) -> None:
+        """End the process from the watch's thread: the engine thread may never come back from a collective."""
+        reason = str(error or "A worker has stopped.")
+        is_refusal = isinstance(error, ConfigError)
+        if self.engine is not None:
+            self.engine.fail(EngineDead(reason))
+        if self.engine is not None or is_refusal:  # the main thread may end the process sooner, and in the same way
+            time.sleep(_LAST_S)
+        from .main import end
+
+        write_last(descriptor_of(sys.stderr), f"vllm-mlx: {printable(reason)}\n")
+        end(ExitCode.FAILED if is_refusal else ExitCode.RESTART)
+
+
+def worker(settings: Settings) -> None:
+    """Run a part of MODEL for the server at --join, which runs on another Mac, until that server stops."""
+    run_worker(settings)
+
+
+def run_worker(settings: Settings, log: LogFile | None = None) -> None:
+    """Join the server and work until it stops. Raises ConfigError, and BrokeDown once all ranks were there."""
+    from .serve import configure_logging
+
+    configure_logging(settings.log_level, log)
+    check_working(settings)
+    found = _Working(settings)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: found.stop(number))
+    error = found.wait()
+    if isinstance(error, ConfigError):
+        raise error
+    if error is not None:
+        raise BrokeDown(str(error)) from error
+    logger.info("The server has stopped.")
+
+
+class _Working:
+    """A worker, on a thread of its own: the main thread stays free for signals while native code runs."""
+
+    joined: "Joined | None" = None
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()  # why it ends, by the watch and by the thread
+        done: Future[None] = Future()
+        done.add_done_callback(lambda done: self._ends.put(done.exception()))
+        threading.Thread(target=settle, args=(done, self._work), name="worker", daemon=True).start()
+
+    def wait(self) -> BaseException | None:
+        """Return why the worker ends; None if the server stops. The other ranks have been told."""
+        error = self._ends.get()
+        if device_fault(error) is not None:
+            with suppress(Empty):
+                error = self._ends.get(timeout=_VERDICT_S)
+        if self.joined is not None and isinstance(error, Exception):
+            self.joined.watch.leave(error)
+        return error
+
+    def stop(self, number: int) -> None:
+        """End the process after a signal."""
+        from .main import end
+
+        if self.joined is not None:
+            self.joined.watch.leave(EngineDead(f"it was stopped by {signal.Signals(number).name}"))
+        end(0 if self.joined is not None or number != signal.SIGINT else ExitCode.INTERRUPTED)
+
+    def _work(self) -> None:
+        from ..engine.loading import work
+        from ..ranks.handshake import facts_of, follow
+        from ..ranks.shards import shard_of
+        from ..runner.checkpoint import find_checkpoint
+
+        settings, config = self._settings, self._settings.engine_config()
+        trusts = config.trust_remote_code
+        find = partial(find_checkpoint, config.model, config.revision, trust_remote_code=trusts)
+        self.joined = follow(
+            _address(settings),
+            _secret(settings, "A worker", "join"),
+            lambda: facts_of(find()),
+            check=lambda size, told: shard_of(find(), size, text_only=told["text_only"], trust_remote_code=trusts),
+            tell=partial(console().print, markup=False, soft_wrap=True),
+            ended=self._ends.put,
+        )
+        work(replace(config, **self.joined.told), find(), self.joined.ranks)

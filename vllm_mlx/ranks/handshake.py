@@ -1,0 +1,274 @@
+"""Brings the ranks of a model together, in any order of their starts: rank 0 compares facts and hands out places.
+
+A rank that cannot take part refuses: all ranks then end with its reason, before weights are read.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import random
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+
+from .. import __version__
+from ..core.errors import ConfigError, first_line
+from ..core.tasks import settle
+from ..runner.checkpoint import Checkpoint
+from .channel import Channel, Door, Lost, Message, Silent, join
+from .lockstep import Ranks
+from .watch import Ended, Watch
+
+logger = logging.getLogger(__name__)
+PORTS = range(20_000, 32_000)  # of the data channel; systems hand out higher ones to any connection
+_ANSWER_S = 10.0  # for an answer that needs no work
+_CHECK_S = 120.0  # for a rank's checks before weights are read
+_LOOK_S = 0.5
+_DIFFERS = {  # each fact, in the order of comparison, and what to do about a difference
+    "protocol": "Install one version of vllm-mlx on all Macs.",
+    "vllm-mlx": "Install one version of vllm-mlx on all Macs.",
+    "mlx": "Install one version of mlx on all Macs.",
+    "mlx-lm": "Install one version of mlx-lm on all Macs.",
+    "Python": "Use one version of Python on all Macs.",
+    "config.json": "Give all Macs the same checkpoint.",
+    "weights": "Give all Macs the same files of the checkpoint.",
+}
+Facts = Mapping[str, str]
+Check = Callable[[int, Message], object]  # it gets the number of ranks and what rank 0 told; it raises ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The ranks of a model, once all are there."""
+
+    ranks: Ranks
+    watch: Watch
+    told: Message  # what rank 0 told all others
+
+
+def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """What must be the same on all ranks."""
+    files = sorted(checkpoint.path.glob("model*.safetensors"))
+    return {
+        "protocol": "1",
+        "vllm-mlx": __version__,
+        "mlx": version("mlx"),
+        "mlx-lm": version("mlx-lm"),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "config.json": _digest((checkpoint.path / "config.json").read_bytes()),
+        "weights": _digest("".join(f"{file.name} {file.stat().st_size}\n" for file in files).encode()),
+        "system": f"{platform.machine()}, {platform.mac_ver()[0] or platform.release()}",
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def lead(
+    door: Door,
+    size: int,
+    own: Facts,
+    *,
+    told: Message,
+    devices: list[Any] | None,
+    check: Check,
+    tell: Callable[[str], None],
+    ended: Ended,
+) -> Joined:
+    """Wait for the workers and start with them, as rank 0. `tell` gets what is awaited, `ended` is the watch's.
+
+    `devices` are those of MLX_IBV_DEVICES; without them, tensors travel over TCP. Raises ConfigError, and Lost.
+    """
+    guests: list[Channel] = []
+    try:
+        with _refusing("Rank 0"):
+            check(size, told)
+        hosts = [_address(door.host), *_gather(door, size - 1, own, guests, tell)]
+        link = {"hosts": hosts, "devices": devices, "coordinator": _address(door.host)}
+        for rank, guest in enumerate(guests, 1):
+            guest.say({"rank": rank, "size": size, "told": told, "link": link})
+        for rank, guest in enumerate(guests, 1):
+            _check_refusal(guest.hear(_CHECK_S), f"Rank {rank} ({guest.peer})")
+    except ConfigError as error:
+        for guest in [*guests, *door.waiting()]:
+            with suppress(Lost):
+                guest.say({"refused": error.message})
+        raise
+    for guest in guests:
+        guest.say({"go": True})
+    threading.Thread(target=_turn_away, args=(door, size - 1), daemon=True).start()
+
+    def close(error: Exception | None) -> None:
+        door.close()  # a worker that comes back waits for the next server
+        ended(error)
+
+    return _connected(0, size, told, link, Watch(0, dict(enumerate(guests, 1)), close))
+
+
+def _gather(door: Door, num: int, own: Facts, guests: list[Channel], tell: Callable[[str], None]) -> list[str]:
+    """Wait for `num` guests. Returns their addresses for data. Raises ConfigError if one differs or refuses."""
+    hosts: dict[Channel, str] = {}
+    told = -1
+    while True:
+        guests[:] = [guest for guest in guests if _waits(guest)]
+        if told != len(guests):
+            told = len(guests)
+            tell(f"{told} of {num} workers joined")
+        for guest in guests:
+            with suppress(Lost):
+                guest.say({"joined": told, "of": num})
+        if told == num:
+            return [hosts[guest] for guest in guests]
+        with suppress(TimeoutError, Lost):
+            guest = door.accept(_LOOK_S)
+            hello = guest.hear(_ANSWER_S)
+            guests.append(guest)
+            name = f"Rank {len(guests)} ({guest.peer})"
+            _check_refusal(hello, name)
+            _compare(own, hello["facts"], name)
+            hosts[guest] = hello["host"]
+
+
+def _waits(guest: Channel) -> bool:
+    """Whether a guest is still there. It has nothing to say."""
+    try:
+        guest.hear(0.0)
+    except Silent:
+        return True
+    except Lost:
+        logger.warning("The worker at %s has left again", guest.peer)
+    return False
+
+
+def _compare(own: Facts, other: Facts, name: str) -> None:
+    for fact, advice in _DIFFERS.items():
+        if own[fact] != other.get(fact):
+            raise ConfigError(
+                f"Rank 0 refuses {name[:1].lower()}{name[1:]}: {fact} is {other.get(fact)} there and {own[fact]} here. "
+                f"{advice}"
+            )
+    if own["system"] != other.get("system"):
+        logger.warning("%s is another system: %s, and here %s", name, other.get("system"), own["system"])
+
+
+def _turn_away(door: Door, num: int) -> None:
+    while True:
+        guest = door.accept()
+        with suppress(Lost):
+            guest.say({"refused": f"Rank 0 has its {num} workers already. Stop one of them, or start another server."})
+
+
+def follow(
+    address: tuple[str, int],
+    secret: bytes,
+    own: Callable[[], Facts],
+    *,
+    check: Check,
+    tell: Callable[[str], None],
+    ended: Ended,
+) -> Joined:
+    """Join rank 0 and start with it, as a worker, however long that takes. `own` may raise ConfigError, as `check` may.
+
+    Raises ConfigError if any rank refuses, and Lost once all ranks were there.
+    """
+    try:
+        facts = own()
+    except ConfigError as error:
+        with suppress(Lost):
+            channel = join(*address, secret, 0.0)
+            channel.say({"refused": error.message})
+            _check_refusal(channel.hear(_ANSWER_S))
+        raise
+    channel, welcome = _joined(address, secret, facts, tell)
+    rank, size, told, link = (welcome[name] for name in ("rank", "size", "told", "link"))
+    try:
+        check(size, told)
+        if link["devices"] is not None and not mx.distributed.is_available("jaccl"):
+            raise ConfigError("This Mac has no RDMA: it needs macOS 26.2 and `rdma_ctl enable`.")
+        channel.say({"ready": True})
+    except ConfigError as error:
+        channel.say({"refused": error.message})
+    _check_refusal(channel.hear(_CHECK_S))
+    return _connected(rank, size, told, link, Watch(rank, {0: channel}, ended))
+
+
+def _joined(
+    address: tuple[str, int], secret: bytes, facts: Facts, tell: Callable[[str], None]
+) -> tuple[Channel, Message]:
+    """Join, again and again, until all ranks are there. Returns rank 0's welcome too. Raises ConfigError."""
+    while True:
+        channel = join(*address, secret, tell=tell)
+        told = None
+        try:
+            channel.say({"facts": dict(facts), "host": _address(channel.host)})
+            while "rank" not in (message := channel.hear(_ANSWER_S)):
+                _check_refusal(message)
+                if told != (told := f"{message['joined']} of {message['of']} workers joined"):
+                    tell(told)
+            return channel, message
+        except Lost as error:
+            tell(str(error))
+            time.sleep(_LOOK_S)
+
+
+def _check_refusal(message: Message, name: str = "") -> None:
+    """Raise ConfigError if a message refuses. `name` is the rank that sent it, unless rank 0 has named one."""
+    if "refused" in message:
+        raise ConfigError(f"{name} refuses to start: {message['refused']}" if name else str(message["refused"]))
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{name} refuses to start: {error.message}") from error
+
+
+def _address(host: str) -> str:
+    """Find a free port for data on an address of this machine."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.create_server((host, port)):
+            return f"{host}:{port}"
+    raise ConfigError(f"No port from {PORTS[0]} to {PORTS[-1]} is free on {host}.")
+
+
+def _connected(rank: int, size: int, told: Message, link: Message, watch: Watch) -> Joined:
+    """Connect the data channel. The thread that calls this stays free for signals. Raises Lost."""
+    found: Future[mx.distributed.Group] = Future()
+    threading.Thread(target=settle, args=(found, lambda: _init(rank, link)), daemon=True).start()
+    try:
+        group = found.result()
+        if group.size() != size:
+            raise RuntimeError(f"{group.size()} ranks instead of {size}")
+    except (RuntimeError, ValueError, OSError) as error:
+        lost = Lost(f"Rank {rank} could not connect the data channel: {first_line(error)}.")
+        watch.leave(lost)
+        raise lost from error
+    return Joined(Ranks(group, watch.peers, watch), watch, told)
+
+
+def _init(rank: int, link: Message) -> mx.distributed.Group:
+    for name in [name for name in os.environ if name.removeprefix("MLX_").startswith(("JACCL", "IBV_", "HOSTFILE"))]:
+        del os.environ[name]  # they would change what a backend does, some of them without a word
+    is_ring = link["devices"] is None
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump([[host] for host in link["hosts"]] if is_ring else link["devices"], file)
+        file.flush()
+        os.environ["MLX_RANK"] = str(rank)
+        os.environ["MLX_HOSTFILE" if is_ring else "MLX_IBV_DEVICES"] = file.name
+        if not is_ring:
+            os.environ["MLX_JACCL_COORDINATOR"] = link["coordinator"]
+        return mx.distributed.init(strict=True, backend="ring" if is_ring else "jaccl")
