@@ -22,7 +22,7 @@ from vllm_mlx.engine import lane_parts, loading
 from vllm_mlx.ranks.leader import Leader
 from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.worker import Worker
-from vllm_mlx.runner import proofs
+from vllm_mlx.runner import proofs, ranked
 from vllm_mlx.runner.ranked import Ranked
 from vllm_mlx.scheduler import decode_groups
 
@@ -43,7 +43,6 @@ def everything(ranks: Ranks, path: str, apart: bool = False) -> Any:
     driver.engine.clear_cache()
     gc.collect()
     left = len(driver.engine.runner.names)
-    driver.stop()
     return {"ranks": found, "one": work_of(Driver(Path(path), max_model_len=4096), path), "left": left}
 
 
@@ -116,7 +115,7 @@ class Notes(list[Any]):
 
 
 def noted(ranks: Ranks) -> Notes:
-    """Let the runners of this process note their plans. A worker tells its notes once it has stopped."""
+    """Let the runners of this process note their plans. A worker tells its notes if it is asked."""
     notes = Notes()
 
     class NotingWorker(Worker):
@@ -124,9 +123,11 @@ def noted(ranks: Ranks) -> Notes:
             notes.add(len(notes) + 1, self.names)
             return super()._begin(plan)
 
-        def work(self) -> None:
-            super().work()
-            ranks.peers[0].say({"notes": notes})
+        def follow(self, message: dict[str, Any]) -> None:
+            if "notes" in message:
+                ranks.peers[0].say({"notes": notes})
+            else:
+                super().follow(message)
 
     class NotingLeader(Leader):
         def _send(self, plan: StepPlan) -> None:
@@ -154,12 +155,12 @@ def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
     driver.engine.rest()
     assert len(notes) == before, "a plan for nothing"
     found |= {"left": len(driver.engine.runner.names), "beyond": max(notes.bytes_beyond_rows)}
-    return {**found, "notes": told_at_end(driver, notes)}
+    return {**found, "notes": all_notes(driver, notes)}
 
 
-def told_at_end(driver: RankedDriver, notes: Notes) -> list[Any]:
+def all_notes(driver: RankedDriver, notes: Notes) -> list[Any]:
     """The notes of both ranks."""
-    driver.stop()
+    driver.ranks.peers[0].say({"notes": True})
     return [notes, driver.ranks.peers[0].hear()["notes"]]
 
 
@@ -191,7 +192,7 @@ def failing_copies(ranks: Ranks, path: str, rank: int) -> Any:
     replies = [driver.generate([each], max_tokens=6, points=(200,))[0] for each in prompts]
     cached = [seq.num_cached_tokens for seq in driver.seqs.values()]
     one = Driver(Path(path), prefix_cache=False).generate(prompts, max_tokens=6)
-    return {"ranks": replies, "one": one, "cached": cached, "notes": told_at_end(driver, notes)}
+    return {"ranks": replies, "one": one, "cached": cached, "notes": all_notes(driver, notes)}
 
 
 def unequal_budgets(ranks: Ranks, path: str) -> Any:
@@ -199,8 +200,19 @@ def unequal_budgets(ranks: Ranks, path: str) -> Any:
     if ranks.rank:
         return follow(ranks, path, memory_budget_bytes=1 << 29)
     driver = RankedDriver(ranks, path, memory_budget_bytes=1 << 30)
-    driver.stop()
     return driver.engine.facts.memory.total_bytes
+
+
+def failing_proof(ranks: Ranks, path: str) -> Any:
+    """End the load: a proof fails on rank 1 alone, before it computes anything."""
+
+    def fail(model: Any) -> float:
+        raise ValueError("this rank alone cannot prove it")
+
+    ranked.PROOF_S = 5.0
+    if ranks.rank:
+        proofs._likeness_in_groups = fail
+    return follow(ranks, path) if ranks.rank else RankedDriver(ranks, path).replies
 
 
 def lost_worker(ranks: Ranks, path: str, number: int) -> Any:

@@ -62,6 +62,12 @@ def test_a_model_gets_the_memory_of_the_smallest_rank(checkpoint: Callable[..., 
     assert session("unequal_budgets", checkpoint("qwen3")) == 1 << 29
 
 
+def test_a_proof_that_fails_on_one_rank_ends_the_load_of_all(checkpoint: Callable[..., Path]) -> None:
+    result, codes, text = together("tests.ranks.sessions:failing_proof", path=str(checkpoint("qwen3")), limit_s=60)
+    assert (result, codes) == (None, [1, 1])
+    assert text.count("A proof failed on rank 1 alone: ValueError: this rank alone cannot prove it") >= 2
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_lost_worker_ends_the_engine(checkpoint: Callable[..., Path], number: int) -> None:

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from typing import Any
 import mlx.core as mx
 
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.engine.loading import Source, load_engines, work
 from vllm_mlx.ranks.channel import Door, join
 from vllm_mlx.ranks.lockstep import Ranks
+from vllm_mlx.ranks.watch import Watch
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .engine_driver import Driver
@@ -27,6 +31,7 @@ HOST = "127.0.0.1"
 SECRET = b"a secret of this test's own"
 LIMIT_S = 240.0  # of a test, however busy the machine is
 _JOIN_S = 60.0
+_LAST_S = 3.0
 
 
 def free_ports(num: int) -> list[int]:
@@ -38,10 +43,6 @@ def free_ports(num: int) -> list[int]:
             if port not in found and sock.connect_ex((HOST, port)) != 0:
                 found.append(port)
     return found
-
-
-class Ended(tuple[int, str]):
-    """A process that has ended: its exit code and what it printed."""
 
 
 def together(function: str, *, limit_s: float = LIMIT_S, **arguments: Any) -> tuple[Any, list[int], str]:
@@ -80,12 +81,29 @@ def main(spec: str) -> None:
     module, name = function.split(":")
     os.environ |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": f"{folder}/hosts.json"}
     peer = join(HOST, control, SECRET, _JOIN_S) if rank else Door(HOST, control, SECRET).accept(_JOIN_S)
-    ranks = Ranks(mx.distributed.init(strict=True, backend="ring"), [peer])
-    result = getattr(importlib.import_module(module), name)(ranks, **arguments)
+    watch = Watch(rank, {1 - rank: peer}, _ended)
+    ranks = Ranks(mx.distributed.init(strict=True, backend="ring"), watch.peers, watch)
+    try:
+        result = getattr(importlib.import_module(module), name)(ranks, **arguments)
+    except Exception as error:
+        traceback.print_exc()
+        watch.leave(error)
+        _leave(error)
     if rank == 0:
         Path(folder, "result.json").write_text(json.dumps(result))
-    sys.stdout.flush()
-    os._exit(0)  # MLX may wait at its end for a peer that has left
+    watch.leave()
+    _leave(None)
+
+
+def _ended(error: Exception | None) -> None:
+    time.sleep(0.0 if error is None else _LAST_S)  # the main thread may end the process sooner
+    _leave(error)
+
+
+def _leave(error: Exception | None) -> None:
+    """End at once: MLX may wait at its own end for a peer that has left."""
+    print(error or "", flush=True)
+    os._exit(0 if error is None else 1 if isinstance(error, ConfigError) else 75)
 
 
 def config_of(path: str, **settings: Any) -> EngineConfig:
@@ -105,10 +123,6 @@ class RankedDriver(Driver):
         self.ranks = ranks
         self.engine = load_engines([Source(name="m", config=config, checkpoint=find_checkpoint(path))], ranks=ranks)
         self.replies, self.seqs = {}, {}
-
-    def stop(self) -> None:
-        for peer in self.ranks.peers:
-            peer.say({"stop": True})
 
 
 if __name__ == "__main__":

@@ -225,20 +225,18 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
-    with ranks.telling():
-        config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-        lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
-        ranks.exchange("ready", True)
+    config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+    lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
+    ranks.exchange("ready", True)
     ranks.progress.ready()
     return Engine([lane], watch)
 
 
 def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
     """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
-    with ranks.telling():
-        _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-        worker = Worker(measured.model, device_watch(budget), ranks, prefill_context(measured, budget))
-        ranks.exchange("ready", True)
+    _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+    worker = Worker(measured.model, device_watch(budget), ranks, prefill_context(measured, budget))
+    ranks.exchange("ready", True)
     ranks.progress.ready()
     worker.work()
 

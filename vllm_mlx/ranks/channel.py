@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError, setting
+from ..core.faults import RanksParted
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 1 << 26  # of one message; a prompt of a million tokens has 8 MB
@@ -32,7 +33,7 @@ _LOOK_S = 0.5  # how often the door looks whether it was closed
 Message = dict[str, Any]
 
 
-class Lost(Exception):
+class Lost(RanksParted):
     """The peer is gone: its connection ended, it says nothing, or what it says is no message."""
 
 

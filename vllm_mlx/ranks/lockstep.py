@@ -1,20 +1,13 @@
-"""This process among the ranks of one model: its connections, and what all ranks must know alike while they load.
+"""This process among the ranks of one model: its connections, and what all ranks must know alike while they load."""
 
-Loading is collective, so an error that one rank alone meets is told to the others: they would wait for it for ever.
-"""
-
-from collections.abc import Iterator
 from collections.abc import Sequence as Rows
-from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..core.errors import ModelLoadError, first_line
-from .channel import Lost
+from ..core.faults import RanksParted
 
 Message = dict[str, Any]
-_FAILED = "failed"  # the key of a message that ends the others' load, too
 
 
 class Peer(Protocol):
@@ -49,7 +42,7 @@ class Ranks:
         self.progress = progress or Progress()
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
-        """Return what each rank says, by rank. Raises ModelLoadError if one has failed or says nothing in time."""
+        """Return what each rank says, by rank. Raises RanksParted if one does not take part in time."""
         if self.rank:
             self.peers[0].say({what: own})
             told: list[Any] = self._hear(self.peers[0], what, 0, timeout_s)
@@ -59,24 +52,8 @@ class Ranks:
             peer.say({what: told})
         return told
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Tell the other ranks the error that ends the block."""
-        try:
-            yield
-        except Exception as error:
-            with suppress(Lost):
-                for peer in self.peers:
-                    peer.say({_FAILED: first_line(error)})
-            raise
-
     def _hear(self, peer: Peer, what: str, rank: int, timeout_s: float | None) -> Any:
-        try:
-            message = peer.hear(timeout_s)
-        except Lost as error:
-            raise ModelLoadError(f"Rank {rank} is lost: {error}") from error
-        if _FAILED in message:
-            raise ModelLoadError(f"Rank {rank} has failed: {message[_FAILED]}")
+        message = peer.hear(timeout_s)
         if what not in message:
-            raise ModelLoadError(f"Rank {rank} does not do what rank {self.rank} does: {what} was expected.")
+            raise RanksParted(f"Rank {rank} does not do what rank {self.rank} does, which expects its {what}.")
         return message[what]

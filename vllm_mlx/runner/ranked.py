@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..cache.layers import LayerCaches
 from ..core.errors import ModelLoadError, first_line
+from ..core.faults import RanksParted
 from ..core.sequence import Sequence
 from .model import TextModel
 
@@ -21,11 +22,11 @@ class Lockstep(Protocol):
     def group(self) -> mx.distributed.Group: ...
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
-        """Return what each rank says, by rank. Raises ModelLoadError if one has failed or says nothing in time."""
+        """Return what each rank says, by rank. Raises RanksParted if one does not take part in time."""
         ...
 
 
-_PROOF_S = 20.0  # a rank that met an error alone waits so long for the others, which hang in a collective
+PROOF_S = 20.0  # a rank that met an error alone waits so long for the others, which hang in a collective
 
 
 class Ranked(TextModel):
@@ -44,8 +45,8 @@ class Ranked(TextModel):
     def agree(self, likeness: float, error: Exception | None) -> float:
         failure = None if error is None else f"{type(error).__name__}: {first_line(error, 200)}"
         try:
-            told = self._lockstep.exchange("proof", [likeness, failure], _PROOF_S)
-        except ModelLoadError as lost:
+            told = self._lockstep.exchange("proof", [likeness, failure], PROOF_S)
+        except RanksParted as lost:
             if failure is None:
                 raise
             rank = self._lockstep.group.rank()
