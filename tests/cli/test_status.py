@@ -197,3 +197,28 @@ def test_a_model_that_is_not_in_memory_is_named_and_what_waits_for_it() -> None:
     failed = {**BUSY, "models": [{"state": "failed", "progress": None, "cause": "The folder is gone."}]}
     assert "failed: The folder is gone." in drawn(failed)
     assert drawn({**BUSY, "models": [{"state": "ready", "progress": None}]}) == drawn(BUSY)
+
+
+RANK: dict[str, Any] = {
+    "rank": 1,
+    "host": "192.168.7.2",
+    "active_memory_gb": 20.5,
+    "limit_memory_gb": 48.0,
+    "plan": 1234,
+    "lag_plans": 0,
+    "lag_ms": 0.0,
+    "sum_ms": 0.274,
+}
+
+
+@pytest.mark.parametrize(
+    ("rank", "line"),
+    [
+        (RANK, "Rank 1    192.168.7.2, 20.5 GB of 48.0 GB; plan 1,234; a sum takes 0.27 ms"),
+        ({**RANK, "lag_plans": 2, "lag_ms": 31.5}, "plan 1,234, 2 behind for 32 ms; a sum"),
+    ],
+)
+def test_each_of_several_macs_is_one_line(rank: dict[str, Any], line: str) -> None:
+    assert "Rank" not in drawn(BUSY)
+    found = [drawn_line for drawn_line in drawn({**BUSY, "ranks": [rank]}).splitlines() if "Rank 1" in drawn_line]
+    assert line in found[0]

@@ -15,6 +15,7 @@ from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepOutput, StepPlan
 from ..disk.tier import DiskTier
+from ..ranks.figures import RankReport
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.lane_turns import LaneTurns
@@ -49,6 +50,7 @@ class Engine:
         self._longest_chunk = 0  # tokens that the running step computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
+        self.rank_reports: Callable[[], tuple[RankReport, ...]] = tuple  # of a model that several Macs run
         self._end: EngineDead | None = None  # why no step can follow
 
     @property
@@ -183,6 +185,7 @@ class Engine:
             cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reader.reading,
+            ranks=self.rank_reports(),
         )
 
     def rest(self) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 
 from ...cache.stats import DiskReport, TreeStats
 from ...core.receipt import Shortfall, Tier
+from ...ranks.figures import RankReport
 from ...scheduler.residence import Reason, State
 from .counters import Histogram, Outcome, Totals
 from .schema import DraftStatus, ImageStatus, LaneReport
@@ -42,6 +43,8 @@ def metric_families(moment: Moment) -> Iterator[Metric]:
     yield from _joined(_own_images(own, lane.images) for _, own, lane, _ in models if lane.images["enabled"])
     yield from _joined(_own_model(own, lane) for _, own, lane, _ in models)
     yield from _joined(_drafts(vllm, own, lane.drafts) for vllm, own, lane, _ in models if lane.drafts["enabled"])
+    if moment.report.ranks:
+        yield from _own_ranks(own, moment.report.ranks)
     if moment.report.disk is not None:
         yield from _own_disk(own, moment.report.disk)
 
@@ -204,6 +207,21 @@ def _drafts(vllm: _Builder, own: _Builder, drafts: DraftStatus) -> Iterator[Metr
     yield vllm.counter("spec_decode_num_accepted_tokens_per_pos", text, places, "position")
     yield own.counter("draft_tokens", "Tokens that were drafted, by source.", drafted, "source")
     yield own.counter("accepted_draft_tokens", "Drafted tokens that were accepted, by source.", accepted, "source")
+
+
+def _own_ranks(own: _Builder, reports: Iterable[RankReport]) -> Iterator[Metric]:
+    """Yield the figures of each of several Macs that run the model."""
+    ranks = {str(report.rank): report for report in reports}
+    memory = {rank: report.active_bytes for rank, report in ranks.items()}
+    yield own.gauge("rank_memory_bytes", "Memory as MLX counts it, by rank.", memory, "rank")
+    plans = {rank: report.plan for rank, report in ranks.items()}
+    yield own.counter("rank_plans", "Plans of steps that a rank has carried out.", plans, "rank")
+    text = "Plans that have reached a rank and are not carried out."
+    yield own.gauge("rank_lag_plans", text, {rank: report.lag_plans for rank, report in ranks.items()}, "rank")
+    text = "Seconds for which a rank has worked on the first of these plans."
+    yield own.gauge("rank_lag_seconds", text, {rank: report.lag_s for rank, report in ranks.items()}, "rank")
+    text = "Seconds that a sum over all ranks took at the start of a rank."
+    yield own.gauge("rank_sum_seconds", text, {rank: report.sum_s for rank, report in ranks.items()}, "rank")
 
 
 def _own_disk(own: _Builder, disk: DiskReport) -> Iterator[Metric]:

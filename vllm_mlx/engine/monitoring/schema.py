@@ -9,6 +9,7 @@ from ...cache.node import ResumeRule
 from ...cache.stats import DiskReport, TreeStats
 from ...core.config import ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
+from ...ranks.figures import RankReport
 from ...runner.device import DeviceUsage
 from ...scheduler.residence import Reason, State
 from .counters import Quantiles, RunningReply, Stalls
@@ -208,6 +209,25 @@ class ModelRow(Counts):
     drafts: DraftStatus
 
 
+class RankRow(TypedDict):
+    """One of the Macs that run the model together, rank 0 the first: its memory as MLX counts it, and its progress.
+
+    `plan` is the last step that it has carried out, `lag_plans` counts those that have reached it and are not carried
+    out, and `lag_ms` is how long it has worked on the first of them. `sum_ms` was measured at start: a sum over all
+    Macs, of which each token waits for two a layer.
+    """
+
+    rank: int
+    host: str
+    active_memory_gb: float
+    peak_memory_gb: float
+    limit_memory_gb: float
+    plan: int
+    lag_plans: int
+    lag_ms: float
+    sum_ms: float
+
+
 class EngineFigures(Counts):
     """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
 
@@ -233,6 +253,7 @@ class EngineFigures(Counts):
     images: ImageStatus
     drafts: DraftStatus
     models: list[ModelRow]
+    ranks: NotRequired[list[RankRow]]  # only of a model that several Macs run
     model_facts: ModelFacts
     build: BuildFacts
     report_age_s: float
@@ -302,6 +323,7 @@ class EngineReport:
     cache: TreeStats | None  # None if the prefix cache is off
     disk: DiskReport | None = None  # None if a setting turns it or the prefix cache off
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
+    ranks: tuple[RankReport, ...] = ()  # of a model that several Macs run
 
     @property
     def num_running(self) -> int:

@@ -17,6 +17,7 @@ from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...core.receipt import Shortfall, Tier
 from ...prompt.processor import RequestProcessor
+from ...ranks.figures import RankReport
 from ...scheduler.residence import Reason
 from ...scheduler.speculation import Speculation
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
@@ -35,6 +36,7 @@ from .schema import (
     ModelFacts,
     ModelRow,
     PressureStatus,
+    RankRow,
     SystemStatus,
 )
 
@@ -73,7 +75,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
     report, totals, now = moment.report, reduce(add, moment.totals), moment.now
     models = [(name, lane.state in ("ready", "leaving")) for name, lane, _ in moment.models]
     running = [reply.describe(now, models, report.reading) for reply in replies]
-    return {
+    status: EngineStatus = {
         "status": "running" if running else "idle",
         "model": moment.facts["model"],
         "architecture": moment.facts["architecture"],
@@ -106,6 +108,23 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
         "requests": running,
+    }
+    if report.ranks:
+        status["ranks"] = [_rank(rank) for rank in report.ranks]
+    return status
+
+
+def _rank(report: RankReport) -> RankRow:
+    return {
+        "rank": report.rank,
+        "host": report.host,
+        "active_memory_gb": round(report.active_bytes / _GB, 4),
+        "peak_memory_gb": round(report.peak_bytes / _GB, 4),
+        "limit_memory_gb": round(report.limit_bytes / _GB, 4),
+        "plan": report.plan,
+        "lag_plans": report.lag_plans,
+        "lag_ms": round(report.lag_s * 1000, 1),
+        "sum_ms": round(report.sum_s * 1000, 3),
     }
 
 

@@ -30,6 +30,7 @@ function show(status) {
   showTiles(status, gap, ttft, queue);
   showRequests(status.requests);
   showMemory(status.memory);
+  showRanks(status.ranks ?? []);
   showDisk(status.cache);
   showReplies(status.last_replies, status.other_replies);
   showErrors(status.last_errors);
@@ -154,6 +155,14 @@ function showMemory(memory) {
   }));
   byId("memory-legend").replaceChildren(...parts.map((part) => element("li", {}, element("span", { class: `swatch s${part.index}` }), `${part.name} ${bytes(part.value)}`)),
     element("li", {}, `of ${bytes(memory.total_bytes)}`));
+}
+
+function showRanks(ranks) {
+  const number = (text) => element("td", { class: "number" }, text);
+  byId("ranks-section").hidden = ranks.length === 0;
+  byId("ranks").replaceChildren(...ranks.map((rank) => element("tr", {}, element("td", {}, String(rank.rank)), element("td", {}, rank.host),
+    number(`${bytes(rank.active_memory_gb * 1e9)} of ${bytes(rank.limit_memory_gb * 1e9)}`), number(count(rank.plan)),
+    number(rank.lag_plans ? `${count(rank.lag_plans)}, ${seconds(rank.lag_ms / 1000)}` : "0"), number(`${rank.sum_ms.toFixed(2)} ms`))));
 }
 
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
