@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/configuration.md, docs/api.md and docs/cli.md from the code. It leaves prose alone.
+"""Writes the tables of docs/configuration.md, api.md, cli.md and scaling.md from the code. It leaves prose alone.
 
 docs/benchmarks.svg is made from the table of docs/benchmarks.md.
 
@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checkout's own package, whatever is installed
 
+from scripts.several_macs import LINKS, rows  # noqa: E402
 from vllm_mlx.api import wire  # noqa: E402
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody  # noqa: E402
 from vllm_mlx.api.openai.schema import (  # noqa: E402
@@ -41,7 +42,7 @@ FIELDS = {
     "messages, count_tokens": MessagesBody.extras or {},
     "responses": ResponsesBody.extras or {},
 }
-PAGES = ("configuration.md", "api.md", "cli.md")
+PAGES = ("configuration.md", "api.md", "cli.md", "scaling.md")
 MAC_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of memory that Macs are sold with
 SMALL_MAC = 32 << 30  # bytes: up to here Metal recommends two thirds of a Mac's memory, beyond it three quarters
 
@@ -131,12 +132,17 @@ def fitting_checkpoints() -> str:
     return table(["memory", "budget", "the largest that fit"], rows)
 
 
+def link_speeds() -> str:
+    return table(["tokens a second of one reply", "one Mac", *(f"two, {link.name}" for link in LINKS)], rows())
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "settings": settings_tables,
     "honoured": honoured_fields,
     "taken": taken_fields,
     "refused": refused_fields,
     "fitting": fitting_checkpoints,
+    "links": link_speeds,
 }
 
 
