@@ -91,6 +91,7 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
         install=install_command(sys.argv[0]),
+        macs=[] if lead is None else lead.facts(lead.joined.ranks.link),
     )
     app = create_app(engine, config, engine.memories.responses, recorder)
     run(
@@ -141,6 +142,7 @@ class Banner:
     url: str  # without a path
     host: str  # the address that the server listens on
     beside: Sequence[tuple[tuple[str, ...], ModelInfo]] = ()  # the names of each further model, and its facts
+    macs: Sequence[tuple[str, str]] = ()  # lines about several Macs that run the model
     install: str | None = None  # the command that puts `vllm-mlx` on the PATH; None if it is there
 
     def print_to(self, console: Console) -> None:
@@ -167,6 +169,7 @@ class Banner:
             *self._scaled_down(),
             *(("Beside", _in_short(names, other)) for names, other in self.beside),
             ("Memory", f"at most {readable(self.budget_bytes)}, {self._weights()}"),
+            *self.macs,
             *self._on_disk(),
             ("URL", f"{self.url}/v1" + ("" if is_local(self.host) else f", open to the network on {self.host}")),
             ("Page", f"{self.url}/ in a browser: status and a chat"),

@@ -26,6 +26,7 @@ from .terminal import BrokeDown, ExitCode, console, printable
 
 if TYPE_CHECKING:  # no model code before the settings are accepted
     from ..engine.client import EngineClient
+    from ..ranks.figures import Link
     from ..ranks.handshake import Joined
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ _TOLD = (  # settings of rank 0 by which all ranks load alike
     "tensor_parallel_size", "text_only", "max_model_len", "max_num_seqs", "max_stall_ms", "max_prefill_chunk",
     "prefix_cache", "repeatable", "snapshot_every",
 )  # fmt: skip
+_ONLY_CHECKS = "only_checks"
 _LAST_S = 2.0  # clients can read why their replies end during this time
 _VERDICT_S = 5.0  # until the watch knows which rank is lost
 
@@ -97,10 +99,13 @@ def _devices(settings: Settings, num_ranks: int) -> list[Any] | None:
 
 
 @contextmanager
-def leading(settings: Settings, config: EngineConfig, screen: Console) -> Iterator["Leading | None"]:
+def leading(
+    settings: Settings, config: EngineConfig, screen: Console, *, only_checks: bool = False
+) -> Iterator["Leading | None"]:
     """Wait until the workers have joined, as rank 0, and tell them at the end of the block why it ends.
 
-    Without workers, do nothing. Raises ConfigError, and BrokeDown.
+    Without workers, do nothing. With `only_checks`, workers check the link and load no model. Raises ConfigError, and
+    BrokeDown.
     """
     if config.tensor_parallel_size == 1:
         yield None
@@ -108,7 +113,7 @@ def leading(settings: Settings, config: EngineConfig, screen: Console) -> Iterat
     from ..ranks.channel import Lost
 
     try:
-        found = Leading(settings, config, screen)
+        found = Leading(settings, config, screen, only_checks=only_checks)
     except Lost as error:
         raise BrokeDown(str(error)) from error
     try:
@@ -124,7 +129,7 @@ class Leading:
 
     engine: "EngineClient | None" = None  # once it is loaded
 
-    def __init__(self, settings: Settings, config: EngineConfig, screen: Console):
+    def __init__(self, settings: Settings, config: EngineConfig, screen: Console, *, only_checks: bool):
         from ..ranks.channel import Door
         from ..ranks.handshake import facts_of, lead
         from ..ranks.shards import shard_of
@@ -133,19 +138,26 @@ class Leading:
         size, trusts = config.tensor_parallel_size, config.trust_remote_code
         secret = _secret(settings, setting("tensor_parallel_size"), "worker_port")
         door = Door(settings.worker_host, settings.worker_port or 0, secret)
-        checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
+        self.checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
+        cut = partial(shard_of, self.checkpoint, text_only=config.text_only, trust_remote_code=trusts)
         tell = partial(screen.print, markup=False, soft_wrap=True)
         tell(f"On each other Mac: vllm-mlx worker {settings.model} --join {door.host}:{door.port} --secret-file FILE")
         self.joined: Joined = lead(
             door,
             size,
-            facts_of(checkpoint),
-            told={name: getattr(config, name) for name in _TOLD},
+            facts_of(self.checkpoint),
+            told={name: getattr(config, name) for name in _TOLD} | {_ONLY_CHECKS: only_checks},
             devices=_devices(settings, size),
-            check=lambda *_: shard_of(checkpoint, size, text_only=config.text_only, trust_remote_code=trusts),
+            check=lambda *_: cut(size),
             tell=tell,
             ended=self._ended,
         )
+        self._shard, self._whole = cut(size), cut(1)
+
+    def facts(self, link: "Link | None") -> list[tuple[str, str]]:
+        """Return the lines of the start-up block: what each Mac takes, and what the link costs."""
+        macs = [("Macs", f"experimental: {self._shard.beside(self._whole)}")]
+        return macs if link is None else [*macs, ("Link", link.text(self._shard.num_sums))]
 
     def _ended(self, error: Exception | None) -> None:
         """End the process from the watch's thread: the engine thread may never come back from a collective."""
@@ -218,6 +230,7 @@ class _Working:
         from ..engine.loading import work
         from ..ranks.handshake import facts_of, follow
         from ..ranks.shards import shard_of
+        from ..ranks.sums import check_link
         from ..runner.checkpoint import find_checkpoint
 
         settings, config = self._settings, self._settings.engine_config()
@@ -231,4 +244,8 @@ class _Working:
             tell=partial(console().print, markup=False, soft_wrap=True),
             ended=self._ends.put,
         )
-        work(replace(config, **self.joined.told), find(), self.joined.ranks)
+        told, ranks = dict(self.joined.told), self.joined.ranks
+        if told.pop(_ONLY_CHECKS):
+            check_link(ranks, find(), told["max_prefill_chunk"])
+        else:
+            work(replace(config, **told), find(), ranks)

@@ -16,7 +16,9 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
-from ..ranks.lockstep import Ranks
+from ..ranks.figures import figures
+from ..ranks.lockstep import Message, Ranks
+from ..ranks.sums import check_link
 from ..ranks.worker import Worker
 from ..runner.calibrate import warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
@@ -229,16 +231,25 @@ def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> 
     lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
     ranks.exchange("ready", True)
     ranks.progress.ready()
-    return Engine([lane], watch)
+    engine = Engine([lane], watch)
+    engine.rank_reports = lambda: ranks.progress.reports(_figures(ranks, watch))
+    return engine
 
 
 def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
     """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
     _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-    worker = Worker(measured.model, device_watch(budget), ranks, prefill_context(measured, budget))
+    watch = device_watch(budget)
+    worker = Worker(measured.model, watch, ranks, prefill_context(measured, budget))
     ranks.exchange("ready", True)
+    ranks.progress.report = lambda: _figures(ranks, watch)
     ranks.progress.ready()
     worker.work()
+
+
+def _figures(ranks: Ranks, watch: DeviceWatch) -> Message:
+    assert ranks.link is not None, "it is measured before the load"
+    return figures(watch.usage(), ranks.link.sum_s)
 
 
 def _load_in_lockstep(
@@ -246,6 +257,7 @@ def _load_in_lockstep(
 ) -> tuple[EngineConfig, MeasuredModel, Budget]:
     config = within_kernels(config, checkpoint)
     budget = budget_of(config)
+    ranks.link = check_link(ranks, checkpoint, config.max_prefill_chunk)
     measured = load_measured(config, checkpoint, budget=budget, ranks=ranks)
     warm_up(measured.model, fences=Unfenced)
     return config, *agreed(ranks, measured, budget)

@@ -8,6 +8,20 @@ from ..runner.device import DeviceUsage
 Message = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a collective costs between the ranks."""
+
+    sum_s: float  # a token's sum, with the device's work before and after it
+    bytes_per_s: float  # that leave each rank during the sum of a chunk
+
+    def text(self, num_sums: int) -> str:
+        """Say what the link costs a token, which waits for so many sums."""
+        token_s = num_sums * self.sum_s
+        cost = f"{token_s * 1000:.1f} ms a token, so at most {1 / token_s:,.0f} tokens/s a reply"
+        return f"a sum takes {self.sum_s * 1000:.2f} ms, and a token waits for {num_sums}: {cost}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """One rank, as its last heartbeat describes it."""

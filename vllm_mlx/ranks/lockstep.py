@@ -1,11 +1,13 @@
 """This process among the ranks of one model: its connections, and what all ranks must know alike while they load."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from ..core.faults import RanksParted
+from .figures import Link, RankReport
 
 Message = dict[str, Any]
 
@@ -23,6 +25,8 @@ class Peer(Protocol):
 class Progress:
     """Is told what this rank does. This one tells nobody."""
 
+    report: Callable[[], Message] = dict  # what heartbeats say besides
+
     def ready(self) -> None:
         """The model is loaded."""
 
@@ -32,6 +36,10 @@ class Progress:
     def done(self) -> None:
         """The last plan that began is done."""
 
+    def reports(self, own: Message) -> tuple[RankReport, ...]:
+        """Describe all ranks on rank 0, whose figures are its own."""
+        return ()
+
 
 class Ranks:
     """Rank 0 has a connection to each other rank, in the order of their numbers, and each of them one to rank 0."""
@@ -40,6 +48,7 @@ class Ranks:
         self.group, self.peers = group, tuple(peers)
         self.rank, self.size = group.rank(), group.size()
         self.progress = progress or Progress()
+        self.link: Link | None = None  # once it is measured
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
         """Return what each rank says, by rank. Raises RanksParted if one does not take part in time."""

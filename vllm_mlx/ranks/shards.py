@@ -47,6 +47,9 @@ class Shard:
         context = f" and {per_token / 1e3:.1f} kB a token of context" if per_token else ""
         return f"{self.weights_bytes / 1e9:.1f} GB of weights{context}"
 
+    def beside(self, whole: "Shard") -> str:
+        return f"{self.text} on each of {self.num_ranks} Macs; one Mac would take {whole.text}"
+
 
 class _Group:
     """Stands for rank 0 of a group while weights are cut, so that no other process is needed."""
@@ -104,7 +107,7 @@ def _try(checkpoint: Checkpoint, num_ranks: int, trust_remote_code: bool) -> Sha
     if reason := _indivisible(text, _HEADS, num_ranks):
         return reason
     try:
-        num_sums = _cut(module, num_ranks) if num_ranks > 1 else 0
+        num_sums = _cut(module, num_ranks) + 1 if num_ranks > 1 else 0  # the first is that of the ids
         caches = make_prompt_cache(module)
         module(mx.array([[0]]), cache=caches)
         return Shard(

@@ -1,29 +1,31 @@
-"""Proves that sums over all ranks are right, and measures how long they take. It knows no model.
+"""Proves that sums over all ranks are right, and measures how long they take. It knows no plan.
 
 A sum over the ranks is a collective: all ranks call these functions at the same time, with the same arguments.
 """
 
 import time
-from dataclasses import dataclass
 from statistics import median
 
 import mlx.core as mx
 
 from ..core.errors import ModelLoadError
+from ..runner.checkpoint import Checkpoint
+from ..runner.model_types import text_config
+from .figures import Link
 from .lockstep import Ranks
 
 _MOST = 8  # numbers to this are summed exactly in 16 bits by as many as 16 ranks
 _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
+_WIDTH = 4096  # of hidden states, where config.json does not say it
 _NUM_SMALL = 32  # sums in a row, as in the forward pass of a token
 _NUM_RUNS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What a collective costs between the ranks."""
-
-    sum_s: float  # a token's sum, with the device's work before and after it
-    bytes_per_s: float  # that leave each rank during the sum of a chunk
+def check_link(ranks: Ranks, checkpoint: Checkpoint, chunk: int) -> Link:
+    """Prove and measure sums as large as the model's. Raises ModelLoadError."""
+    width = int(text_config(checkpoint.config).get("hidden_size") or _WIDTH)
+    prove_sums(ranks, width, chunk)
+    return measure_link(ranks, width, chunk)
 
 
 def prove_sums(ranks: Ranks, width: int, chunk: int, *, seed: int = 0) -> None:
@@ -58,7 +60,7 @@ def measure_link(ranks: Ranks, width: int, chunk: int) -> Link:
     sum_s = median(_time(ranks, small, _NUM_SMALL) for _ in range(_NUM_RUNS))
     chunk_s = median(_time(ranks, large, 1) for _ in range(_NUM_RUNS))
     sent_bytes = large.nbytes * 2 * (ranks.size - 1) / ranks.size  # by each rank of a ring
-    return Link(sum_s, sent_bytes / max(chunk_s - sum_s, 1e-9))
+    return Link(sum_s, sent_bytes / chunk_s)
 
 
 def _time(ranks: Ranks, values: mx.array, num_sums: int) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ..core.errors import ConfigError
 from .channel import Channel, Lost, Message
+from .figures import RankReport
 from .lockstep import Progress
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,18 @@ class Peer:
 
     def __init__(self, rank: int, channel: Channel):
         self.rank = rank
-        self.name = f"Rank {rank} ({channel.peer})"
+        self.host, self.own_host = channel.peer, channel.host
+        self.name = f"Rank {rank} ({self.host})"
         self.beat: Message = {}  # the last heartbeat
         self.plans: Plans = (0, 0)
         self.silent_s = 0.0  # since its last message
         self._channel = channel
         self._inbox: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that have arrived and that nobody has heard."""
+        return self._inbox.qsize()
 
     def say(self, message: Message) -> int:
         """Send a message, from any thread. Returns its number of bytes. Raises Lost."""
@@ -86,7 +93,6 @@ class Watch(Progress):
         self._rank = rank
         self.peers = tuple(Peer(rank, channel) for rank, channel in channels.items())
         self._ended = ended
-        self.report: Callable[[], Message] = dict  # what heartbeats say besides
         self._is_loading = True
         self._plans: Plans = (0, 0)
         self._limit_s = STEP_S
@@ -133,13 +139,25 @@ class Watch(Progress):
 
     def _beat(self) -> None:
         while True:
-            message = {"beat": self._plans, "is_loading": self._is_loading, **self.report()}
+            message = self._message(self.report())
             for peer in self.peers:
                 try:
                     peer.say(message)
                 except Lost as error:  # the thread that listens reports it
                     logger.debug("%s", error)
             time.sleep(BEAT_S)
+
+    def _message(self, figures: Message) -> Message:
+        begun, done = self._plans
+        waiting = sum(peer.num_waiting for peer in self.peers) if self._rank else 0
+        lag_s = time.monotonic() - self._begun_s if begun > done else 0.0
+        lag = [begun - done + waiting, round(lag_s, 4)]
+        return {"beat": [begun, done], "is_loading": self._is_loading, "lag": lag, **figures}
+
+    def reports(self, own: Message) -> tuple[RankReport, ...]:
+        reports = [RankReport.of(self._rank, self.peers[0].own_host, self._message(own))]
+        reports += [RankReport.of(peer.rank, peer.host, peer.beat) for peer in self.peers if "memory" in peer.beat]
+        return tuple(reports)
 
     def _look(self) -> None:
         """Add up times in short pieces, so that a sleep of the whole machine counts as a moment."""
