@@ -14,6 +14,7 @@ import openai
 import pytest
 from PIL import Image
 
+from tests.support.commands import address, served
 from tests.support.running import Running, eventually
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
@@ -150,6 +151,7 @@ def test_it_chats_in_text_and_shows_thoughts_folded(page) -> None:
     assert "5" in last_answer(page)
     page.locator("#cache rect").first.wait_for(state="attached")
     page.locator("#replies tr").nth(1).wait_for()
+    assert page.locator("#models").is_hidden() and page.get_by_text("Model", exact=True).last.is_hidden()
     picture(page, "chat")
 
 
@@ -331,6 +333,34 @@ def test_nothing_serious_stands_in_anyone_s_way(page, scheme: str, width: int) -
     opened(page)
     found = axe.Axe().run(page).response["violations"]
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+
+
+def test_several_models_have_a_row_each_and_the_chat_asks_any(browser, checkpoint) -> None:
+    names = {"coder": DEMO_PATH, "org/Small-4bit": checkpoint("qwen3", max_position_embeddings=256)}
+    with served(*(f"{name}={path}" for name, path in names.items())) as (_, printed):
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(WAIT_MS)
+        page.goto(url := address(printed))
+        coder, small = page.locator("#models tr").nth(0), page.locator("#models tr").nth(1)
+        expect(small).to_contain_text("ready")
+        assert page.locator("#model").inner_text() == ", ".join(names)
+        page.request.post(f"{url}/v1/models/{list(names)[1]}/unload?wait=true")
+        expect(small.locator("td").nth(1)).to_have_text("unloaded")
+        expect(coder.locator("td").nth(1)).to_have_text("ready")
+        for name in names:
+            page.locator("#chat-model").select_option(name)
+            send(page, "Who are you?")
+            page.locator("#stop:disabled").wait_for()
+            expect(page.locator("#replies tr").first.locator("td").nth(3)).to_have_text(name)
+        expect(small.locator("td").nth(1)).to_have_text("ready")
+        expect(small.locator("td").nth(9)).not_to_have_text("–")
+        for width in (1280, 320):
+            page.set_viewport_size({"width": width, "height": 900})
+            picture(page, f"several-{width}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the `browser` extra")
+        assert axe.Axe().run(page).response["violations"] == []
+        page.close()
 
 
 def test_drafts_are_a_tile_once_some_were_verified(browser) -> None:

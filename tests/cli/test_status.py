@@ -222,3 +222,27 @@ def test_each_of_several_macs_is_one_line(rank: dict[str, Any], line: str) -> No
     assert "Rank" not in drawn(BUSY)
     found = [drawn_line for drawn_line in drawn({**BUSY, "ranks": [rank]}).splitlines() if "Rank 1" in drawn_line]
     assert line in found[0]
+
+
+def test_several_models_have_a_row_each_and_requests_name_theirs() -> None:
+    row = {"state": "ready", "progress": None, "weights_bytes": 20_400_000_000, "running": 1, "waiting": 0,
+           "total_requests_processed": 1234, "generation_tps": 41.5, "last_used_s": 3599.0, "load_s": 0.0,
+           "pinned": True, "cause": None, "name": "coder"}  # fmt: skip
+    gone = {"state": "unloaded", "weights_bytes": 0, "running": 0, "pinned": False, "load_s": 2.5, "name": "small"}
+    failed = {"state": "failed", "cause": "It is broken.", "name": "third", "pinned": False, "running": 0}
+    [request] = BUSY["requests"]
+    fields = BUSY | {"models": [row, row | gone, row | failed], "requests": [request | {"model": "coder"}]}
+    text = drawn(fields, width=80)
+    assert text.startswith("coder, small, third  running  ") and max(map(len, text.splitlines())) <= 80
+    table = [" ".join(line.split()) for line in text.splitlines()]
+    for line in (
+        "coder 20.4 GB 1 0 1,234 41.5 now –",
+        "ready, pinned",
+        "small – 0 0 1,234 41.5 59 min 59 s 2.5 s",
+        "unloaded",
+        "coder, generation, 50%",
+    ):
+        assert line in table
+    assert "failed: It is" in text
+    alone = drawn(BUSY | {"models": [row | gone]}, width=80)
+    assert alone.startswith("org/model  unloaded  running  ") and "coder" not in alone and "small" not in alone

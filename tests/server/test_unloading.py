@@ -59,7 +59,7 @@ def test_the_list_says_where_the_weights_are_and_a_request_brings_them_back(serv
         assert (card(server)["state"], card(server)["status"]) == ("unloaded", {"value": "unloaded"})
     with server.http() as client:
         [row] = client.get("/v1/status").json()["models"]
-        assert (row["state"], row["weights_bytes"]) == ("unloaded", 0)
+        assert (row["name"], row["state"], row["weights_bytes"]) == ("tiny", "unloaded", 0)
         assert 'vllm_mlx_model_state{model_name="' in client.get("/metrics").text
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
         [row] = client.get("/v1/status").json()["models"]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.running import Running, serving
+from tests.support.running import NAMES, Running, serving
 from vllm_mlx.cli.remote import events_of
+from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import start_engine
@@ -20,7 +21,9 @@ from vllm_mlx.engine.loading import start_engine
 def engine_served(path: Path, *, options: dict | None = None, **settings: object) -> Iterator[Running]:
     config = EngineConfig(model=str(path), memory_budget_bytes=2 << 30, **settings)
     disk = open_disk(config) if config.cache_dir is not None else None
-    with serving(start_engine(config, disk), **(options or {})) as running:
+    name, *aliases = (options or {}).get("served_model_names", NAMES)
+    models = Catalogue((Entry(config=config, name=name, aliases=tuple(aliases)),))
+    with serving(start_engine(config, disk, models), **(options or {})) as running:
         yield running
 
 

@@ -23,6 +23,8 @@ from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.recorder import open_recorder
 from vllm_mlx.server.run import EngineServer, listen
 
+NAMES = ("tiny", "alias")  # of a model that has no others
+
 
 @dataclass
 class Running:
@@ -47,7 +49,7 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: Any) -> Iterator[Run
     given = settings.get("api_keys", ())
     if all(isinstance(key, str) for key in given):
         settings["api_keys"] = unnamed_keys(given)
-    config = ServerConfig(models=named(*settings.pop("served_model_names", ("tiny", "alias"))), **settings)
+    config = ServerConfig(models=named(*settings.pop("served_model_names", NAMES)), **settings)
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
     memories = getattr(engine, "memories", NO_MEMORIES)  # an engine of tests may have none

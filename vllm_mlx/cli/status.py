@@ -73,26 +73,47 @@ def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = No
     parts: list[RenderableType] = [_head(url, fields)]
     if trouble is not None:
         parts.append(Text(trouble, "bold red"))
-    parts += [_figures(fields), *_memory(fields.get("memory") or {}), _requests(fields.get("requests") or [])]
+    models, requests = fields.get("models") or [], fields.get("requests") or []
+    parts += [_figures(fields), *_memory(fields.get("memory") or {})]
+    if len(models) > 1:
+        parts += [_models(models), Text()]
+    parts.append(_requests(requests, has_several=len(models) > 1))
     return Group(*parts)
 
 
 def _head(url: str, fields: Mapping[str, Any]) -> Text:
-    text = Text()
-    text.append(str(fields.get("model", "?")), "bold")
-    text.append("".join(_state(row) for row in fields.get("models") or ()), "yellow")
+    text, models = Text(), fields.get("models") or []
+    several = ", ".join(str(row.get("name", "?")) for row in models[1:] and models)
+    text.append(several or str(fields.get("model", "?")), "bold")
+    if not several and models and models[0].get("state", "ready") != "ready":
+        text.append(f"  {_state(models[0])}", "yellow")
     text.append(f"  {fields.get('status', '?')}", "green" if fields.get("status") == "running" else "dim")
     text.append(f"  {url}  up {duration(float(fields.get('uptime_s', 0)))}\n", "dim")
     return text
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    """Say where the weights are, unless they are in memory."""
+    """Say where the weights are."""
     state, progress = row.get("state", "ready"), row.get("progress")
-    if state == "ready":
-        return ""
     share = "" if progress is None else f" {progress:.0%}"
-    return f"  {state}{share}" + (f": {row['cause']}" if state == "failed" and row.get("cause") else "")
+    return f"{state}{share}" + (f": {row['cause']}" if state == "failed" and row.get("cause") else "")
+
+
+def _models(rows: list[Mapping[str, Any]]) -> Table:
+    numbers = number_columns("Weights", "Running", "Waiting", "Done", "tokens/s", "Last used", "Last load")
+    table = Table(Column("Model", overflow="fold"), *numbers, **NARROW)
+    for row in rows:
+        table.add_row(
+            Text(f"{row.get('name', '?')}\n{_state(row)}" + (", pinned" if row.get("pinned") else "")),
+            readable(row["weights_bytes"]) if row.get("weights_bytes") else "–",
+            f"{row.get('running', 0):,}",
+            f"{row.get('waiting', 0):,}",
+            f"{row.get('total_requests_processed', 0):,}",
+            f"{row.get('generation_tps', 0):,.1f}",
+            "now" if row.get("running") or row.get("waiting") else duration(float(row.get("last_used_s") or 0)),
+            duration(float(row["load_s"])) if row.get("load_s") else "–",
+        )
+    return table
 
 
 def _figures(fields: Mapping[str, Any]) -> Table:
@@ -203,21 +224,21 @@ def _memory(memory: Mapping[str, Any]) -> list[RenderableType]:
     return [Text(), bar, legend, Text()]
 
 
-def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
+def _requests(requests: list[Mapping[str, Any]], *, has_several: bool) -> RenderableType:
     if not requests:
         return Text("No request is running.", "dim")
     numbers = number_columns("Prompt", "Cached", "Written", "tokens/s", "TTFT", "Time")
     table = Table(Column("Request", overflow="fold"), *numbers, **NARROW)
     for request in requests:
-        table.add_row(*_row(request))
+        table.add_row(*_row(request, f"{request.get('model')}, " if has_several else ""))
     return table
 
 
-def _row(request: Mapping[str, Any]) -> list[RenderableType]:
+def _row(request: Mapping[str, Any], model: str) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
     phase = str(request.get("phase", "?")) + _WAITS.get(str(request.get("waits_for")), "")
     return [
-        Text(f"{request.get('request_id') or '–'}\n{phase}, {float(request.get('progress') or 0):.0%}"),
+        Text(f"{request.get('request_id') or '–'}\n{model}{phase}, {float(request.get('progress') or 0):.0%}"),
         f"{request.get('prompt_tokens', 0):,}",
         f"{request.get('cached_tokens', 0):,}" + ("\n(disk)" if request.get("tier") == "disk" else ""),
         f"{request.get('completion_tokens', 0):,}",

@@ -103,7 +103,8 @@ class RequestRecord:
     client: str | None = None  # its user agent
     status: int = 0
     reply_id: str | None = None
-    model: str | None = None
+    model: str | None = None  # the name that was asked for
+    served_by: str | None = None  # the first name of that model
     key_name: str | None = None
     error_code: str | None = None
     error_message: str | None = None
@@ -183,6 +184,7 @@ class RequestRecord:
             "client": self.client,
             "path": self.path,
             "model": self.model,
+            "served_by": self.served_by,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
@@ -220,6 +222,7 @@ class RequestRecord:
             "key": self.key_name,
             "reply": self.reply_id,
             "model": self.model,
+            "served_by": None if self.served_by == self.model else self.served_by,
             "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
             "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
             "disk_tokens": (receipt and receipt.disk_tokens) or None,

@@ -46,13 +46,14 @@ IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds fro
 
 
 class LastReply(TypedDict):
-    """A reply that has ended."""
+    """A reply that has ended. `model` is the name that was asked for, and `served_by` the first name of that model."""
 
     time: float
     request_id: str | None
     client: str | None
     path: str
     model: str | None
+    served_by: str | None
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int

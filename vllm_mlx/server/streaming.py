@@ -72,8 +72,9 @@ async def submit(
 
 def owned(request: Request, http: HTTPRequest, model: str | None) -> Request:
     """Return the request with its tenant, client, endpoint, arrival time and the `model` that was asked for."""
-    record = record_of(http.scope)
-    _, position = http.app.state.config.models.resolve(model)
+    record, models = record_of(http.scope), http.app.state.config.models
+    _, position = models.resolve(model)
+    record.served_by = models.entries[position].name
     known = replace(request, arrived_s=record.started_s, client=record.client, path=record.path, model=position)
     return with_tenant(known, http.scope)
 

@@ -1,7 +1,7 @@
 // Follows the server's status and displays it. The chat and the drawing of the cache have their own files.
 
 import { drawCache, showDisk } from "./cache.js";
-import { startChat, useModel } from "./chat.js";
+import { startChat, useModels } from "./chat.js";
 import { showConnect } from "./connect.js";
 import { byId, bytes, count, element, seconds, share } from "./dom.js";
 import { decades, Plot } from "./plots.js";
@@ -28,6 +28,7 @@ function show(status) {
   latency.draw();
   showHead(status);
   showTiles(status, gap, ttft, queue);
+  showModels(status.models);
   showRequests(status.requests);
   showMemory(status.memory);
   showRanks(status.ranks ?? []);
@@ -54,17 +55,26 @@ async function showPast() {
   for (const sample of data) plot(sample.time, sample, sample.inter_token_p50_s, sample.inter_token_p99_s, sample.ttft_p50_s);
 }
 
-function showHead({ model, models, architecture, served_model_names: names, build, model_facts: facts, uptime_s: uptime }) {
-  byId("model").textContent = `${model} · ${architecture} · ${count(facts.max_model_len)} tokens of context${models.map(whereabouts).join("")}`;
+function showHead({ model, models, architecture, build, images, model_facts: facts, uptime_s: uptime }) {
+  document.body.classList.toggle("one-model", models.length === 1);
+  byId("model").textContent = models.length > 1 ? models.map(({ name }) => name).join(", ")
+    : `${model} · ${architecture} · ${count(facts.max_model_len)} tokens of context${models[0].state === "ready" ? "" : ` · ${whereabouts(models[0])}`}`;
   byId("build").textContent = `vllm-mlx ${build.version}, MLX ${build.mlx} on ${build.device}, Python ${build.python}, ${build.platform}; up ${seconds(uptime)}`;
-  byId("images-field").hidden = !facts.takes_images;
-  useModel(names[0]);
+  byId("images-field").hidden = !images.enabled;
+  useModels(models.map(({ name }) => name));
 }
 
-// Where the weights of a model are, unless they are in memory.
+// Where the weights of a model are.
 function whereabouts({ state, progress, cause }) {
-  if (state === "ready") return "";
-  return ` · ${state}${progress === null ? "" : ` ${share(progress)}`}${state === "failed" ? `: ${cause}` : ""}`;
+  return `${state}${progress === null ? "" : ` ${share(progress)}`}${state === "failed" ? `: ${cause}` : ""}`;
+}
+
+function showModels(models) {
+  const number = (text) => element("td", { class: "number" }, text);
+  byId("models").replaceChildren(...models.map((model) => element("tr", {}, element("td", { class: "name" }, model.name),
+    element("td", { class: model.cause ? "why" : "" }, whereabouts(model) + (model.pinned ? ", pinned" : "")), number(model.weights_bytes ? bytes(model.weights_bytes) : "–"),
+    number(count(model.running)), number(count(model.waiting)), number(model.generation_tps.toFixed(1)), number(count(model.total_requests_processed)),
+    number(share(model.total_cached_tokens / Math.max(1, model.total_prompt_tokens))), number(model.running + model.waiting ? "now" : seconds(model.last_used_s)), number(model.load_s ? seconds(model.load_s) : "–"))));
 }
 
 function showTiles(status, gap, ttft, queue) {
@@ -106,7 +116,7 @@ function showRequests(listed) {
 function requestRow(id, isOwn) {
   const cell = (name, type = "number") => element("td", { "data-name": name, class: type });
   const button = element("button", { type: "button", "aria-label": `Cancel ${id}`, onclick: () => cancel(id, button) }, "Cancel");
-  return element("tr", { "data-id": id }, cell("client", ""), cell("path", ""), cell("phase", ""),
+  return element("tr", { "data-id": id }, cell("client", ""), cell("path", ""), cell("model", "several name"), cell("phase", ""),
     element("td", {}, element("progress", { max: 1, value: 0, "aria-label": `Progress of ${id}` })),
     cell("prompt"), cell("cached"), cell("reply"), cell("rate"), cell("elapsed"), element("td", {}, ...(isOwn ? [button] : [])));
 }
@@ -114,7 +124,7 @@ function requestRow(id, isOwn) {
 function fillRow(row, request) {
   row.querySelector("[data-name=client]").title = request.client ? `${request.client}\n${request.id}` : request.id;
   const texts = {
-    client: request.request_id === null ? OTHERS : clientName(request), path: endpoint(request), phase: request.phase + (WAITS[request.waits_for] ?? ""), prompt: count(request.prompt_tokens),
+    client: request.request_id === null ? OTHERS : clientName(request), path: endpoint(request), model: request.model, phase: request.phase + (WAITS[request.waits_for] ?? ""), prompt: count(request.prompt_tokens),
     cached: share(request.cached_tokens / request.prompt_tokens) + fromDisk(request),
     reply: `${count(request.completion_tokens)} of ${count(request.max_tokens)}`, rate: request.tokens_per_second.toFixed(1), elapsed: seconds(request.elapsed_s),
   };
@@ -171,7 +181,7 @@ function showReplies(replies, others) {
   const number = (text) => element("td", { class: "number" }, text);
   const listed = showsAllReplies ? replies : replies.slice(0, FEW_REPLIES);
   byId("replies").replaceChildren(...listed.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
-    element("td", { title: `${reply.client ?? ""}\n${reply.request_id ?? ""}`.trim() }, clientName(reply)), element("td", {}, endpoint(reply)), number(count(reply.prompt_tokens)),
+    element("td", { title: `${reply.client ?? ""}\n${reply.request_id ?? ""}`.trim() }, clientName(reply)), element("td", {}, endpoint(reply)), element("td", { class: "several name", title: reply.model }, reply.served_by), number(count(reply.prompt_tokens)),
     number(count(reply.expected_tokens)), number(count(reply.cached_tokens) + fromDisk(reply)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
   byId("all-replies").hidden = replies.length <= FEW_REPLIES;
   byId("all-replies").textContent = showsAllReplies ? `Show the last ${FEW_REPLIES}` : `Show all ${replies.length}`;

@@ -1,4 +1,4 @@
-// A chat with the served model: streamed, as Markdown, with images and folded reasoning. Keeps the conversation in this page only.
+// A chat with a served model: streamed, as Markdown, with images and folded reasoning. Keeps the conversation in this page only.
 
 import { byId, count, element, share } from "./dom.js";
 import { markdownView } from "./markdown.js";
@@ -9,10 +9,10 @@ const NEAR_PX = 60;
 
 let conversation = [];
 let running = null; // AbortController of the running reply
-let model = null;
 
-export function useModel(name) {
-  model = name;
+export function useModels(names) {
+  const field = byId("chat-model");
+  if (field.childElementCount !== names.length) field.replaceChildren(...names.map((name) => element("option", {}, name)));
 }
 
 export function startChat() {
@@ -67,7 +67,7 @@ async function reply(view) {
   const mine = conversation;
   let reasoning = "", usage = null, fault = null;
   try {
-    const body = { model, messages: conversation, stream: true, stream_options: { include_usage: true } };
+    const body = { model: byId("chat-model").value, messages: conversation, stream: true, stream_options: { include_usage: true } };
     const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: running.signal };
     for await (const { data } of events("/v1/chat/completions", options)) {
       if (data === "[DONE]") break;
