@@ -124,12 +124,20 @@ def test_a_model_of_the_list_answers_to_all_its_names(checkpoint: Callable[..., 
         assert "coder, gpt-5" in printed
         url = printed[printed.index("http://") :].split("/v1")[0]
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
-            assert [card["id"] for card in http.get("/v1/models").json()["data"]] == ["coder", "gpt-5"]
+            cards = http.get("/v1/models").json()["data"]
+            facts = [(card["id"], card["aliases"], card["pinned"], card["task"]) for card in cards]
+            assert facts == [("coder", ["gpt-5"], False, "chat"), ("gpt-5", ["coder"], False, "chat")]
             for name in ("coder", "gpt-5", "claude-haiku"):
                 body = {"model": name, "prompt": "a", "max_tokens": 1}
                 assert http.post("/v1/completions", json=body).json()["model"] == name
             unknown = http.post("/v1/completions", json={"model": "demo", "prompt": "a"})
             assert unknown.status_code == 404 and "serves `coder`, `gpt-5`." in unknown.text
+            wrong = http.post("/v1/models/coder/leave").json()["error"]
+            assert wrong["message"] == "`act` must be 'load' or 'unload'."
+        for name, act, state in (("claude-x", "unload", "unloaded"), ("gpt-5", "load", "ready")):
+            assert run("models", act, name, "--url", url).stdout == f"coder is {state}.\n"
+        listed = run("models", VLLM_MLX_PORT=url.rpartition(":")[2]).stdout
+        assert listed.count("A server serves ") == listed.count("A server serves coder (gpt-5): ready, chat, ") == 1
 
 
 def test_several_models_on_the_command_line(checkpoint: Callable[..., Path], tmp_path: Path) -> None:

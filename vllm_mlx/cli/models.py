@@ -7,7 +7,7 @@ import difflib
 import json
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -217,8 +217,24 @@ def models(
     else:
         console().print(_table(found))
         print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
-    for card in () if as_json else served:
-        print(f"A server serves {card.get('id')}: {card.get('state')}.")
+    for line in () if as_json else map(_line, _without_aliases(served)):
+        print(line)
+
+
+def _without_aliases(served: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the first of the cards of each model."""
+    told: set[str] = set()
+    for card in served:
+        if card["id"] not in told:
+            yield card
+        told.update(card.get("aliases") or ())
+
+
+def _line(card: Mapping[str, Any]) -> str:
+    aliases = ", ".join(card.get("aliases") or ())
+    facts = [str(card.get("state")), *(["pinned"] if card.get("pinned") else []), str(card.get("task", "chat"))]
+    size = f", {readable(card['load_bytes'])} of weights" if card.get("load_bytes") else ""
+    return f"A server serves {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}."
 
 
 def _served() -> list[Mapping[str, Any]]:
@@ -229,7 +245,8 @@ def _served() -> list[Mapping[str, Any]]:
 
 
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Name, as the server knows it. Default: its first model.")
+    str | None,
+    typer.Argument(metavar="[NAME]", help="Any name by which requests ask for it. Default: the first model."),
 ]
 
 
@@ -247,9 +264,8 @@ def unload(name: NameArgument = None, url: UrlOption = None, api_key: KeyOption 
 
 def _have_server(act: str, name: str | None, url: str | None, api_key: str | None) -> None:
     server = replace(find_server(url, api_key, as_admin=True), answer_s=_LOAD_S)
-    found = server.model(name).name
-    card = server.post(f"/v1/models/{quote(found)}/{act}?wait=true")
-    print(f"{found} is {card.get('state')}.")
+    card = server.post(f"/v1/models/{quote(name or server.model().name)}/{act}?wait=true")
+    print(f"{card.get('id')} is {card.get('state')}.")
 
 
 @models_app.command()
@@ -283,7 +299,7 @@ def remove(
         raise CommandFailed(f"{model} is not a downloaded model. `vllm-mlx models` lists them.")
     with suppress(NoServer, ConfigError):
         server = replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S)
-        if local_folder(str(server.get("/v1/status").get("model"))) == found.folder:
+        if any(local_folder(served.checkpoint) == found.folder for served in server.models()):
             raise CommandFailed(f"The server at {server.url} uses {model}. Stop it first.")
     files = found.folder.parents[1] if found.folder.parent.name == "snapshots" else found.folder
     size = readable(found.disk_bytes)

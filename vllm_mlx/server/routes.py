@@ -4,7 +4,7 @@ import time
 import uuid
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -133,7 +133,8 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
 
     def card(name: str) -> ModelCard:
         name, position = models.resolve(name)
-        info, state = engine.fronts[position].info, engine.state_of(position)
+        entry, front, state = models.entries[position], engine.fronts[position], engine.state_of(position)
+        info = front.info
         return ModelCard(
             id=name,
             created=info.created,
@@ -146,6 +147,9 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
             state="ready" if state == "leaving" else state,
             status=LoadStatus(value=LOADED[state]),
             load_bytes=info.weights_bytes,
+            pinned=entry.pin,
+            aliases=[other for other in entry.names if other != name],
+            task="completion" if front.tokenizer.chat_template is None else "chat",
             web_search=searches,
         )
 
@@ -158,20 +162,17 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
     async def show_model(model_id: str) -> Response:
         return as_json(card(model_id))
 
-    @router.post("/v1/models/{model_id:path}/load", responses=_OF_COMMAND)
-    async def load_model(model_id: str, http: Request, wait: bool = False) -> Response:
-        """Load the weights unless they are in memory. The answer comes at once, or with `wait` at the end."""
-        require_admin(http.scope)
-        name, position = models.resolve(model_id)
-        await engine.load_model(position, wait=wait)
-        return as_json(card(name))
+    @router.post("/v1/models/{model_id:path}/{act}", responses=_OF_COMMAND)
+    async def move_weights(
+        model_id: str, act: Literal["load", "unload"], http: Request, wait: bool = False
+    ) -> Response:
+        """Bring the weights into memory, or let them leave until a request or a command loads them again.
 
-    @router.post("/v1/models/{model_id:path}/unload", responses=_OF_COMMAND)
-    async def unload_model(model_id: str, http: Request, wait: bool = False) -> Response:
-        """Let the weights leave memory, until a request or a command loads them again. A model in use stays: 409."""
+        The answer comes at once, or with `wait` at the end. A model in use stays: 409.
+        """
         require_admin(http.scope)
-        name, position = models.resolve(model_id)
-        await engine.unload_model(position, wait=wait)
-        return as_json(card(name))
+        _, position = models.resolve(model_id)
+        await (engine.load_model if act == "load" else engine.unload_model)(position, wait=wait)
+        return as_json(card(models.entries[position].name))
 
     return router

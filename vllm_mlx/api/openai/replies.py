@@ -185,6 +185,9 @@ class ModelCard(Reply):
     state: Literal["ready", "loading", "unloaded", "failed"]
     status: LoadStatus
     load_bytes: int  # that the weights take while they are in memory
+    pinned: bool  # whether the weights leave for no other model
+    aliases: list[str]  # other names of the same model
+    task: Literal["chat", "completion"]  # chat needs a chat template
     web_search: bool  # whether this server runs the searches that a model asks for
 
 
