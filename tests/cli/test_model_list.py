@@ -68,6 +68,7 @@ def test_each_table_describes_its_own_model(file: Path) -> None:
             "`models` in FILE must be a list of tables. Write `[[models]]` above the settings of each model.",
         ),
         ("[models]\nmodel = 'a'\n", "`models` in FILE must be a list of tables."),
+        ("models = []\n", "`[[models]]` in FILE lists no model. Write a table for each, or leave `models` out."),
         ("models = ['a']\n", "`models` in FILE must be a list of tables."),
         ("[[models]]\nmodel = 'a'\n[[models]]\nmodel = 'a'\n", "`a` stands for two models, a and a."),
         ("[[models]]\nmodel = 'a'\naliases = ['b']\n[[models]]\nmodel = 'b'\n", "`b` stands for two models, a and b."),

@@ -49,3 +49,11 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(checkpoint: Callable[..
     with pytest.raises(ModelLoadError):
         while loading.advance() is None:
             pass
+
+
+def test_a_text_checkpoint_is_not_said_to_lack_a_vision_encoder(
+    checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find_checkpoint(str(checkpoint("qwen3_5")))
+    model = begin_loading(found, trust_remote_code=False, has_drafts=True).complete()
+    assert type(model).__name__ == "MultimodalModel" and not caplog.text

@@ -106,6 +106,8 @@ def _refuse_doubt(
     """Raise ConfigError if several models are listed, and one is described outside the list too."""
     if "models" not in given:
         return
+    if given["models"] == []:
+        raise ConfigError(f"{origin('models')} lists no model. Write a table for each, or leave `models` out.")
     for name in sorted(OF_A_MODEL & given.keys()):
         raise ConfigError(
             f"{origin(name)} describes one model, and {origin('models')} lists models. Leave one of the two out, or "

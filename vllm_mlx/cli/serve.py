@@ -43,7 +43,7 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
     except EngineDead as error:
         raise BrokeDown(error.message) from error
     except ModelLoadError as error:
-        raise ModelLoadError(error.message + nearest(settings.model)) from error
+        raise ModelLoadError(error.message + "".join(nearest(one.model) for one in settings.each())) from error
     except (VLLMMLXError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:

@@ -157,7 +157,8 @@ class Settings(_Values):
     models: tuple[OwnModel, ...] = ()
     """Several models, each with settings of its own. The settings outside describe the first."""
     model: str = "demo"
-    """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one."""
+    """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one. `NAME=MODEL` gives it a name, and
+    several are served together."""
     served_model_name: tuple[str, ...] = ()
     """Name by which clients ask for the model; replies carry the first name. Default: the model's own name."""
     host: str = "127.0.0.1"

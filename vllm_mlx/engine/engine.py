@@ -219,7 +219,7 @@ class Engine:
                 other.leave()
                 lane.share(others)
         if others and not lane.fits:
-            busy = ", ".join(other.facts.info.model for other in others if other.runner is not None)
+            busy = ", ".join(other.name for other in others if other.runner is not None)
             raise ModelUnavailable(f"The weights have no room beside {busy}.", retry_after_s=_RETRY_S)
         lane.load()
 

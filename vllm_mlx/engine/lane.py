@@ -49,8 +49,18 @@ class Reload:
 class Lane:
     """Owns the runner of one checkpoint, and the bytes that its weights take. Belongs to the engine thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, reload: Reload, facts: EngineFacts, *, pin: bool = False):
-        """The weights of a lane with a `pin` leave for no other model."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        reload: Reload,
+        facts: EngineFacts,
+        *,
+        name: str = "",
+        pin: bool = False,
+    ):
+        """The weights of a lane with a `pin` leave for no other model. `name` stands for the model in messages."""
+        self.name = name or facts.info.model
         self.scheduler, self.media, self.facts = scheduler, runner.media, facts
         self.is_pinned = pin
         self._held: list[Sequence] = []  # what came since the weights are to leave for another model
@@ -315,9 +325,9 @@ class Lane:
         self.residence.unloaded(now)
         self.is_yielding = False
         self._release(self._held)
-        logger.info("The model is unloaded: %.2f GB are free again", freed_bytes / 1e9)
+        logger.info("%s is unloaded: %s MB are free again", self.name, f"{freed_bytes / 1e6:,.1f}")
         if self._missing_bytes > _MUCH_MISSING:
-            logger.warning("%.3f GB of the weights are still in memory", self._missing_bytes / 1e9)
+            logger.warning("%.3f GB of the weights of %s are still in memory", self._missing_bytes / 1e9, self.name)
 
     # -- and come back
 
@@ -353,13 +363,13 @@ class Lane:
         self.came_s = time.monotonic()
         self._load_s, self._build_s = self.residence.loaded(self.came_s), loading.build_s
         mx.clear_cache()
-        message = "The model is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
-        logger.info(message, self._load_s, 1000 * self._build_s)
+        message = "%s is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
+        logger.info(message, self.name, self._load_s, 1000 * self._build_s)
 
     def _fail(self, cause: str) -> None:
         self._give_up()
         self.residence.fail(cause, time.monotonic())
-        logger.error("The model could not be loaded: %s", cause)
+        logger.error("%s could not be loaded: %s", self.name, cause)
 
     def _give_up(self) -> None:
         """Free what was read, and give its bytes back."""

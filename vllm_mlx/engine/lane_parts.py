@@ -55,6 +55,7 @@ def build_lane(
     tree: PrefixTree | None = None,
     watch: DeviceWatch | None = None,
     *,
+    name: str = "",
     pin: bool = False,
     ranks: Ranks | None = None,
 ) -> tuple[Lane, DeviceWatch]:
@@ -85,7 +86,7 @@ def build_lane(
         run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving)
     no_unload = config.no_unload if ranks is None else _ALL_RANKS
     reload = _reload(config, checkpoint, measured, run, no_unload)
-    return Lane(scheduler, run(measured.model), reload, facts, pin=pin), watch
+    return Lane(scheduler, run(measured.model), reload, facts, name=name, pin=pin), watch
 
 
 def prefill_context(measured: MeasuredModel, budget: Budget) -> Callable[[], AbstractContextManager[None]]:

@@ -213,7 +213,9 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
         measured = load_measured(config, source.checkpoint, probe, budget, source.known)
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
         tree = next((cache.tree for lane in lanes if (cache := lane.scheduler.prefix_cache) is not None), None)
-        lane, watch = build_lane(config, source.checkpoint, measured, budget, tree, watch, pin=source.pin)
+        lane, watch = build_lane(
+            config, source.checkpoint, measured, budget, tree, watch, name=source.name, pin=source.pin
+        )
         lanes.append(lane)
         del measured, lane  # so that the weights can leave
         if (cache := lanes[-1].scheduler.prefix_cache) is not None:

@@ -109,10 +109,18 @@ def _load_vision(path: Path, trust_remote_code: bool) -> Any:
 
 def _load_language_or_text(path: Path, trust_remote_code: bool) -> Any:
     """Load the language model by mlx-vlm, or by mlx-lm if mlx-vlm cannot."""
+    logging.getLogger().addFilter(_tells_more)
     try:
         module = _load_vision(path, trust_remote_code)
         module.vision_tower = None
         return module
     except LOAD_ERRORS as error:
         logger.warning("mlx-lm runs this model, without drafts: %s", first_line(error, 300))
+    finally:
+        logging.getLogger().removeFilter(_tells_more)
     return _load_text(path, trust_remote_code)
+
+
+def _tells_more(record: logging.LogRecord) -> bool:
+    """Leave out mlx-vlm's warning that a text checkpoint has no vision encoder."""
+    return "no weights for module(s): vision_tower." not in record.getMessage()
