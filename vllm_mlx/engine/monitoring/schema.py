@@ -228,7 +228,13 @@ class RankRow(TypedDict):
     sum_ms: float
 
 
-class EngineFigures(Counts):
+class RankRows(TypedDict):
+    """What only a model has that several Macs run."""
+
+    ranks: NotRequired[list[RankRow]]
+
+
+class EngineFigures(Counts, RankRows):
     """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
 
     status: str
@@ -253,7 +259,6 @@ class EngineFigures(Counts):
     images: ImageStatus
     drafts: DraftStatus
     models: list[ModelRow]
-    ranks: NotRequired[list[RankRow]]  # only of a model that several Macs run
     model_facts: ModelFacts
     build: BuildFacts
     report_age_s: float

@@ -37,6 +37,7 @@ from .schema import (
     ModelRow,
     PressureStatus,
     RankRow,
+    RankRows,
     SystemStatus,
 )
 
@@ -75,7 +76,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
     report, totals, now = moment.report, reduce(add, moment.totals), moment.now
     models = [(name, lane.state in ("ready", "leaving")) for name, lane, _ in moment.models]
     running = [reply.describe(now, models, report.reading) for reply in replies]
-    status: EngineStatus = {
+    return {
         "status": "running" if running else "idle",
         "model": moment.facts["model"],
         "architecture": moment.facts["architecture"],
@@ -104,14 +105,16 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "images": report.images,
         "drafts": report.drafts,
         "models": [_model(*model, now) for model in moment.models],
+        **_ranks(report),
         "model_facts": moment.facts,
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
         "requests": running,
     }
-    if report.ranks:
-        status["ranks"] = [_rank(rank) for rank in report.ranks]
-    return status
+
+
+def _ranks(report: EngineReport) -> RankRows:
+    return {"ranks": [_rank(rank) for rank in report.ranks]} if report.ranks else {}
 
 
 def _rank(report: RankReport) -> RankRow:
