@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_mlx.core.errors import GenerationError
-from vllm_mlx.core.faults import DeviceFault, Fault, device_fault
+from vllm_mlx.core.faults import DeviceFault, Fault, RanksParted, device_fault
 from vllm_mlx.core.fence import Fence, RowFence
 
 FAILED = (
@@ -30,6 +30,11 @@ OUT_OF_MEMORY = (
     "[malloc] Unable to allocate 1073741824 bytes.",
     "[malloc_or_wait] Unable to allocate 1073741824 bytes.",
 )
+PARTED = (
+    RuntimeError("[ring] connection to a peer was lost"),
+    RuntimeError("[jaccl] Send failed with error code 12"),
+    RanksParted("This rank failed: ValueError: broken"),
+)
 OTHERS = (
     RuntimeError("[metal::Device] Unable to load kernel steel_gemm"),
     RuntimeError("[METAL2]"),
@@ -47,6 +52,13 @@ def test_a_command_buffer_that_failed(text: str) -> None:
 @pytest.mark.parametrize("text", OUT_OF_MEMORY)
 def test_a_device_without_memory(text: str) -> None:
     assert device_fault(RuntimeError(text)) is Fault.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("error", PARTED)
+def test_a_lost_rank_passes_the_fences_of_rows(error: RuntimeError) -> None:
+    assert device_fault(error) is Fault.PARTED
+    with pytest.raises(RuntimeError), RowFence("the other rows"):
+        raise error
 
 
 @pytest.mark.parametrize("error", [*OTHERS, None])

@@ -17,7 +17,7 @@ def session(name: str, path: Path, **arguments: Any) -> Any:
 
 SHORT = [("qwen3", {}, {"apart": True}), ("qwen3_5", {}, {})]
 LONG = [(name, {}, {}) for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3")]
-QUANTISED = [("qwen3", {"bits": 4, "hidden_size": 128}, {})]
+QUANTISED = [("qwen3", {"bits": 4, "head_dim": 32}, {})]
 
 
 @pytest.mark.parametrize(

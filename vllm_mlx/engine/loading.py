@@ -229,9 +229,10 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
-    config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-    lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
-    ranks.exchange("ready", True)
+    with ranks.loading():
+        config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+        lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
+        ranks.exchange("ready", True)
     ranks.progress.ready()
     engine = Engine([lane], watch)
     engine.rank_reports = lambda: ranks.progress.reports(_figures(ranks, watch))
@@ -240,10 +241,11 @@ def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> 
 
 def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
     """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
-    _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-    watch = device_watch(budget)
-    worker = Worker(measured.model, watch, ranks, prefill_context(measured, budget))
-    ranks.exchange("ready", True)
+    with ranks.loading():
+        _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+        watch = device_watch(budget)
+        worker = Worker(measured.model, watch, ranks, prefill_context(measured, budget))
+        ranks.exchange("ready", True)
     ranks.progress.report = lambda: _figures(ranks, watch)
     ranks.progress.ready()
     worker.work()

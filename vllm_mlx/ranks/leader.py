@@ -63,7 +63,7 @@ class Leader(Runner):
     def rest(self) -> None:
         """Tell the workers what the cache has dropped since the last plan, too."""
         super().rest()
-        if self._log:
+        if self._log and not self.batches:
             with ending_ranks():
                 self._send(StepPlan())
                 self._progress.done()

@@ -1,25 +1,29 @@
 """This process among the ranks of one model: its connections, and what all ranks must know alike while they load."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..core.faults import RanksParted
+from ..core.faults import Fault, RanksParted, device_fault
 from .figures import Link, RankReport
 
 Message = dict[str, Any]
+_VERDICT_S = 5.0  # until it is known which rank has ended, and why
 
 
 class Peer(Protocol):
-    """A connection to another rank. Both raise an error if the other rank is lost."""
+    """A connection to another rank. Both raise RanksParted if the other rank is lost."""
 
     def say(self, message: Message) -> int:
         """Send a message. Returns its number of bytes."""
         ...
 
-    def hear(self, timeout_s: float | None = None) -> Message: ...
+    def hear(self, timeout_s: float | None = None) -> Message:
+        """Wait for the next message. Raises ConfigError if that rank has ended because a new start would fail, too."""
+        ...
 
 
 class Progress:
@@ -60,6 +64,19 @@ class Ranks:
         for peer in self.peers:
             peer.say({what: told})
         return told
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Raise why another rank has ended, in place of what this rank meets because of it."""
+        try:
+            yield
+        except RuntimeError as error:
+            if device_fault(error) is Fault.PARTED:
+                for peer in self.peers:
+                    with suppress(RanksParted):
+                        while True:
+                            peer.hear(_VERDICT_S)
+            raise
 
     def _hear(self, peer: Peer, what: str, rank: int, timeout_s: float | None) -> Any:
         message = peer.hear(timeout_s)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ..core.errors import GenerationError, RequestError, VLLMMLXError
-from ..core.faults import RanksParted
+from ..core.faults import Fault, RanksParted, device_fault
 from ..core.fence import Fence, RowFence
 from ..core.sequence import Sequence
 
@@ -45,9 +45,9 @@ def ending_ranks() -> Iterator[None]:
     """Turn each error of the block into RanksParted: the other ranks have not met it, and go on."""
     with Fence("nothing, since this error ends all ranks", is_logged=False) as fence:
         yield
-    if isinstance(fence.error, RanksParted):
-        raise fence.error
     if fence.error is not None:
+        if device_fault(fence.error) is Fault.PARTED:
+            raise fence.error
         raise RanksParted(f"This rank failed: {type(fence.error).__name__}: {fence.error}") from fence.error
 
 
