@@ -209,7 +209,7 @@ def failing_proof(ranks: Ranks, path: str) -> Any:
     def fail(model: Any) -> float:
         raise ValueError("this rank alone cannot prove it")
 
-    ranked.PROOF_S = 5.0
+    ranked.PROOF_S = 3.0
     if ranks.rank:
         proofs._likeness_in_groups = fail
     return follow(ranks, path) if ranks.rank else RankedDriver(ranks, path).replies
