@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from rich.console import Console
 from scripts._bench.client import BenchmarkError
 from scripts._bench.servers import free_port, running
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
+from vllm_mlx.cli.remote import Remote
+from vllm_mlx.cli.terminal import CommandFailed
 
 from .clients import CLIENTS, NOT_RUN
 from .install import install
@@ -38,6 +41,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--url", help="a running server (default: start one)")
     add("--scripted", action="store_true", help="start a server without a model, which calls the shell twice and ends")
     add("--model", default="demo", metavar="M", help="checkpoint to start a server with (default: the bundled demo)")
+    add("--small", metavar="M", help="checkpoint of a smaller model beside it, which gets titles and summaries")
     add(
         "--client",
         action="append",
@@ -57,23 +61,23 @@ def server(arguments: argparse.Namespace) -> Iterator[str]:
         yield arguments.url.rstrip("/").removesuffix("/v1")
         return
     port = free_port()
-    if arguments.scripted:
-        command = [sys.executable, "-m", "tests.server.scripted", str(port), *SCRIPTED_COMMANDS]
-    else:
-        # Some clients set no limit, and a model that cannot stop would fill the context.
-        command = [
-            sys.executable,
-            "-m",
-            "vllm_mlx",
-            "serve",
-            arguments.model,
-            "--port",
-            str(port),
-            "--max-tokens",
-            "1024",
-        ]
-    with running(command, port):
-        yield f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["tests.server.scripted", str(port), *SCRIPTED_COMMANDS]
+        if not arguments.scripted:
+            command = ["vllm_mlx", "serve", "--config", str(_config(arguments, Path(folder))), "--port", str(port)]
+        with running([sys.executable, "-m", *command], port):
+            yield f"http://127.0.0.1:{port}"
+
+
+def _config(arguments: argparse.Namespace, folder: Path) -> Path:
+    """Write the server's settings. Some clients set no limit, and a model that cannot stop would fill the context."""
+    models = {"main": arguments.model} | ({"small": arguments.small} if arguments.small else {})
+    tables = [
+        f"[[models]]\nname = {json.dumps(name)}\nmodel = {json.dumps(model)}\nmax_tokens = 1024\n"
+        for name, model in models.items()
+    ]
+    (file := folder / "config.toml").write_text("".join(tables), encoding="utf-8")
+    return file
 
 
 def run_clients(arguments: argparse.Namespace) -> bool:
@@ -100,12 +104,17 @@ def run_clients(arguments: argparse.Namespace) -> bool:
 
 
 def _setting(arguments: argparse.Namespace, url: str) -> Setting:
-    [card, *_] = httpx.get(f"{url}/v1/models", trust_env=False).raise_for_status().json()["data"]
+    server = Remote(url)
+    main = server.model()
+    small = server.beside(main)
+    window = main.max_model_len or 0
     return Setting(
         folder=arguments.folder,
         url=url,
-        model=card["id"],
-        window=card["max_model_len"],
+        model=main.name,
+        window=window,
+        small="" if small is None else small.name,
+        small_window=0 if small is None else small.max_model_len or window,
         is_trimmed=arguments.trim,
         limit_s=arguments.limit_s or (_SCRIPTED_LIMIT_S if arguments.scripted else _LIMIT_S),
         is_scripted=arguments.scripted,
@@ -151,6 +160,8 @@ def _facts(one: Outcome) -> dict[str, object]:
         "complaints": one.complaints,
         "wall_s": round(one.wall_s, 1),
         "elsewhere": one.elsewhere,
+        "by_model": one.by_model,
+        "num_loads": one.num_loads,
         "output": one.output,
         "requests": requests,
     }
@@ -161,7 +172,7 @@ def main() -> None:
     try:
         arguments = parse_arguments(sys.argv[1:])
         sys.exit(0 if run_clients(arguments) else 1)
-    except (BenchmarkError, OSError, httpx.HTTPError) as error:
+    except (BenchmarkError, CommandFailed, OSError, httpx.HTTPError) as error:
         sys.exit(f"scripts/accept-clients: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -30,6 +30,8 @@ class Place:
     model: str
     window: int
     is_trimmed: bool  # fewest tools, for servers that read slowly
+    small: str = ""  # the model for titles and summaries; empty: the same one
+    small_window: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,13 @@ class Client:
     def for_server(self, place: Place) -> Launched:
         """The client as `launch` sets it up, with the additions of this table."""
         target = Target(
-            url=place.url, model=place.model, context=place.window, api_key=NO_KEY, folder=place.home / "launch"
+            url=place.url,
+            model=place.model,
+            small=place.small,
+            small_context=place.small_window,
+            context=place.window,
+            api_key=NO_KEY,
+            folder=place.home / "launch",
         )
         client = LAUNCHED[self.launched].for_server(target)
         changed = {

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from vllm_mlx.server.run import listen
 
-_REPLY_PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
+REPLY_PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
 _ERRORS = (b"event: error\n", b"event: response.failed\n", b'data: {"error"')
 _OWN_HEADERS = frozenset({"host", "content-length", "connection", "transfer-encoding"})
 
@@ -37,7 +37,7 @@ class Seen:
     @property
     def is_main(self) -> bool:
         """Whether the agent itself asks: requests for titles and counts have no tools."""
-        return self.path in _REPLY_PATHS and isinstance(self.body, dict) and bool(self.body.get("tools"))
+        return self.path in REPLY_PATHS and isinstance(self.body, dict) and bool(self.body.get("tools"))
 
     @property
     def results(self) -> list[str]:

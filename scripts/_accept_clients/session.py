@@ -3,8 +3,12 @@
 import secrets
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from vllm_mlx.cli.clients import write_own
 
@@ -12,13 +16,14 @@ from .clients import Client, Place
 from .install import binary, search_path
 from .outside import walled_in
 from .processes import run_program
-from .relay import Relay, Seen, relaying
+from .relay import REPLY_PATHS, Relay, Seen, relaying
 
 NOTES = ("note", "last")
 PROMPT = f"Run `cat {NOTES[0]}`"  # short: the demo copies the command out of a long prompt
 # The first command ends at once, the second one half a second after its output: clients may read them differently.
 SCRIPTED_COMMANDS = (f"cat {NOTES[0]}", f"cat {NOTES[1]}; sleep 0.5")
 
+_IDLE_S = 10.0  # for what a client left behind
 _NOT_STARTED = 127  # the exit code of a shell for a program that it cannot start
 
 
@@ -33,6 +38,8 @@ class Setting:
     is_trimmed: bool
     limit_s: float
     is_scripted: bool
+    small: str = ""  # the model for titles and summaries; empty: the same one
+    small_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,8 @@ class Outcome:
     has_lost: bool
     elsewhere: list[str]
     is_scripted: bool
+    by_model: dict[str, int] | None  # requests as the server counts them; None if it has no status
+    num_loads: int  # of weights, while the client worked
 
     @property
     def complaints(self) -> list[str]:
@@ -66,7 +75,15 @@ class Outcome:
             found.append("it ran no call")
         found += [f"{each.method} {each.path}: {each.status}" for each in self.seen if _is_refused(each)]
         found += [f"{each.path}: an error in the stream" for each in self.seen if each.num_errors]
+        if self.by_model is not None and sum(self.by_model.values()) != self.num_replies:
+            found.append(f"the server counted {self.by_model} of {self.num_replies} replies")
+        if self.num_loads:
+            found.append(f"{self.num_loads} loads of weights while it worked")
         return found
+
+    @property
+    def num_replies(self) -> int:
+        return sum(each.path in REPLY_PATHS and each.status == 200 for each in self.seen)
 
     @property
     def num_calls(self) -> int:
@@ -84,6 +101,7 @@ def run_session(client: Client, setting: Setting) -> Outcome:
     marks = [secrets.token_hex(6) for _ in NOTES]
     relay = Relay(setting.url)
     elsewhere: list[str] = []
+    before = _rows(setting.url)
     with tempfile.TemporaryDirectory(prefix="accept-") as folder, relaying(relay) as url:
         place = _place(Path(folder), setting, url)
         for note, mark in zip(NOTES, marks, strict=True):
@@ -95,6 +113,7 @@ def run_session(client: Client, setting: Setting) -> Outcome:
             except OSError as error:
                 exit_code, output = _NOT_STARTED, f"It did not start: {error}"
             wall_s = time.monotonic() - started_s
+    rows = _rows(setting.url)
     results = "".join(result for each in relay.seen for result in each.results)
     has_lost = client.loses_output and setting.is_scripted and marks[0] not in results
     is_right = all(mark in results for mark in (marks[has_lost:] if setting.is_scripted else marks[:1]))
@@ -108,14 +127,37 @@ def run_session(client: Client, setting: Setting) -> Outcome:
         has_lost=has_lost,
         elsewhere=sorted(set(elsewhere)),
         is_scripted=setting.is_scripted,
+        by_model=None if rows is None else {name: _grew(row, before, name)[0] for name, row in rows.items()},
+        num_loads=sum(_grew(row, before, name)[1] for name, row in (rows or {}).items()),
     )
+
+
+def _rows(url: str) -> dict[str, Any] | None:
+    """Wait until the server is idle. Returns the rows of its models, or None if it has none, as without a model."""
+    deadline = time.monotonic() + _IDLE_S
+    while True:
+        answer = httpx.get(f"{url}/v1/status", trust_env=False)
+        if not answer.is_success:
+            return None
+        status = answer.json()
+        if status["status"] == "idle" or time.monotonic() > deadline:
+            return {row["name"]: row for row in status["models"]}
+        time.sleep(0.1)
+
+
+def _grew(row: Mapping[str, Any], before: Mapping[str, Any] | None, name: str) -> tuple[int, int]:
+    """Return the requests and the loads of a model since `before`."""
+    was = (before or {})[name]
+    num_loads = sum(row["loads"].values()) - sum(was["loads"].values())
+    return row["total_requests_processed"] - was["total_requests_processed"], num_loads
 
 
 def _place(folder: Path, setting: Setting, url: str) -> Place:
     home, work = folder / "home", folder / "work"
     home.mkdir()
     work.mkdir()
-    return Place(home, work, url, setting.model, setting.window, setting.is_trimmed)
+    small = (setting.small, setting.small_window)
+    return Place(home, work, url, setting.model, setting.window, setting.is_trimmed, *small)
 
 
 def _run(client: Client, setting: Setting, place: Place, environment: dict[str, str]) -> tuple[int | None, str]:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,7 +93,7 @@ def test_a_client_that_fails_does_not_end_the_run(url: str, tmp_path: Path, caps
     assert table["Qwen Code"][-1] == "no: it ended with code 1; it sent no request"
     assert table["Cline"][-1] == "no: it ended with code 127; it sent no request"
     assert table["pi"][-1] == "not run: it cannot be installed. npm was not found: install Node.js."
-    assert table["goose"][1:3] == ["3", "2, the right ones"] and table["goose"][-1] == "yes"
+    assert table["goose"][1:4] == ["3", "", "2, the right ones"] and table["goose"][-1] == "yes"
     assert "no such model" in told.err and "It did not start: " in told.err
 
 
@@ -150,3 +150,28 @@ def test_a_program_that_does_not_end_is_ended() -> None:
     code = "import time; print('begun', flush=True); time.sleep(60)"
     assert run_program([sys.executable, "-c", code], limit_s=2) == (None, "begun\n")
     assert time.monotonic() - started_s < 20
+
+
+WITH_TITLE = """
+import json, os, urllib.request
+def ask(model, **fields):
+    body = {"model": os.environ[model], "max_tokens": 8, **fields}
+    address = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"content-type": "application/json"})
+    urllib.request.urlopen(request).read()
+say = {"role": "user", "content": "Say: hello"}
+ask("ANTHROPIC_DEFAULT_HAIKU_MODEL", messages=[say])
+call = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "cat note"}}
+result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": open("note").read()}
+messages = [say, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+ask("ANTHROPIC_MODEL", messages=messages, tools=[{"name": "Bash", "input_schema": {"type": "object"}}])
+"""
+
+
+def test_replies_of_a_small_model_beside_the_main_one_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
+) -> None:
+    stand_in("claude", tmp_path, WITH_TITLE)
+    arguments = ["--client", "claude", "--folder", str(tmp_path), "--small", str(checkpoint("qwen3"))]
+    assert run_clients(parse_arguments(arguments)), capsys.readouterr()
+    assert rows(capsys.readouterr().out)["Claude Code"][1:4] == ["2", "main 1, small 1", "1, the right ones"]
