@@ -134,7 +134,8 @@ def test_the_fewest_macs_that_hold_the_weights_are_named(checkpoint: Make) -> No
     model = find_checkpoint(str(checkpoint("deepseek_v3")))
     sizes = {num: shard_of(model, num).weights_bytes for num in (1, 2, 4)}
     for num in (2, 4):
-        expected = f" {num} Macs with as much memory hold it, 0.0 GB of weights and 0.8 kB a token of context on each: "
+        size = f"{sizes[num] / 1e6:.1f} MB"
+        expected = f" {num} Macs with as much memory hold it, {size} of weights and 0.8 kB a token of context on each: "
         assert several_macs(model, sizes[num] * 8 // 7 + 1).startswith(expected)
     assert several_macs(model, 1000) == ""
     assert several_macs(find_checkpoint(str(checkpoint("gemma3_text"))), 1 << 40) == ""

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import ConfigError, VLLMMLXError
 from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder, nearest
-from .options import load_settings
 from .remote import Remote
 from .settings import Settings, local_url
 from .terminal import AsJson, ExitCode, console, option, readable
@@ -37,18 +37,17 @@ class Check:
     text: str
 
 
+SETTINGS = frozenset({
+    "model", "tensor_parallel_size", "worker_port", "worker_host", "secret_file", "rdma_devices", "text_only",
+})  # fmt: skip
 _MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "bad": ("✗", "bold red")}
 
 
 def doctor(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", show_default=False, help="Model to check. Default: the model in the settings of `serve`."
-        ),
-    ] = None,
+    settings: Settings,
     as_json: AsJson = False,
     quick: Annotated[bool, option("--quick", None, "Skip the self-test, which loads the demo.")] = False,
+    workers: Annotated[bool, option("--workers", None, "Wait for the workers, and check the link to them.")] = False,
 ) -> None:
     """Check whether this machine can serve a model. The exit code is 1 if something prevents it."""
     from .serve import configure_logging
@@ -56,7 +55,7 @@ def doctor(
     configure_logging("error")
     checks = []
     screen = console()
-    for check in _checks(model, with_self_test=not quick):
+    for check in _checks(settings, with_self_test=not quick, with_workers=workers):
         checks.append(check)
         if not as_json:
             screen.print(_line(check))
@@ -66,9 +65,8 @@ def doctor(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
+def _checks(settings: Settings, *, with_self_test: bool, with_workers: bool) -> Iterator[Check]:
     """Yield each check as soon as it is done. Checks that need MLX are skipped if MLX does not work."""
-    settings = load_settings({} if model is None else {"model": model})
     yield check_python()
     if is_other_installed():
         yield Check("Package", "warning", "another vllm-mlx is installed beside this one: `pip uninstall vllm-mlx`")
@@ -86,6 +84,8 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
         yield from check_models(settings)
     if works and with_self_test:
         yield self_test()
+    if accepts.verdict != "bad" and with_workers:
+        yield from check_workers(settings)
 
 
 def _line(check: Check) -> Table:
@@ -280,7 +280,7 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
     from ..engine.loading import checked_tokenizer
     from ..prompt.reply_formats import reply_formats
-    from ..ranks.shards import several_macs
+    from ..ranks.shards import several_macs, shard_of
     from ..runner.checkpoint import find_checkpoint
     from ..runner.device import device_memory
 
@@ -288,6 +288,10 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         facts, config = describe(folder), settings.engine_config()
         found = find_checkpoint(str(folder), trust_remote_code=config.trust_remote_code)
         reply_formats(config, checked_tokenizer(config, found))
+        num_macs, trusts = config.tensor_parallel_size, config.trust_remote_code
+        shard = (
+            None if num_macs == 1 else shard_of(found, num_macs, text_only=config.text_only, trust_remote_code=trusts)
+        )
     except ConfigError as error:
         return Check(name, "bad", error.message)
 
@@ -295,18 +299,49 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     budget = settings.memory_budget or device.default_budget_bytes
     text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
     text += f" beside {readable(held_bytes)} of pinned models" if held_bytes else ""
-    left = budget - held_bytes - facts.weights_bytes
+    weights_bytes, bytes_per_token = facts.weights_bytes, facts.bytes_per_token
+    if shard is not None:
+        weights_bytes, bytes_per_token = shard.weights_bytes, shard.footprint.bytes_per_token
+        text += f", {readable(weights_bytes)} on each of {num_macs} Macs"
+    if settings.join is not None:
+        return Check(name, "good", f"{text}, of which this worker holds a part")
+    left = budget - held_bytes - weights_bytes
     if left <= 0:
-        macs = several_macs(found, budget, trust_remote_code=config.trust_remote_code) if not held_bytes else ""
+        alone = not held_bytes and shard is None
+        macs = several_macs(found, budget, trust_remote_code=trusts) if alone else ""
         advice = f"Choose a smaller or more quantised model.{macs}".rstrip(".")
         return Check(name, "bad", f"{text}: it does not fit {readable(budget)}. {advice}")
-    if not facts.bytes_per_token:
+    if not bytes_per_token:
         return Check(name, "good", f"{text}; {readable(left)} remain for conversations")
-    room = left // facts.bytes_per_token
+    room = left // bytes_per_token
     text += f"; {readable(left)} remain, about {room:,} tokens of conversations"
     if room < _LITTLE_CONTEXT:
         return Check(name, "warning", f"{text}, which is little for coding agents")
     return Check(name, "good", text)
+
+
+def check_workers(settings: Settings) -> Iterator[Check]:
+    """Wait for the workers of a model on several Macs, check the link to them, and let them go."""
+    from ..ranks.shards import MOST_RANKS
+    from ..ranks.sums import check_link
+    from .worker import leading
+
+    config, name = settings.engine_config(), "Workers"
+    try:
+        with leading(settings, config, Console(stderr=True), only_checks=True) as lead:
+            if lead is None:
+                raise ConfigError(f"Say how many Macs with --tensor-parallel-size, from 2 to {MOST_RANKS}.")
+            yield Check(name, "good", "all have joined, with the same versions and files of the checkpoint")
+            name = "Link"
+            link = check_link(lead.joined.ranks, lead.checkpoint, config.max_prefill_chunk)
+            for own, text in lead.facts(link):
+                yield Check(own, "good", text)
+            speed = f"{readable(link.bytes_per_s)} leave each Mac in a second"
+            yield Check(
+                "Sums", "good", f"right over the link, also those of {config.max_prefill_chunk:,} tokens; {speed}"
+            )
+    except (VLLMMLXError, RuntimeError) as error:
+        yield Check(name, "bad", str(error).rstrip("."))
 
 
 def self_test() -> Check:

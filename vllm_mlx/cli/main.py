@@ -46,6 +46,7 @@ def make_app() -> "typer.Typer":
     from .bench import bench
     from .cache import cache_app
     from .chat import chat
+    from .doctor import SETTINGS as CHECKED
     from .doctor import doctor
     from .help import Command, Group
     from .launch import launch
@@ -88,7 +89,7 @@ def make_app() -> "typer.Typer":
 
         run_server(settings)
 
-    for command in (chat, launch, status, doctor, bench, takes_settings(worker, SETTINGS)):
+    for command in (chat, launch, status, takes_settings(doctor, CHECKED), bench, takes_settings(worker, SETTINGS)):
         app.command()(command)
     for name, group in (("models", models_app), ("cache", cache_app), ("service", service_app)):
         app.add_typer(group, name=name, cls=Group)

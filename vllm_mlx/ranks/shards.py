@@ -45,7 +45,8 @@ class Shard:
     def text(self) -> str:
         per_token = self.footprint.bytes_per_token
         context = f" and {per_token / 1e3:.1f} kB a token of context" if per_token else ""
-        return f"{self.weights_bytes / 1e9:.1f} GB of weights{context}"
+        size = self.weights_bytes
+        return (f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB") + f" of weights{context}"
 
     def beside(self, whole: "Shard") -> str:
         return f"{self.text} on each of {self.num_ranks} Macs; one Mac would take {whole.text}"

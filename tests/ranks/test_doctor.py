@@ -1,0 +1,76 @@
+"""What the terminal and the status say of a model on several Macs: two processes of the command line."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.commands import run
+from tests.support.rank_processes import Macs, macs, reply
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def both(tmp_path: Path, checkpoint: Make) -> Iterator[Macs]:
+    with macs(tmp_path, checkpoint("qwen3")) as found:
+        yield found
+
+
+def checked(both: Macs, *flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Run `doctor` in the place of the server. Returns its exit code and what it found."""
+    place = ["--worker-port", str(both.worker_port), "--secret-file", str(both.secret), *flags]
+    result = run("doctor", str(both.model), "--workers", "--quick", "--json", *place, VLLM_MLX_PORT="0")
+    return result.returncode, {check["name"]: (check["verdict"], check["text"]) for check in json.loads(result.stdout)}
+
+
+def test_doctor_checks_the_link_to_a_worker_and_lets_it_go(both: Macs) -> None:
+    worker = both.start_worker()
+    code, found = checked(both, "--tensor-parallel-size", "2")
+    assert (code, worker.code()) == (0, 0), worker.printed
+    assert found["Workers"][0] == "good"
+    assert "of weights and 0.5 kB a token of context on each of 2 Macs; one Mac would take 1.1 MB" in found["Macs"][1]
+    assert "a token waits for 9: " in found["Link"][1]
+    assert found["Sums"][1].startswith("right over the link, also those of 2,048 tokens; ")
+    assert "on each of 2 Macs" in found[f"Model {both.model}"][1]
+
+
+def test_doctor_says_why_a_worker_cannot_take_part(both: Macs, checkpoint: Make) -> None:
+    worker = both.start_worker(checkpoint("llama"))
+    code, found = checked(both, "--tensor-parallel-size", "2")
+    assert (code, worker.code()) == (1, 1)
+    assert found["Workers"][0] == "bad" and "Give all Macs the same checkpoint" in found["Workers"][1]
+
+
+def test_doctor_wants_to_know_how_many_macs(tmp_path: Path, checkpoint: Make) -> None:
+    result = run("doctor", str(checkpoint("qwen3")), "--workers", "--quick", VLLM_MLX_PORT="0", COLUMNS="200")
+    assert result.returncode == 1
+    assert "Workers      Say how many Macs with --tensor-parallel-size, from 2 to 8" in result.stdout
+
+
+def test_a_model_that_cannot_be_cut_is_bad(both: Macs, checkpoint: Make) -> None:
+    both.model = checkpoint("gemma3_text")
+    code, found = checked(both, "--tensor-parallel-size", "2")
+    assert code == 1
+    assert "mlx-lm has no tensor parallelism for 'gemma3_text'" in found[f"Model {both.model}"][1]
+
+
+def test_status_and_metrics_describe_each_mac(both: Macs) -> None:
+    server, _ = both.start()
+    assert "Macs" in server.printed and "experimental: " in server.printed and "Link" in server.printed
+    assert "On disk" not in server.printed
+    reply(both.url, list(range(20, 60)), 20)
+    while True:  # the worker's last heartbeat may be older than its last plan
+        status = httpx.get(f"{both.url}/v1/status").json()
+        first, second = status["ranks"]
+        if first["plan"] == second["plan"] > 20:
+            break
+    assert [first["rank"], second["rank"], first["host"]] == [0, 1, "127.0.0.1"]
+    assert second["lag_plans"] == 0 and second["active_memory_gb"] > 0 and second["sum_ms"] > 0
+    metrics = httpx.get(f"{both.url}/metrics").text
+    assert f'vllm_mlx_rank_plans_total{{model_name="{both.model}",rank="1"}} {second["plan"]:.1f}' in metrics
+    view = run("status", "--once", "--url", both.url).stdout
+    assert "Rank 1    127.0.0.1, " in view
