@@ -97,8 +97,10 @@ def avi(*, length: int = 10, sample_size: int = 0, index: bytes = b"", extra: by
 
 def zlib_bomb() -> bytes:
     """A header of the decoder that inflates to far more than the file."""
-    packed = zlib.compressobj(9)
-    data = b"".join(packed.compress(bytes(1 << 20)) for _ in range(1 << 11)) + packed.flush()
+    packed, zeros, num = zlib.compressobj(9), bytes(1 << 20), 1 << 11
+    begin, same = (packed.compress(zeros) + packed.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    checksum = ((num * len(zeros) % 65521) << 16) + 1  # Adler-32 of zeros
+    data = begin + same * (num - 1) + packed.flush()[:-4] + u32(checksum)
     encoding = element(0x6D80, element(0x6240, element(0x5032, b"\3"), element(0x5034, element(0x4254, b"\0"))))
     return matroska(private=element(0x63A2, data), extra=encoding)
 
