@@ -1,6 +1,9 @@
-"""`vllm-mlx doctor` as a process: what it finds good, and what it says of what is not."""
+"""`vllm-mlx doctor`: what it finds good, and what it says of what is not."""
 
+import contextlib
+import io
 import json
+import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +12,22 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.commands import run
+from vllm_mlx.cli.main import make_app
 
 
 def verdicts(*arguments: str, **variables: str) -> tuple[int, dict[str, tuple[str, str]]]:
-    result = run("doctor", "--json", *arguments, **variables)
-    checks = json.loads(result.stdout)
-    return result.returncode, {check["name"]: (check["verdict"], check["text"]) for check in checks}
+    """Run the command in this process, which has imported already what the checks need."""
+    printed, logger = io.StringIO(), logging.getLogger("vllm_mlx")
+    level = logger.level
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            make_app()(["doctor", "--json", *arguments])
+    logger.setLevel(level)
+    logging.captureWarnings(False)
+    checks = json.loads(printed.getvalue())
+    return int(ended.value.code or 0), {check["name"]: (check["verdict"], check["text"]) for check in checks}
 
 
 def test_a_machine_that_can_serve_and_its_self_test() -> None:
