@@ -105,8 +105,15 @@ def test_nor_if_the_error_is_known_only_when_the_work_ends(checkpoint: Callable[
     check(path, launches(path)[1::3], is_late=True)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "vision:qwen3_5"])
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_late"),
+    [
+        ("qwen3", False),
+        ("vision:qwen3_5", True),
+        pytest.param("qwen3", True, marks=pytest.mark.full),
+        pytest.param("vision:qwen3_5", False, marks=pytest.mark.full),
+    ],
+)
 def test_nor_with_drafts(checkpoint: Callable[..., Path], name: str, is_late: bool) -> None:
     path = checkpoint(name)
     clean = undisturbed(path)

@@ -10,7 +10,8 @@ from tests.support.engine_driver import Driver, RandomPrompts
 
 WIDE = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
 FEW_STATES = {"full_attention_interval": 2}  # four layers with KV
-PROMPT = RandomPrompts(1)(1000)
+PROMPT = RandomPrompts(1)(500)
+LONG = RandomPrompts(1)(1000)
 
 
 class Device:
@@ -83,10 +84,10 @@ def test_any_row_that_fits_the_pool_stays_in_the_cache(
 def test_rows_that_leave_together_are_handed_over_one_after_the_other(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Device(checkpoint("qwen3", **WIDE), 2.2, len(PROMPT) + 8)
-    seq_ids = [device.start([first, *PROMPT[1:]], max_tokens=200) for first in (1, 2)]
+    device = Device(checkpoint("qwen3", **WIDE), 2.2, len(LONG) + 8)
+    seq_ids = [device.start([first, *LONG[1:]], max_tokens=200) for first in (1, 2)]
     device.driver.engine.abort(seq_ids)
     assert device.peak_rows(monkeypatch) <= 2.2 + 0.25
     cache = device.driver.engine.report().cache
-    copies = 2 * device.driver.engine.facts.footprint.copy_bytes(len(PROMPT))
+    copies = 2 * device.driver.engine.facts.footprint.copy_bytes(len(LONG))
     assert cache is not None and cache.used_bytes >= copies, "both are kept"

@@ -12,7 +12,7 @@ from vllm_mlx.cache import layers
 from vllm_mlx.runner.model import Model
 from vllm_mlx.scheduler import decode_groups
 
-LENGTHS = (1300, 700, 20)  # too unlike to become one group
+LENGTHS = (700, 360, 20)  # too unlike to become one group
 NUM_TOKENS = 20
 
 

@@ -22,8 +22,15 @@ from vllm_mlx.runner.loading import Loading
 from vllm_mlx.runner.model import Model
 
 
-@pytest.mark.parametrize("has_disk", [False, True], ids=["tree", "disk"])
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("architecture", "has_disk"),
+    [
+        pytest.param("qwen3", False, id="qwen3-tree"),
+        pytest.param("qwen3_5", True, id="qwen3_5-disk"),
+        pytest.param("qwen3", True, id="qwen3-disk", marks=pytest.mark.full),
+        pytest.param("qwen3_5", False, id="qwen3_5-tree", marks=pytest.mark.full),
+    ],
+)
 def test_a_conversation_goes_on_after_unload_and_reload(architecture: str, has_disk: bool, tmp_path: Path) -> None:
     path = checkpoint(architecture)
     longer = [*FIRST, 11, 12, 13, 14]

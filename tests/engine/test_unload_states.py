@@ -16,10 +16,16 @@ from vllm_mlx.engine.engine import Engine
 STATES = ["ready", "leaving", "unloaded", "loading", "failed"]
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Serving]:
-    with serving(checkpoint("qwen3"), tmp_path) as running:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(checkpoint("qwen3"), tmp_path_factory.mktemp("kept")) as running:
         yield running
+
+
+@pytest.fixture
+def served(shared: Serving) -> Iterator[Serving]:
+    yield shared
+    shared.load()
 
 
 def replies_as_alone(served: Serving) -> bool:
@@ -41,6 +47,7 @@ def run_while_held(served: Serving, work: asyncio.Task[object]) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_request(served: Serving, state: str) -> None:
+    before = served.row()["loads"]
     release = hold(served, state)
     asked = served.loop.create_task(served.reply(FIRST))
     run_while_held(served, asked)
@@ -54,7 +61,7 @@ def test_a_request(served: Serving, state: str) -> None:
         return
     reply, _ = served.loop.run_until_complete(asked)
     assert reply == plain_loop(checkpoint("qwen3"), FIRST, NUM_TOKENS)[0]
-    loads = served.row()["loads"]
+    loads = {cause: num - before[cause] for cause, num in served.row()["loads"].items()}
     assert loads["request"] == (state == "unloaded") and loads["command"] == (state == "loading")
 
 
@@ -110,13 +117,14 @@ def test_a_load(served: Serving, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_shutdown(served: Serving, state: str) -> None:
-    release = hold(served, state)
-    asked = served.loop.create_task(served.reply(FIRST))
-    run_while_held(served, asked)
-    release() if state == "leaving" else None
-    served.loop.run_until_complete(served.client.shutdown(0))
-    [end] = served.loop.run_until_complete(asyncio.gather(asked, return_exceptions=True))
+def test_a_shutdown(tmp_path: Path, state: str) -> None:
+    with serving(checkpoint("qwen3"), tmp_path) as served:
+        release = hold(served, state)
+        asked = served.loop.create_task(served.reply(FIRST))
+        run_while_held(served, asked)
+        release() if state == "leaving" else None
+        served.loop.run_until_complete(served.client.shutdown(0))
+        [end] = served.loop.run_until_complete(asyncio.gather(asked, return_exceptions=True))
     assert isinstance(end, tuple | ModelUnavailable | ShuttingDown)
     if state == "loading":
         assert isinstance(end, ShuttingDown)

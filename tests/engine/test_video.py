@@ -82,6 +82,7 @@ def test_a_video_in_several_pieces_gives_the_librarys_tokens(model, expected):
     assert driver.generate(prompts, max_tokens=NUM_TOKENS) == expected
 
 
+@pytest.mark.parametrize("model", ["qwen3_vl", full("qwen3_5")], indirect=True, scope="module")
 @pytest.mark.parametrize("prefix_cache", [True, full(False)])
 def test_a_preempted_row_with_a_video_goes_on_as_if_nothing_had_been(model, prefix_cache):
     small = VisionModel(model.path, max_pixels=1 << 14)  # several pieces each

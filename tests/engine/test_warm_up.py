@@ -12,6 +12,7 @@ import pytest
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engine_driver import GREEDY, Driver
 from tests.support.guiding import Guiding
+from tests.support.rows import USUAL, cases
 from vllm_mlx.cache.layers import arrays
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.sequence import TokenSampling
@@ -41,7 +42,7 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", cases(ARCHITECTURES, {*USUAL, "gpt_oss"}))
 def test_the_first_rows_run_nothing_that_was_not_run(
     checkpoint: Callable[..., Path], name: str, operations: set[str]
 ) -> None:

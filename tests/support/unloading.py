@@ -128,7 +128,7 @@ def _write_slowly(served: Serving, released: threading.Event) -> None:
         engine.disk.store.threads.write(released.wait, lambda error: None)
 
     served.loop.run_until_complete(served.client.ask(wait))
-    served.ask([5, 6, 7, *range(100)])
+    served.ask([served.num_asked, *range(100)])  # a prompt that is not on disk yet
     served.loop.run_until_complete(served.client.ask(lambda engine: None))
     while served.loop.run_until_complete(served.client.ask(lambda engine: engine.scheduler.has_work)):
         pass
