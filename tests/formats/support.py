@@ -103,10 +103,10 @@ def fold(events: Iterable[ContentEvent]) -> list[ContentEvent]:
     return folded
 
 
-def cuts(text: str) -> Iterator[list[str]]:
-    """Whole, in two at every place, and every character alone."""
+def cuts(text: str, step: int = 1) -> Iterator[list[str]]:
+    """Whole, in two at every place or every `step`-th, and every character alone."""
     yield [text]
-    yield from ([text[:i], text[i:]] for i in range(1, len(text)))
+    yield from ([text[:i], text[i:]] for i in range(1, len(text), step))
     yield list(text)
 
 

@@ -78,7 +78,7 @@ inputs = names.flatmap(lambda pair: st.tuples(st.just(pair), fragments(*pair).ma
 
 
 @row("S0-4")
-@settings(max_examples=examples(700), deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans(), st.booleans())
 def test_cuts_do_not_matter(
     case: Any, places: list[int], declared: bool, starts_in_reasoning: bool, is_end: bool
@@ -96,7 +96,7 @@ def test_cuts_do_not_matter(
     assert run(list(text), **options) == whole
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans())
 def test_cuts_between_tokens_do_not_matter(case: Any, places: list[int], declared: bool, known: bool) -> None:
     (tools, reasoning), text = case
@@ -110,7 +110,7 @@ def test_cuts_between_tokens_do_not_matter(case: Any, places: list[int], declare
     assert run(smaller, **options) == run(pieces, **options)
 
 
-@settings(max_examples=examples(700), deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(inputs)
 def test_no_character_is_lost_where_no_call_is_made(case: Any) -> None:
     (tools, reasoning), text = case
@@ -122,7 +122,7 @@ def test_no_character_is_lost_where_no_call_is_made(case: Any) -> None:
         assert all(visible[char] >= num for char, num in written.items() if char in PAYLOAD), text
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(inputs, st.booleans(), st.booleans())
 def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool, is_end: bool) -> None:
     (tools, reasoning), text = case
@@ -136,7 +136,7 @@ def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool
             assert isinstance(json.loads(arguments[event.index]), dict)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5))
 def test_text_spans_say_what_a_text_stands_for(case: Any, places: list[int]) -> None:
     """In order, within what was fed; a text as long as its span is the text there."""

@@ -42,8 +42,10 @@ def values(events: list[ContentEvent]) -> list[Any]:
     return plain
 
 
-def check(family: Family, text: str, events: list[Any] | None, *, tokens: bool = True) -> list[ContentEvent]:
-    """The same at every cut and with the tags as tokens. Returns the events."""
+def check(
+    family: Family, text: str, events: list[Any] | None, *, tokens: bool = True, step: int = 1
+) -> list[ContentEvent]:
+    """The same at every cut, or every `step`-th, and with the tags as tokens. Returns the events."""
 
     def parsed(pieces: Any, **options: Any) -> list[ContentEvent]:
         return run(pieces, reasoning=None, tools=family.name, tool_specs=TOOLS, **options)
@@ -51,7 +53,7 @@ def check(family: Family, text: str, events: list[Any] | None, *, tokens: bool =
     whole = parsed([text])
     if events is not None:
         assert values(whole) == events
-    for pieces in cuts(text):
+    for pieces in cuts(text, step):
         assert parsed(pieces) == whole, pieces
     if tokens and family.tokens:
         special = as_special(text, family.tokens)
@@ -63,15 +65,19 @@ def check(family: Family, text: str, events: list[Any] | None, *, tokens: bool =
     return whole
 
 
+steps = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.full)])  # one call is cut everywhere
+
+
 @families
 def test_one_call(family: Family) -> None:
     check(family, family.calls(("get_weather", ROME)), expected(("get_weather", ROME)))
 
 
+@steps
 @families
-def test_several_calls(family: Family) -> None:
+def test_several_calls(family: Family, step: int) -> None:
     calls = [("get_weather", ROME), ("now", {}), ("get_weather", {"city": "Oslo"})]
-    check(family, family.calls(*calls), expected(*calls))
+    check(family, family.calls(*calls), expected(*calls), step=step)
 
 
 @families
@@ -79,16 +85,18 @@ def test_no_arguments(family: Family) -> None:
     check(family, family.calls(("now", {})), expected(("now", {})))
 
 
+@steps
 @families
-def test_nested_arguments(family: Family) -> None:
+def test_nested_arguments(family: Family, step: int) -> None:
     arguments = {"tags": [{"a": [1, 2]}, "b", -1.5], "meta": {"deep": {"er": "x"}, "on": [3]}}
-    check(family, family.calls(("write", arguments)), expected(("write", arguments)))
+    check(family, family.calls(("write", arguments)), expected(("write", arguments)), step=step)
 
 
+@steps
 @families
-def test_unicode_and_quotes(family: Family) -> None:
+def test_unicode_and_quotes(family: Family, step: int) -> None:
     arguments = {"text": "東京 🙂 é \"q\" 'p' \\d\n\ttwo  lines"}
-    check(family, family.calls(("write", arguments)), expected(("write", arguments)))
+    check(family, family.calls(("write", arguments)), expected(("write", arguments)), step=step)
 
 
 @families
@@ -97,10 +105,11 @@ def test_what_looks_like_tags_inside_a_string(family: Family) -> None:
     check(family, family.calls(("write", arguments)), expected(("write", arguments)), tokens=False)
 
 
+@steps
 @families
-def test_text_before_and_behind(family: Family) -> None:
+def test_text_before_and_behind(family: Family, step: int) -> None:
     text = f"Let me see.\n{family.calls(('get_weather', ROME))}\n\nDone."
-    check(family, text, expected(("get_weather", ROME), before="Let me see.\n", behind="\n\nDone."))
+    check(family, text, expected(("get_weather", ROME), before="Let me see.\n", behind="\n\nDone."), step=step)
 
 
 @families
@@ -122,9 +131,11 @@ def test_calls_in_other_formats_are_calls_of_declared_tools_only() -> None:
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text
 
 
+@steps
 @families
-def test_undeclared_tool_among_declared_ones(family: Family) -> None:
-    events = check(family, family.calls(("get_weather", ROME), ("rm", {"path": "/"}), ("now", {})), None)
+def test_undeclared_tool_among_declared_ones(family: Family, step: int) -> None:
+    text = family.calls(("get_weather", ROME), ("rm", {"path": "/"}), ("now", {}))
+    events = check(family, text, None, step=step)
     assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["get_weather", "now"]
     shown = "".join(event.text for event in events if isinstance(event, TextDelta))
     assert "rm" in shown

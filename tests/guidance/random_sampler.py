@@ -37,9 +37,15 @@ class RandomSampler:
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         return np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self.tokenizer.vocab_size])
 
-    def draw_reply(self, grammar: str, seed: int = 0, *, most: int = 600, ends: float = 0.2) -> list[int] | None:
-        """Return a reply without its last id; None: it did not end. `ends`: how probably it ends where it may."""
-        matcher = self.compiler.compile(grammar, "test").deep_copy()
+    def draw_reply(
+        self, grammar: str, seed: int = 0, *, most: int = 600, ends: float = 0.2, is_tried: bool = True
+    ) -> list[int] | None:
+        """Return a reply without its last id; None: it did not end. `ends`: how probably it ends where it may.
+
+        `is_tried`: a process tries what the grammar costs first, as it does with the grammars of requests.
+        """
+        compiled = self.compiler.compile(grammar, "test") if is_tried else self.compiler.compile_own(grammar, "")
+        matcher = compiled.deep_copy()
         draw = random.Random(seed)
         ids: list[int] = []
         while len(ids) < most:

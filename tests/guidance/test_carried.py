@@ -25,7 +25,7 @@ def is_read_back(name: str, tools: str, *, has_tokens: bool) -> bool:
     one = sampler_of(tools, has_tokens=has_tokens)
     spec = ToolSpec(name, None, NOTHING)
     guided = [GuidedTool.of(spec, "tools", is_strict=True)]
-    ids = one.draw_reply(required_calls(guided, tools, one.writer(), NO_HEADER, 1), most=900)
+    ids = one.draw_reply(required_calls(guided, tools, one.writer(), NO_HEADER, 1), most=900, is_tried=False)
     assert ids is not None
     read = one.read(ids, tools, [spec])
     return read.calls == [(name, {})] and read.num_open == 0 and not read.text.strip()
@@ -83,7 +83,7 @@ def test_arguments_have_the_declared_names_or_are_not_written(number: int, tools
         schema = {**NOTHING, "properties": {key: {"const": 1}}, "required": list(required)}
         spec = ToolSpec("f", None, schema, param="tools[0].parameters")
         guided = [GuidedTool.of(spec, spec.param, is_strict=True)]
-        ids = one.draw_reply(required_calls(guided, tools, one.writer(), NO_HEADER, 1), most=900)
+        ids = one.draw_reply(required_calls(guided, tools, one.writer(), NO_HEADER, 1), most=900, is_tried=False)
         assert ids is not None
         [(_, read)] = one.read(ids, tools, [spec]).calls
         return read

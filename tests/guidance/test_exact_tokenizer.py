@@ -88,7 +88,7 @@ class Model:
         self._compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size + 40)
 
     def reply(self, lark: str) -> bytes:
-        matcher = self._compiler.compile(json.dumps({"grammars": [{"lark_grammar": lark}]}), "x").deep_copy()
+        matcher = self._compiler.compile_own(json.dumps({"grammars": [{"lark_grammar": lark}]}), "").deep_copy()
         draw = random.Random(1)
         written = b""
         for _ in range(400):

@@ -102,7 +102,7 @@ def test_a_chunk_that_was_too_much_is_halved(num_tokens: int, longest: int):
 
 def test_rows_side_by_side_again_once_the_pool_has_grown_back():
     bench = Bench(rows_bytes=1 << 20)
-    old, young = bench.add(100, 5000), bench.add(100, 50)
+    old, young = bench.add(100, 1500), bench.add(100, 50)
     while not bench.seqs[1].output_token_ids:
         bench.step()
     bench.scheduler.pool.observe(StepOutput(overrun=Overrun(peak_bytes=1 << 19)))

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cache.fakes import FakeSegment, FakeState
+from tests.support.drawing import examples
 from tests.support.rows import row
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import NEAR_FORK, PrefixTree
@@ -130,7 +131,7 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(turns, st.sampled_from([SLICEABLE, STATEFUL]), st.sampled_from([1 << 40, 900_000]))
 def test_every_reply_is_exact_and_no_copy_is_lost(load, rule, rows_bytes):
     bench = Bench(rule, rows_bytes=rows_bytes)

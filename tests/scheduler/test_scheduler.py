@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.drawing import examples
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import FinishReason
@@ -87,7 +88,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(requests, st.integers(1, 4), st.sampled_from([1500, 2500, 4000, 1 << 30]), st.booleans())
 def test_every_reply_is_exact_under_any_load(load, max_num_seqs, rows_bytes, can_batch):
     bench = Bench(max_num_seqs=max_num_seqs, rows_bytes=rows_bytes, can_batch=can_batch)
@@ -116,7 +117,7 @@ def test_every_reply_is_exact_under_any_load(load, max_num_seqs, rows_bytes, can
 def test_rows_never_take_more_than_their_budget_while_more_than_one_runs():
     bench = Bench(rows_bytes=6000)
     for _ in range(6):
-        bench.add(1000, max_tokens=900)
+        bench.add(1000, max_tokens=300)
     while bench.scheduler.has_work:
         bench.step()
         if bench.scheduler.num_running > 1:

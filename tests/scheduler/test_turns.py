@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.drawing import examples
 from vllm_mlx.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.core.step import StepPlan
 
@@ -101,10 +102,10 @@ def test_preempted_rows_of_another_tenant_give_the_same_replies() -> None:
 def test_a_tenant_takes_no_more_than_an_even_share_of_places_from_another() -> None:
     bench = Tenants(max_num_seqs=8)
     for _ in range(20):
-        bench.ask("ann", 10, 200)
+        bench.ask("ann", 10, 60)
     for _ in range(5):
         bench.step()
-    theirs = [bench.ask("ben", 10, 200) for _ in range(20)]
+    theirs = [bench.ask("ben", 10, 60) for _ in range(20)]
     bench.step()
     assert sum(map(bench.is_running, theirs)) == 4
     bench.run()
@@ -187,7 +188,7 @@ loads = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(loads, st.integers(1, 4), st.sampled_from([1500, 4000, 1 << 30]))
 def test_all_are_served_exactly_and_each_tenant_in_order_of_arrival(
     load: Rows[tuple[str, int, int, int]], max_num_seqs: int, rows_bytes: int
@@ -206,7 +207,7 @@ def test_all_are_served_exactly_and_each_tenant_in_order_of_arrival(
     assert bench.runner.held == {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 300), st.integers(0, 10)), max_size=20),
     st.integers(2, 6),
