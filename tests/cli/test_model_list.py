@@ -60,7 +60,7 @@ def test_each_table_describes_its_own_model(file: Path) -> None:
         ("[[models]]\nmodel = 'a'\nmax_model_len = 1\n", "`max_model_len` in table 1 of `[[models]]` in FILE must be"),
         (
             "[[models]]\nmodel = 'a'\nport = 1\n",
-            "`port` in table 1 of `[[models]]` in FILE is not a setting of a model.",
+            "`port` in table 1 of `[[models]]` in FILE is not a setting of a model. Write it above the tables",
         ),
         ("[[models]]\nmodel = 'a'\nmax_model_ln = 1\n", "not a setting of a model. Did you mean `max_model_len`?"),
         (

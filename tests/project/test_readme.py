@@ -21,6 +21,7 @@ NOT_PASTED = {
     r"scripts/test\b": "needs the clone",
     r"scripts/install\b": "needs the clone; tests/project/test_scripts.py",
     r"scripts/serve [m~]": "needs a large model",
+    r"vllm-mlx serve coder=": "needs large models; tests/cli/test_model_list.py",
     r"npm install ": "needs the agent's vendor",
     r"cd ": "is the reader's own project",
     r"vllm-mlx launch claude( --model.*)?$": "needs the agent; tests/cli/test_launch.py",

@@ -92,7 +92,8 @@ def load_settings(
             ) from error
         place = origin(name) if len(inside) < 2 else f"`{inside[1]}` in table {int(inside[0]) + 1} of {origin(name)}"
         if fault["type"] == "extra_forbidden":
-            hint = _did_you_mean(inside[-1], names=ListedModel.model_fields)
+            outside = " Write it above the tables, because it is the server's."
+            hint = outside if inside[-1] in NAMES else _did_you_mean(inside[-1], names=ListedModel.model_fields)
             raise ConfigError(f"{place} is not a setting of a model.{hint}") from error
         value = "" if name == "api_key" or fault["type"] == "missing" else f", got {fault['input']!r}"
         kind = WrongFlag if name in flags else ConfigError
