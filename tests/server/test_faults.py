@@ -155,39 +155,44 @@ def check_error(path: str, status: int, text: str, *, stream: bool) -> None:
         assert error["error"]["type"] == "server_error" and error["error"]["message"]
 
 
-@pytest.mark.parametrize("name", SEAMS)
+def seams_and_paths() -> Iterator[Any]:
+    """Every run has each seam with one protocol, and two of them, a text's and a picture's, with all."""
+    for name, seam in SEAMS.items():
+        for number, path in enumerate(BODIES if not seam.guided else ["/v1/chat/completions"]):
+            is_usual = not number or name in ("forward of a reply", "vision tower")
+            yield pytest.param(name, path, marks=() if is_usual else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("name", "path"), seams_and_paths())
 def test_a_fault_ends_its_own_request_and_the_next_is_right(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, path: str
 ) -> None:
     seam = SEAMS[name]
     server = request.getfixturevalue("image_server" if seam.shows else "text_server")
-    for path, plain in (SHOWN if seam.shows else BODIES).items():
-        if seam.guided and path != "/v1/chat/completions":
-            continue
-        body = GUIDED if seam.guided else plain
-        expected = said(ask(server, path, body)[1])
-        for stream in (False, True):
-            if name in (
-                "forward of a prompt",
-                "snapshot",
-                "insert",
-                "vision tower",
-                "image processor",
-            ):  # with all of it cached, nothing would be done
-                with server.http() as client:
-                    client.delete("/v1/cache")
-            wait_for_afterthoughts(server)
-            with monkeypatch.context() as patch:
-                happened = break_once(patch, seam)
-                status, text = ask(server, path, body, stream=stream)
-                assert happened.wait(10), "the seam was not touched"
-            if not seam.harmless:
-                check_error(path, status, text, stream=stream)
-            elif not stream:
-                assert (status, said(text)) == (200, expected)
-            else:
-                assert status == 200 and "error" not in text.replace('"error":null', "")
-            assert said(ask(server, path, body)[1]) == expected
+    body = GUIDED if seam.guided else (SHOWN if seam.shows else BODIES)[path]
+    expected = said(ask(server, path, body)[1])
+    for stream in (False, True):
+        if name in (
+            "forward of a prompt",
+            "snapshot",
+            "insert",
+            "vision tower",
+            "image processor",
+        ):  # with all of it cached, nothing would be done
+            with server.http() as client:
+                client.delete("/v1/cache")
+        wait_for_afterthoughts(server)
+        with monkeypatch.context() as patch:
+            happened = break_once(patch, seam)
+            status, text = ask(server, path, body, stream=stream)
+            assert happened.wait(10), "the seam was not touched"
+        if not seam.harmless:
+            check_error(path, status, text, stream=stream)
+        elif not stream:
+            assert (status, said(text)) == (200, expected)
+        else:
+            assert status == 200 and "error" not in text.replace('"error":null', "")
+        assert said(ask(server, path, body)[1]) == expected
     with server.http() as client:
         assert client.get("/health").status_code == 200
         assert client.get("/v1/status").json()["num_running"] == 0

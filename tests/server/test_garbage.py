@@ -26,7 +26,6 @@ def garbage(interpreter: Interpreter) -> Iterator[GarbageCollector]:
     thresholds = gc.get_threshold()
     with collector:
         yield collector
-    gc.unfreeze()
     assert gc.get_threshold() == thresholds
 
 

@@ -116,7 +116,13 @@ def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: 
     assert re.search(first, metrics, re.MULTILINE)
 
 
-@pytest.mark.parametrize("settings", [{"num_draft_tokens": 0}, {"repeatable": True}], ids=["0", "repeatable"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"num_draft_tokens": 0}, id="0"),
+        pytest.param({"repeatable": True}, id="repeatable", marks=pytest.mark.full),
+    ],
+)
 def test_without_drafts_a_prediction_counts_zero(settings: dict[str, Any]) -> None:
     with served(**settings) as server, client_of(server) as client:
         reply = client.chat.completions.create(**ASKED, prediction=predicted("Once upon a time"))

@@ -96,12 +96,14 @@ FIELDS: Any = {
 }
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("path", FIELDS)
-def test_a_field_of_any_value_is_honoured_or_refused(http: httpx.Client, path: str) -> None:
+def test_a_field_of_any_value_is_honoured_or_refused(http: httpx.Client, path: str, step: int) -> None:
+    """Every run tries a third of the values with each field, another third with the next one."""
     wire, others = FIELDS[path]
     asked = ASKED[path if path in ASKED else MESSAGES]
-    for name in (*wire.model_fields, *others, "\\ud83d"):
-        for value in ODD_VALUES:
+    for number, name in enumerate((*wire.model_fields, *others, "\\ud83d")):
+        for value in ODD_VALUES[number % step :: step]:
             start = json.dumps({key: each for key, each in asked.items() if key != name})[:-1]
             body = f'{start}{", " * (len(start) > 1)}"{name}": {value}}}'
             answer = http.post(path, content=body)

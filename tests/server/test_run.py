@@ -186,7 +186,7 @@ def ended(server: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
     return server.returncode, out.strip(), [line for line in err.splitlines() if line.startswith("vllm_mlx.server.run")]
 
 
-STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+STOPS = [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("stop", STOPS)
