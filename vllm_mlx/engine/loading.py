@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, setting
+from ..core.fair_queue import FairThreads
 from ..core.memory import Budget
 from ..disk.kept import NO_MEMORIES, Memories
 from ..formats.tokenizer import Tokenizer
-from ..media.loader import MediaLoader
+from ..media.loader import MediaLoader, image_decoders
 from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
@@ -129,8 +130,9 @@ def _serve(sources: Items[Source], disk: OpenDisk | None, ranks: Ranks | None = 
     ]
     thread = EngineThread(lambda: load_engines(sources, disk, ranks))
     thread.start()
-    pool = PromptPool()
-    fronts = [_front(*parts, thread, pool) for parts in zip(sources, tokenizers, formats, thread.facts, strict=True)]
+    pool, decoders = PromptPool(), image_decoders()
+    parts = zip(sources, tokenizers, formats, thread.facts, strict=True)
+    fronts = [_front(*own, thread, pool, decoders) for own in parts]
     return EngineClient(sources[0].config, fronts, thread, pool)
 
 
@@ -141,6 +143,7 @@ def _front(
     facts: EngineFacts,
     thread: EngineThread,
     pool: PromptPool,
+    decoders: FairThreads,
 ) -> Front:
     config, vision = source.config, source.vision
     if vision is not None:
@@ -160,7 +163,7 @@ def _front(
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
     )
-    media = _media_requests(config, vision, facts, thread)
+    media = _media_requests(config, vision, facts, thread, decoders)
     return Front(
         name=source.name,
         facts=facts,
@@ -186,11 +189,16 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
 
 
 def _media_requests(
-    config: EngineConfig, vision: VisionProcessor | None, facts: EngineFacts, thread: EngineThread
+    config: EngineConfig,
+    vision: VisionProcessor | None,
+    facts: EngineFacts,
+    thread: EngineThread,
+    decoders: FairThreads,
 ) -> MediaRequests:
     media = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
-    loader = MediaLoader(media, MediaRoot(media.media_root), sampling=sampling, takes_images=takes_images)
+    root = MediaRoot(media.media_root)
+    loader = MediaLoader(media, root, sampling=sampling, takes_images=takes_images, decoders=decoders)
     return MediaRequests(vision, loader, thread.wake)
 
 

@@ -75,6 +75,11 @@ class PixelGate:
             yield
 
 
+def image_decoders() -> FairThreads:
+    """Make the threads that decode images. Loaders of one process share them, so that several models use no more."""
+    return FairThreads(_DECODERS, "image")
+
+
 class MediaLoader:
     """Loads media on its own thread. Its methods may be used on any event loop."""
 
@@ -87,16 +92,17 @@ class MediaLoader:
         fetcher: MediaFetcher | None = None,
         max_files_bytes: int = MAX_FILES_BYTES,
         takes_images: bool = True,
+        decoders: FairThreads | None = None,
     ):
         """`sampling`: how frames of videos are chosen; None if the model takes no videos. `max_files_bytes`: the limit
         of all files that are not decoded yet. `takes_images`: whether the model takes images; otherwise
-        it gets only the text of documents.
+        it gets only the text of documents. `decoders`: threads that other loaders use too, if there are any.
         """
         self._config = config
         self._fetcher = fetcher or MediaFetcher(config)
         self.decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes)  # recent pixels, by content
         self._readers = FairThreads(_READERS, "media file")
-        self._decoders = FairThreads(_DECODERS, "image")
+        self._decoders = decoders or image_decoders()
         self._frame_workers = FairThreads(1, "video frames")  # so that images need not wait for many frames
         self._renderer = FairThreads(1, "media renderer")  # the checkpoint's processor takes one at a time
         self._processes = Processes()
