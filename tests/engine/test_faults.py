@@ -263,7 +263,7 @@ def test_what_cannot_be_kept_is_not(path: Path, name: str, monkeypatch: pytest.M
             raise InjectedFault
         return works(self, *args)
 
-    monkeypatch.setattr("vllm_mlx.scheduler.scheduler.RESERVED_OUTPUT", 0)
+    monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     prompts = [(ids * 12)[:220] for ids in PROMPTS[:3]]
     with monkeypatch.context() as patch:
         patch.setattr(PrefixTree, name, failing)

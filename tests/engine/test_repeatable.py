@@ -53,7 +53,7 @@ def test_a_reply_is_the_same_alone_beside_others_and_under_any_clock(folder, mon
 
 
 def test_a_preempted_row_continues_with_the_same_bits(folder, monkeypatch):
-    monkeypatch.setattr("vllm_mlx.scheduler.scheduler.RESERVED_OUTPUT", 0)
+    monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     driver = Driver(folder, repeatable=True)
     alone = ask(driver)
     driver = Driver(folder, repeatable=True, rows_bytes=2 * driver.engine.facts.footprint.bytes_at(712))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
+from tests.support.tight_models import Watch
 from vllm_mlx.api.replies import FoldedChoice
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
@@ -19,6 +20,7 @@ from vllm_mlx.core.events import Failed
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import start_engine
 
 NAMES = ("qwen3", "qwen3_5", "gpt_oss")
@@ -152,3 +154,31 @@ def test_models_that_do_not_fit_take_turns_and_every_reply_is_as_alone() -> None
         num_loads = sum(row["loads"]["request"] for row in status["models"])
         assert 0 < num_loads <= 20 and status["outcomes"]["length"] == 30
         assert status["outcomes"]["failed"] == status["outcomes"]["aborted"] == 0
+
+
+def test_two_lone_rows_that_outgrow_the_memory_together_keep_within_it() -> None:
+    """The one that came later waits until the first has ended, and goes on with its own tokens."""
+    watch = Watch()
+    with serving("qwen3", "llama", memory_budget_bytes=7_000_000, max_prefill_chunk=64) as (served, runner):
+        runner.run(served.client.ask(watch.begin))
+        pool_bytes, row = runner.run(served.client.ask(lambda engine: (free_bytes(engine), engine.facts.footprint)))
+        prompts = [prompt_of(1, 64), prompt_of(2, 64)]
+        num_tokens = row.max_tokens(int(0.6 * pool_bytes)) - 64
+        assert 2 * row.bytes_at(64 + num_tokens) > pool_bytes > row.bytes_at(64 + num_tokens) + row.bytes_at(66)
+
+        async def ask_both() -> list[tuple[list[int], int]]:
+            return await asyncio.gather(*(served.ask(at, prompt, num_tokens) for at, prompt in enumerate(prompts)))
+
+        replies = [reply for reply, _ in runner.run(ask_both())]
+        status = runner.run(served.client.status())
+    expected = [
+        plain_loop(checkpoint(name), prompt, num_tokens)[0]
+        for name, prompt in zip(("qwen3", "llama"), prompts, strict=True)
+    ]
+    assert replies == expected and status["num_preemptions"] == 1
+    assert watch.most_bytes <= 7_000_000
+    assert sum(row["loads"]["request"] for row in status["models"]) == 0
+
+
+def free_bytes(engine: Engine) -> int:
+    return engine.lane.scheduler.pool.planned_bytes - engine.lane.scheduler.room.kept_bytes

@@ -61,7 +61,7 @@ def test_chunks_end_at_fixed_places_and_rows_decode_alone(seed, others, num_befo
 @pytest.mark.parametrize("seed", range(3))
 def test_a_preempted_row_computes_its_reply_again_as_it_was_decoded(monkeypatch, seed):
     """The device runs one token at a time in both cases, and so rounds alike."""
-    monkeypatch.setattr("vllm_mlx.scheduler.scheduler.RESERVED_OUTPUT", 0)
+    monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     bench = bench_of(seed, max_prefill_chunk=100, rows_bytes=1400)
     rows = [bench.add(400, 150) for _ in range(2)]
     bench.run()

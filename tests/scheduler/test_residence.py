@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_mlx.scheduler.residence import FIRST_PAUSE_S, LEAVING_S, LONGEST_PAUSE_S, Residence
+from vllm_mlx.scheduler.residence import FIRST_PAUSE_S, LEAVING_S, LONGEST_PAUSE_S, Reason, Residence
 
 
 def test_weights_stay_without_a_limit_and_leave_after_the_limit_without_a_request() -> None:
@@ -40,6 +40,17 @@ def test_the_pause_after_a_failed_load_doubles_and_a_good_load_ends_that() -> No
     assert residence.refusal(now + FIRST_PAUSE_S) is None
     assert max(pauses) == LONGEST_PAUSE_S
     assert residence.loads["request"] == 8
+
+
+def test_a_command_that_fails_makes_no_pause_of_requests_longer() -> None:
+    residence, pauses = Residence(), []
+    reasons: tuple[Reason, ...] = ("command", "command", "request", "command", "request")
+    for number, reason in enumerate(reasons):
+        residence.load(reason, 1000 * number)
+        residence.fail("no file", 1000 * number)
+        refusal = residence.refusal(1000 * number)
+        pauses.append(refusal.retry_after_s if refusal else 0)
+    assert pauses == [30, 30, 60, 60, 120]
 
 
 @pytest.mark.parametrize("state", ["unloaded", "loading", "ready", "leaving"])

@@ -244,7 +244,7 @@ def test_after_steps_that_failed_as_a_whole_rows_begin_again_once_each_and_who_w
 
 def test_rows_that_begin_again_do_not_wait_for_another_to_end(monkeypatch):
     """A row that was preempted does; but here places came free."""
-    monkeypatch.setattr("vllm_mlx.scheduler.scheduler.RESERVED_OUTPUT", 0)
+    monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     bench = Bench(rows_bytes=3500)
     long, short = bench.add(1400, 1000), [bench.add(300, 400) for _ in range(3)]
     while not bench.scheduler.num_preemptions:

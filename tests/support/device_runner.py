@@ -69,23 +69,51 @@ class Launch:
     end_s: float
 
 
+@dataclass
+class Clock:
+    now_s: float = 0.0
+    free_s: float = 0.0  # when the device has done what it was given
+
+
 class SimulatedRunner:
-    def __init__(self, device: Device, manner: Manner, next_token: Callable[[Sequence, int], int]):
-        """`next_token`: the token of a row at a position."""
-        self.now_s = 0.0
+    media = None
+
+    def __init__(
+        self, device: Device, manner: Manner, next_token: Callable[[Sequence, int], int], clock: Clock | None = None
+    ):
+        """`next_token`: the token of a row at a position. `clock` is that of all models of the device."""
+        self._clock = clock or Clock()
         self.copied_bytes = 0  # of joins, leaves and merges
-        self.num_passes = self.num_steps = 0
+        self.num_passes = self.num_steps = self.num_calls = 0
         self.longest_decode_s = 0.0  # with copies, of a step that also has prefill
         self._device = device
         self._state_bytes = device.shape.num_recurrent * device.shape.state_bytes  # of one row
         self._manner = manner
         self._next_token = next_token
-        self._free_s = 0.0  # when the device has done what it was given
         self._groups: list[dict[int, int]] = []  # seq_id -> tokens
         self._launched: Launch | None = None
 
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        self._clock.now_s = now_s
+
+    @property
+    def num_rows(self) -> int:
+        return len(_rows(self._groups))
+
+    def live_bytes(self) -> int:
+        return 0
+
+    def rest(self) -> None:
+        """Keep nothing that could be freed."""
+
     def decode(self, plan: StepPlan) -> StepOutput:
         start_s = self.now_s
+        self.num_calls += 1
         snapshots = tuple(self._capture(capture) for capture in plan.captures)
         for restore in plan.restores:
             self._restore(restore)
@@ -96,7 +124,7 @@ class SimulatedRunner:
             self._launch(list(plan.decode), plan.isolated)
         tokens = self._read(last)
         decode_s = None
-        if plan.prefill and self._launched is not None:
+        if (plan.prefill or plan.reads) and self._launched is not None:
             tokens += self._read(self._launched)
             self._launched, decode_s = None, self.now_s - arranged_s
             self.longest_decode_s = max(self.longest_decode_s, self.now_s - start_s)
@@ -116,7 +144,7 @@ class SimulatedRunner:
 
     def _wait(self, seconds: float) -> None:
         """Work that is waited for: it begins when the device is free."""
-        self.now_s = self._free_s = max(self.now_s, self._free_s) + seconds
+        self.now_s = self._clock.free_s = max(self.now_s, self._clock.free_s) + seconds
 
     def _launch(self, groups: _Groups, isolated: frozenset[int]) -> None:
         seqs = tuple(seq for group in groups for seq in group)
@@ -125,11 +153,11 @@ class SimulatedRunner:
         passes = [[group] for group, is_alone in zip(lengths, alone, strict=True) if is_alone]
         shared = [group for group, is_alone in zip(lengths, alone, strict=True) if not is_alone]
         passes += [shared] if shared else []
-        self._free_s = max(self.now_s, self._free_s) + self._device.decode_s(passes)
+        self._clock.free_s = max(self.now_s, self._clock.free_s) + self._device.decode_s(passes)
         self.num_passes += len(passes)
         self.num_steps += 1
         samples = (TokenOutput(seq.seq_id, self._next_token(seq, seq.num_computed_tokens)) for seq in seqs)
-        self._launched = Launch(seqs, tuple(samples), self._free_s)
+        self._launched = Launch(seqs, tuple(samples), self._clock.free_s)
 
     def _read(self, launch: Launch | None) -> tuple[TokenOutput, ...]:
         if launch is None:

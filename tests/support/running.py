@@ -45,11 +45,12 @@ class Running:
 
 @contextlib.contextmanager
 def serving(engine: Any, *, drain_s: float = 0, **settings: Any) -> Iterator[Running]:
-    """Keys may be given as strings: `key1`, `key2` and so on are their names."""
+    """Keys may be given as strings: `key1`, `key2` and so on are their names. `models` are those of the engine."""
     given = settings.get("api_keys", ())
     if all(isinstance(key, str) for key in given):
         settings["api_keys"] = unnamed_keys(given)
-    config = ServerConfig(models=named(*settings.pop("served_model_names", NAMES)), **settings)
+    models = settings.pop("models", None) or named(*settings.pop("served_model_names", NAMES))
+    config = ServerConfig(models=models, **settings)
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
     memories = getattr(engine, "memories", NO_MEMORIES)  # an engine of tests may have none

@@ -1,10 +1,12 @@
 """The engine: schedule → decode → prefill → update, one step at a time. It belongs to the engine thread."""
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from ..cache.stats import DiskReport, Entry
@@ -36,11 +38,13 @@ Deliver = Callable[[list[SequenceUpdate]], None]
 class Engine:
     """Runs the steps of all lanes, one lane's at a time. What has no lane in its name is the default lane's."""
 
-    def __init__(self, lanes: Items[Lane], watch: DeviceWatch):
+    def __init__(self, lanes: Items[Lane], watch: DeviceWatch, clock: Callable[[], float] = time.monotonic):
         """`lanes` by the positions of their models. They share one tree of cached state, if they cache any."""
+        self._clock = clock
         self.lanes = tuple(lanes)
         self._turns = LaneTurns(len(lanes))
         self._last = self.lane  # it ran the last step
+        self._num_urgent = 0  # steps in a row for lanes whose replies could wait no longer
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
@@ -52,6 +56,7 @@ class Engine:
         self.num_steps = 0
         self.rank_reports: Callable[[], tuple[RankReport, ...]] = tuple  # of a model that several Macs run
         self._end: EngineDead | None = None  # why no step can follow
+        self._measure()
 
     @property
     def has_work(self) -> bool:
@@ -198,10 +203,13 @@ class Engine:
         """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
         if self._end is not None:  # a question has met it
             raise self._end
-        self._make_room()
+        self._measure()
+        while (leaving := self._lane_to_leave()) is not None:
+            leaving.leave()
+            self._measure()
+        before = [lane.residence.state for lane in self.lanes]
         for lane in self.lanes:
             self._longest_chunk = 0
-            self._measure(lane)
             with self._recovering(lane, deliver):
                 refusal, fault = lane.move(self.disk)
                 if refusal is not None:
@@ -209,48 +217,75 @@ class Engine:
                     self._take(lane, StepOutput(failed=waiting), deliver)
                 if fault is not None:
                     raise fault
+        if before != [lane.residence.state for lane in self.lanes]:
+            self._measure()
 
     def load(self, lane: Lane) -> None:
         """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
+        self._measure()
         others = self._others(lane)
-        lane.share(others)
         for other in sorted(others, key=lambda other: other.residence.used_s):
             if not lane.fits and other.may_leave and not other.is_busy:
                 other.leave()
-                lane.share(others)
+                self._measure()
         if others and not lane.fits:
             busy = ", ".join(other.name for other in others if other.runner is not None)
             raise ModelUnavailable(f"The weights have no room beside {busy}.", retry_after_s=_RETRY_S)
         lane.load()
+        self._measure()
 
-    def _make_room(self) -> None:
-        """Let a model leave for the one whose first sequence has waited longest, if that has no room.
+    def _measure(self) -> None:
+        """Find out what the lanes leave of the memory for each other, and who has to wait for it.
+
+        One model loads at a time. The next one is that of the sequence that has waited longest, also if a smaller model
+        had room before: so no model is overtaken again and again.
+        """
+        if len(self.lanes) == 1:
+            return
+        held = [lane.held_bytes for lane in self.lanes]
+        growing = [lane.scheduler.room.growth_bytes for lane in self.lanes]
+        step_bytes = max(lane.facts.memory.transient_bytes for lane in self.lanes)
+        for lane, own, growth in zip(self.lanes, held, growing, strict=True):
+            beside_bytes = sum(held) - own + step_bytes - lane.facts.memory.transient_bytes
+            lane.share(beside_bytes, sum(growing) - growth)
+            is_shared = any(other.may_leave or other.is_busy for other in self._others(lane))
+            lane.scheduler.room.is_shared = is_shared
+            lane.residence.is_short = is_shared and lane.lacking_bytes > 0
+        wanting = [lane for lane in self.lanes if (lane.residence.is_short and not lane.has_rows) or lane.wants_weights]
+        first = min(wanting, key=lambda lane: lane.first.seq_id, default=None)
+        is_loading = any(lane.is_coming for lane in self.lanes)
+        for lane in wanting:
+            lane.residence.is_short |= lane.runner is None and (is_loading or lane is not first)
+
+    def _lane_to_leave(self) -> Lane | None:
+        """Return the lane whose weights leave now for the one whose first sequence has waited longest and has no room.
 
         Models without work leave at once. One that is busy leaves once the sequence has waited for some loads: it
         serves what has come until then, and nothing that comes later.
         """
-        for lane in self.lanes:
-            if lane.is_drained:
-                lane.leave()
-            self._measure(lane)
-        short = [lane for lane in self.lanes if lane.is_short]
-        if not short or any(lane.is_coming for lane in self.lanes):
-            return
-        first = min(short, key=lambda lane: lane.first.seq_id)
-        leaving = [lane for lane in self._others(first) if lane.may_leave]
-        if idle := [lane for lane in leaving if not lane.is_busy]:
+        short = [lane for lane in self.lanes if lane.residence.is_short]
+        idle = [lane for lane in self.lanes if lane.may_leave and not lane.is_busy]
+        if not short:
+            for lane in self.lanes:
+                lane.stay()
+            outgrown = idle and any(lane.is_outgrown for lane in self.lanes)
+            return min(idle, key=lambda lane: lane.residence.used_s) if outgrown else None
+        if any(lane.is_moving for lane in self.lanes):
+            return None
+        first = min(short, key=lambda lane: (lane.has_rows, lane.first.seq_id))
+        if idle := idle or [lane for lane in self._others(first) if lane.may_leave and lane.is_stuck]:
             enough = [lane for lane in idle if lane.reload.weights_bytes >= first.lacking_bytes]
             smallest = min(enough, key=lambda lane: lane.reload.weights_bytes, default=None)
-            (smallest or min(idle, key=lambda lane: lane.residence.used_s)).leave()
-        elif leaving and self._waits_long(first) and not any(lane.is_yielding for lane in self.lanes):
+            return smallest or min(idle, key=lambda lane: lane.residence.used_s)
+        leaving = [lane for lane in self._others(first) if lane.may_leave]
+        if (
+            leaving
+            and not first.has_rows
+            and self._waits_long(first)
+            and not any(lane.is_yielding for lane in self.lanes)
+        ):
             min(leaving, key=lambda lane: lane.came_s).is_yielding = True
-
-    def _measure(self, lane: Lane) -> None:
-        """Find out what the other lanes leave of the memory, and whether one is in the way. One loads at a time."""
-        lane.share(others := self._others(lane))
-        in_the_way = any(other.may_leave or other.is_busy for other in others)
-        is_loading = lane.runner is None and any(other.is_coming for other in others)
-        lane.is_short = bool(lane.scheduler.waiting) and (is_loading or (in_the_way and lane.lacking_bytes > 0))
+        return None
 
     def _waits_long(self, lane: Lane) -> bool:
         """Return whether the first sequence of a lane has had no room for longer than it should wait."""
@@ -277,7 +312,7 @@ class Engine:
         """
         self.num_steps += 1
         self._longest_chunk = 0
-        started_s = time.monotonic()
+        started_s = self._clock()
         with self._recovering(self._last, deliver):
             while self._aborts:
                 seq_id = self._aborts.pop()
@@ -285,24 +320,41 @@ class Engine:
                     owner.abort(seq_id)
         busy = {at: each.scheduler.turns.tenants for at, each in enumerate(self.lanes) if each.has_work}
         if lane is None:
-            lane = self.lanes[self._turns.next(busy)] if busy else self.lane
+            lane = self._lane_in_turn(busy, started_s) if busy else self.lane
         with self._recovering(lane, deliver):
-            lane.share(self._others(lane))
-            lane.pace([self.lanes[at] for at in busy if self.lanes[at] is not lane])
-            self._step(lane, deliver)
-            if len(busy) > 1:
-                lane.settle()
-        self._turns.charge(self.lanes.index(lane), time.monotonic() - started_s, busy)
+            rooms = (other.scheduler.room for other in self._others(lane))
+            lane.scheduler.room.first_beside = min((room.first_id for room in rooms), default=math.inf)
+            self._step(lane, deliver, is_alone=len(busy) < 2)
+        self._turns.charge(self.lanes.index(lane), self._clock() - started_s, busy)
         self._last = lane
 
-    def _step(self, lane: Lane, deliver: Deliver) -> None:
+    def _lane_in_turn(self, busy: Collection[int], now: float) -> Lane:
+        """Return the lane that was served least; or one whose replies can wait no longer, which decodes only."""
+        lane = self.lanes[self._turns.next(busy)]
+        others = [self.lanes[at] for at in busy if self.lanes[at] is not lane]
+        if not others:
+            lane.pace(None)
+            return lane
+        urgent = min(others, key=lambda other: other.slack_s(now))
+        slack_s = urgent.slack_s(now)
+        self._num_urgent += 1
+        if slack_s < lane.wanted_s and self._num_urgent <= len(others):
+            urgent.pace(0.0)
+            return urgent
+        self._num_urgent = 0
+        lane.pace(slack_s)
+        return lane
+
+    def _step(self, lane: Lane, deliver: Deliver, *, is_alone: bool) -> None:
+        """Run a step. If other lanes are busy, it waits for its own samples, so that no other lane's step does."""
         lane.is_stalled = False
         if (runner := lane.runner) is None:
             self._take(lane, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
             return
-        plan = lane.scheduler.schedule(time.monotonic())
+        plan = lane.scheduler.schedule(self._clock())
         lane.raise_fault()
-        has_news = self._take(lane, runner.decode(plan), deliver)
+        has_news = self._take(lane, runner.decode(plan if is_alone else replace(plan, reads=True)), deliver)
+        lane.decoded_s = self._clock()
         lane.is_stalled = plan == StepPlan() and not has_news and lane.scheduler.awaits_inputs
         if plan.prefill:
             self._longest_chunk = max(chunk.end - chunk.start for chunk in plan.prefill)

@@ -24,13 +24,14 @@ from ..runner.loading import Loading
 from ..runner.model import Model
 from ..runner.runner import Runner
 from ..scheduler.residence import Reason, Residence
-from ..scheduler.scheduler import RESERVED_OUTPUT, Scheduler
+from ..scheduler.scheduler import Scheduler
 from .monitoring.schema import EngineFacts, LaneReport
 from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
 _PATIENT_LOADS = 4  # times that a load takes, before a busy model takes no more work for the sake of another
 _LEAST_PATIENCE_S = 0.1
+_CHUNK_SHARE = 0.75  # of a stall budget
 _MUCH_MISSING = 1 << 20  # bytes that do not come back before the log says so
 
 
@@ -42,6 +43,7 @@ class Reload:
     run: Callable[[Model], Runner]
     weights_bytes: int
     room_bytes: int  # for what is in memory beside the weights while they are read
+    load_s: float = 0.0  # what the first load took
     no_unload: str | None = None  # why the weights never leave; None if they may
     idle_unload_s: float = 0.0
 
@@ -65,7 +67,6 @@ class Lane:
         self.is_pinned = pin
         self._held: list[Sequence] = []  # what came since the weights are to leave for another model
         self.is_yielding = False
-        self.is_short = False  # whether its first sequence waits for memory that other lanes hold
         self.came_s = time.monotonic()  # when its weights came
         self.runner: Runner | None = runner
         self.residence = Residence(idle_unload_s=reload.idle_unload_s)
@@ -73,15 +74,17 @@ class Lane:
         self.reload = reload
         self._loading: Loading[Model] | None = None
         self._taken_bytes = reload.weights_bytes  # the pool was planned without them
-        self._load_s = self._build_s = 0.0
+        self._load_s, self._build_s = reload.load_s, 0.0
         self._missing_bytes = 0
         self._beside_bytes = facts.memory.held_bytes  # what the pool was planned without, for others
+        self._growth_bytes = 0  # what rows of others will take beside that
         self.is_stalled = False
+        self.decoded_s = 0.0  # when its replies got their last tokens, by the engine's clock
 
     @property
     def has_work(self) -> bool:
         """Whether a step can do anything before the next message."""
-        if self.runner is None or (self.is_short and not self.scheduler.num_running):
+        if self.runner is None or (self.residence.is_short and not self.has_rows):
             return self.has_trims
         return self.scheduler.has_work and not self.is_stalled
 
@@ -89,11 +92,6 @@ class Lane:
     def is_busy(self) -> bool:
         """Whether sequences wait or run, or have left something to do."""
         return self.scheduler.has_work
-
-    def settle(self) -> None:
-        """Wait for what the device computes, so that the next lane does not pay for it."""
-        if self.runner is not None and self.runner.num_rows:
-            mx.synchronize()
 
     @property
     def held_bytes(self) -> int:
@@ -103,13 +101,13 @@ class Lane:
         memory = self.facts.memory
         return self._taken_bytes + rows_bytes + media_bytes + memory.media_bytes + memory.grammars_bytes
 
-    def share(self, others: "Items[Lane]") -> None:
-        """Leave in the pool what the other lanes do not take now."""
-        own_bytes = self.facts.memory.transient_bytes
-        step_bytes = max((other.facts.memory.transient_bytes for other in others), default=0)
-        beside_bytes = sum(other.held_bytes for other in others) + max(0, step_bytes - own_bytes)
+    def share(self, beside_bytes: int, growth_bytes: int) -> None:
+        """Leave in the pool what the other lanes, which take `beside_bytes`, do not take now.
+
+        `growth_bytes`: what their rows will take too. No load takes that from them.
+        """
         self.scheduler.pool.take(beside_bytes - self._beside_bytes)
-        self._beside_bytes = beside_bytes
+        self._beside_bytes, self._growth_bytes = beside_bytes, growth_bytes
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. While the lane yields, it waits until the weights have left and come back."""
@@ -141,21 +139,39 @@ class Lane:
     @property
     def lacking_bytes(self) -> int:
         """What its first sequence lacks to run, with the weights if they are not in memory. Called after `share`."""
-        is_refused = self.residence.refusal(time.monotonic()) is not None
-        if not self.scheduler.waiting or self.is_coming or self.is_leaving or is_refused:
+        if not self.scheduler.waiting or self.is_coming or self.is_leaving or self._is_refused:
             return 0
-        first = self.first
-        row_bytes = self.facts.footprint.bytes_at(first.num_tokens + min(RESERVED_OUTPUT, first.max_tokens))
+        row_bytes = self.scheduler.room.coming_bytes(self.first)
         if self.runner is None:
-            needed_bytes = self.reload.weights_bytes + max(row_bytes, self.reload.room_bytes)
+            needed_bytes = self.reload.weights_bytes + max(row_bytes, self.reload.room_bytes) + self._growth_bytes
         else:
             needed_bytes = self.scheduler.room.rows_bytes(extra=1) + row_bytes
         return needed_bytes - self.scheduler.pool.planned_bytes
 
     @property
+    def has_rows(self) -> bool:
+        """Whether sequences run, so that those that wait have room once these end."""
+        return self.scheduler.num_running > 0
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether its rows need more memory for the next step than other lanes leave. Called after `share`."""
+        return self.has_rows and self.scheduler.room.rows_bytes(extra=1) > self.scheduler.pool.planned_bytes
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether sequences wait for weights that are not being loaded."""
+        is_unloaded = self.runner is None and not self.is_coming and not self._is_refused
+        return is_unloaded and bool(self.scheduler.waiting)
+
+    @property
+    def _is_refused(self) -> bool:
+        return self.residence.refusal(time.monotonic()) is not None
+
+    @property
     def fits(self) -> bool:
         """Whether the weights are in memory, or have room there. Called after `share`."""
-        needed_bytes = self.reload.weights_bytes + self.reload.room_bytes
+        needed_bytes = self.reload.weights_bytes + self.reload.room_bytes + self._growth_bytes
         return self.runner is not None or self.is_coming or needed_bytes <= self.scheduler.pool.planned_bytes
 
     @property
@@ -169,31 +185,47 @@ class Lane:
         return self.runner is not None and not self.is_pinned and self.reload.no_unload is None
 
     @property
-    def is_drained(self) -> bool:
-        """Whether the weights, which are to leave for another model, can leave now."""
-        return self.is_yielding and self.runner is not None and not (self.scheduler.has_work or self.runner.num_rows)
+    def is_stuck(self) -> bool:
+        """Whether the weights are in memory, but nothing runs, because all that waits has no room."""
+        has_state = self.has_rows or (self.runner is not None and self.runner.num_rows > 0)
+        return self.residence.is_short and not has_state
 
     @property
     def patience_s(self) -> float:
         """How long its first sequence waits before another model that is busy takes no more work."""
         return max(_LEAST_PATIENCE_S, _PATIENT_LOADS * self._load_s)
 
+    def stay(self) -> None:
+        """Take work again, because no other model needs the memory any more."""
+        if self.is_yielding:
+            self.is_yielding = False
+            self._release(self._held)
+
     def leave(self) -> None:
         """Free the weights at once for another model. What its conversations know stays in the tree."""
         self._drop(time.monotonic())
 
-    def pace(self, others: "Items[Lane]") -> None:
-        """Bound the chunks of the next step, so that no reply of the `others`, which are busy, waits for too long."""
+    def slack_s(self, now: float) -> float:
+        """How long its replies can wait for the next step; infinite if none decodes."""
         prefill = self.scheduler.prefill
-        num_prefilling = 1 + sum(other.scheduler.prefill.is_prefilling for other in others)
-        left_s = prefill.stall_s - sum(other.scheduler.prefill.decode_s for other in others)
-        prefill.beside_s = max(0.0, left_s) / num_prefilling if others else math.inf
+        return prefill.stall_s - (now - self.decoded_s) if prefill.is_decoding else math.inf
+
+    @property
+    def wanted_s(self) -> float:
+        """The slack that other lanes should have for its next step. A chunk is worth most of a stall budget."""
+        prefill = self.scheduler.prefill
+        return prefill.decode_s + (_CHUNK_SHARE * prefill.stall_s if prefill.is_prefilling else 0.0)
+
+    def pace(self, slack_s: float | None) -> None:
+        """Bound the chunks of the next step by the slack of other busy lanes. With None, nothing else is busy."""
+        prefill = self.scheduler.prefill
+        left_s = math.inf if slack_s is None else min(prefill.stall_s, slack_s - prefill.decode_s)
+        prefill.beside_s = max(0.0, left_s)
 
     @property
     def is_moving(self) -> bool:
         """Whether `move` has something to do at once."""
-        is_wanted = not self.residence.is_loaded and bool(self.scheduler.waiting) and not self.is_short
-        return self.residence.state == "loading" or is_wanted or self.is_drained
+        return self.is_coming or (self.wants_weights and not self.residence.is_short)
 
     @property
     def has_trims(self) -> bool:
@@ -279,7 +311,7 @@ class Lane:
                 self._leave(disk, now)
             case "loading":
                 fault = self._advance(now)
-            case "unloaded" | "failed" if self._is_wanted(now):
+            case "unloaded" | "failed" if self.wants_weights and not self.residence.is_short:
                 self._begin("request")
         refusal = self.residence.refusal(time.monotonic())
         return (refusal if self.scheduler.waiting else None), fault
@@ -293,9 +325,6 @@ class Lane:
         """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
         if self.scheduler.prefix_cache is not None:
             self.scheduler.prefix_cache.raise_fault()
-
-    def _is_wanted(self, now: float) -> bool:
-        return bool(self.scheduler.waiting) and not self.is_short and self.residence.refusal(now) is None
 
     # -- the weights leave
 

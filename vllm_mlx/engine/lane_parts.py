@@ -128,6 +128,7 @@ def _reload(
         run=run_as_measured,
         weights_bytes=sum(sizes),
         room_bytes=max(sizes),
+        load_s=measured.load_s,
         no_unload=no_unload,
         idle_unload_s=config.idle_unload_s,
     )

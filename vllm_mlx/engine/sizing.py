@@ -50,6 +50,7 @@ class MeasuredModel:
     calibration: Calibration
     images: ImageCost | None = None  # None for a model that takes no images
     video_fault: str | None = None  # why videos, as the processor prepares them, cannot be served
+    load_s: float = 0.0
 
 
 def budget_of(config: EngineConfig, held_bytes: int = 0) -> Budget:
@@ -75,7 +76,9 @@ def load_measured(
     _check_weights(config, checkpoint, budget, ranks)
     _log_wired_memory()
     apply_limits(budget.total_bytes)
+    start_s = time.monotonic()
     model = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks).complete()
+    load_s = time.monotonic() - start_s
     calibration = calibrate(model)
     if facts is None:
         prove_rows(model)
@@ -93,7 +96,7 @@ def load_measured(
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     if known is not None:
         known.keep(Facts(calibration=calibration, proofs=Proofs.of(model), images=images, video_fault=video_fault))
-    return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
+    return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault, load_s=load_s)
 
 
 def _check_weights(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, ranks: Ranks | None) -> None:

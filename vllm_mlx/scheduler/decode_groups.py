@@ -43,6 +43,7 @@ class DecodeGroups:
 
     def __init__(self, footprint: RowFootprint, can_batch: bool, shares_forward: bool):
         self._shared: list[Group] = []  # all groups but those of isolated rows
+        self.has_merged = False  # whether groups were put together in the last plan
         self._formed: dict[Group, int] = {}  # plans before each of them was formed
         self._footprint = footprint
         self._can_batch = can_batch
@@ -59,6 +60,7 @@ class DecodeGroups:
         Each row of `drafting` is alone in its group, and stays so for a while: to take tokens back there moves nothing.
         """
         self._num_plans += 1
+        self.has_merged = False
         for row in drafting:
             self._drafted[row] = self._num_plans
             if (row,) not in self._shared:
@@ -70,7 +72,7 @@ class DecodeGroups:
             self._shared = self._merge_two([*kept, *((row,) for row in new)], shared, free_bytes)
             self._formed = {group: self._formed.get(group, self._num_plans) for group in self._shared}
         elif shared.keys() != grouped or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
-            self._shared = regroup(self._shared, shared)
+            self._shared, self.has_merged = regroup(self._shared, shared), True
         return [*self._shared, *((row,) for row in lengths if row not in shared)]
 
     @property
@@ -103,6 +105,7 @@ class DecodeGroups:
             return groups
         if 2 * self._padded_bytes(own[a], own[b]) > free_bytes():
             return groups
+        self.has_merged = True
         return [*(group for group in groups if group not in (a, b)), (*a, *b)]
 
     def _steps_to_merge(self, lengths: Sequence[int], others: Sequence[int]) -> float:

@@ -1,6 +1,7 @@
 """The bytes that rows and cached state may use. They are planned at load, and lowered after a step above the limit."""
 
 import logging
+import math
 
 from ..core.faults import Fault
 from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure, RowFootprint
@@ -15,6 +16,7 @@ from .running_set import RunningSet
 logger = logging.getLogger(__name__)
 
 _GROWTH_STEPS = 1024  # steps within the limit after which the complete pool is used again
+RESERVED_OUTPUT = 2048  # tokens of a reply for which admission reserves memory
 _LEVELS = list(Pressure)  # in rising order
 _REFUSED_SHARE = 4  # the pool shrinks by a quarter of what is used when the device has no memory
 _MARGIN = 16  # a pool that has grown by 1/16 has room again
@@ -153,6 +155,8 @@ class Room:
         self._groups = groups
         self._prefix_cache = prefix_cache
         self._images = images
+        self.is_shared = False  # whether other models may give memory back
+        self.first_beside = math.inf  # the id of the row of another model that came first; infinite without any
 
     @property
     def kept_bytes(self) -> int:
@@ -163,6 +167,26 @@ class Room:
     def bytes_of(self, row: Sequence) -> int:
         """Bytes of one row with its complete prompt, without padding."""
         return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens))
+
+    @property
+    def first_id(self) -> float:
+        """The id of the row that came first; infinite if there is none."""
+        return min(self._seqs.by_id, default=math.inf)
+
+    def coming_bytes(self, seq: Sequence) -> int:
+        """Bytes of a sequence that is admitted, with a part of its reply: longer replies may be preempted."""
+        reserved = min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
+        return self._footprint.bytes_at(seq.num_tokens + reserved)
+
+    @property
+    def growth_bytes(self) -> int:
+        """Bytes for which the rows were admitted, and which they do not take yet."""
+        return sum(self.coming_bytes(row) - self.bytes_of(row) for row in self._seqs.rows())
+
+    def has_room_beside(self, coming_bytes: int) -> bool:
+        """Whether a row may be the first of its model: it waits only for memory that other models may give back."""
+        is_free = len(self._seqs) > 0 or not self.is_shared
+        return is_free or coming_bytes <= self._pool.planned_bytes
 
     def share(self, num_bytes: int) -> float:
         """The share that a row of so many bytes has of all places, or of the memory if that is larger."""

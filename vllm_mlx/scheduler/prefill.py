@@ -31,8 +31,8 @@ class PrefillPlanner:
         self._room = room
         self._prefix_cache = prefix_cache
         self._images = images
-        self.beside_s = math.inf  # what other models leave of a step while they are busy
-        self.is_prefilling = self.is_decoding = False  # in the last step
+        self.beside_s = math.inf  # what other models leave of a step while they are busy; with 0, there is no prefill
+        self.is_prefilling = self.is_decoding = False  # in the last step, or ready to decode after it
         # tokens of every chunk, if chunks must not depend on other requests
         self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
 
@@ -48,11 +48,14 @@ class PrefillPlanner:
     def plan(self, prefilling: Rows[Sequence], now: float, *, is_decoding: bool) -> tuple[PrefillChunk, ...]:
         """Plan the chunks of one step, and count their tokens as computed."""
         self.is_prefilling, self.is_decoding = bool(prefilling), is_decoding
+        if not self.beside_s:
+            return ()
         most_s = min(self.beside_s, self._turns.longest_prefill_s(self._pacer.max_stall_s, now))
         budget = self._pacer.budget(decoding=is_decoding, most_s=most_s)
         chunks = plan_prefill(self._turns.in_turn(prefilling), self._pacer, self._chunk, budget)
         if chunks:
             self._turns.prefill(chunks[0].seq)
+        self.is_decoding |= any(chunk.seq.status is SequenceStatus.DECODING for chunk in chunks)
         return chunks
 
     def _chunk(self, seq: Sequence, most: int) -> PrefillChunk:

@@ -22,8 +22,10 @@ class Residence:
         self.loads: Counter[Reason] = Counter({"start": 1})
         self.cause: str | None = None  # why the last load failed; None if it did not
         self.used_s = 0.0  # when the model was used last
+        self.is_short = False  # whether requests wait for memory that other models hold
         self._idle_unload_s = idle_unload_s
         self._begun_s = 0.0  # when the present state began
+        self._reason: Reason = "start"  # of the last load
         self._pause_s = 0.0
 
     @property
@@ -60,6 +62,7 @@ class Residence:
     def load(self, reason: Reason, now: float) -> None:
         """Note that a load begins."""
         self.loads[reason] += 1
+        self._reason = reason
         self._enter("loading", now)
 
     def loaded(self, now: float) -> float:
@@ -71,9 +74,10 @@ class Residence:
         return load_s
 
     def fail(self, cause: str, now: float) -> None:
-        """Note why a load failed. Each failure in a row doubles the pause after it."""
+        """Note why a load failed. Each failure in a row of a load for requests doubles the pause after it."""
         self.cause = cause
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
+        longer_s = self._pause_s if self._reason == "command" else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        self._pause_s = longer_s or FIRST_PAUSE_S
         self._enter("failed", now)
 
     def refusal(self, now: float) -> ModelUnavailable | None:

@@ -27,8 +27,6 @@ from .running_set import Pending, RunningSet
 from .speculation import MOST, Drafts, Speculation
 from .turns import Turns
 
-RESERVED_OUTPUT = 2048  # tokens of the reply that admission reserves memory for; longer replies may be preempted
-
 
 class Scheduler:
     """Plans steps and takes in their results. Owns all sequences from `add` until they end."""
@@ -204,8 +202,9 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence) -> bool:
         """Make room for a sequence, if necessary by preempting rows of tenants that have more. False if that fails."""
-        num_tokens = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
-        coming_bytes = self._footprint.bytes_at(num_tokens)
+        coming_bytes = self.room.coming_bytes(seq)
+        if not self.room.has_room_beside(coming_bytes):
+            return False
         lacking_places = len(self._seqs) + 1 - self._max_num_seqs
         lacking_bytes = self.room.rows_bytes() + coming_bytes - self.pool.num_bytes
         staying = [row for row in self._seqs.rows() if row not in self._pending.admitted]
@@ -255,10 +254,9 @@ class Scheduler:
         needed = self.room.rows_bytes(extra=1)
         self.pool.use(rows_bytes=needed, kept_bytes=self.room.kept_bytes)
         while needed > self.pool.num_bytes:
-            rows = self._seqs.rows()
-            if len(rows) < 2:
+            if (row := self.turns.row_to_preempt(self._seqs.rows(), self.room.first_beside)) is None:
                 break
-            self._preempt(self.turns.row_to_preempt(rows))
+            self._preempt(row)
             self.pool.crowd()
             needed = self.room.rows_bytes(extra=1)
         self.room.shrink_cache(needed)
@@ -345,6 +343,8 @@ class Scheduler:
                 self.room.shrink_cache(rows_bytes + self.speculation.recorded_bytes)
         lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
         groups = self._groups.plan(lengths, lambda: self.pool.num_bytes - self.room.rows_bytes(extra=1), drafts)
+        if self._groups.has_merged:
+            self.room.shrink_cache()  # padding takes memory
         for seq in rows.values():
             seq.num_computed_tokens += 1 + len(drafts.get(seq.seq_id, ()))
         return tuple(tuple(rows[row] for row in group) for group in groups), drafts, reads

@@ -94,8 +94,13 @@ class Turns:
         tenant = max(held, key=held.__getitem__, default=seq.tenant)
         return None if held[tenant] <= held[seq.tenant] + coming_share else _youngest(rows, tenant)
 
-    def row_to_preempt(self, rows: Rows[Sequence]) -> Sequence:
-        """The row that goes when memory is short: the youngest of the tenant that has the most."""
+    def row_to_preempt(self, rows: Rows[Sequence], first_beside: float = math.inf) -> Sequence | None:
+        """The row that goes when memory is short: the youngest of the tenant that has the most.
+
+        The last row stays, unless it came after `first_beside`, the first row of other models.
+        """
+        if not rows or (len(rows) == 1 and rows[0].seq_id < first_beside):
+            return None
         held = self._held(rows)
         return _youngest(rows, max(held, key=held.__getitem__))
 
