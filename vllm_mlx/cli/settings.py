@@ -59,9 +59,9 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "drain_s", "log_level", "record_requests",
     ),
     "Limits": (
-        "max_body", "max_queue", "max_queue_s", "max_request_s", "max_prepare_s", "watchdog_s",
-        "max_requests_per_minute", "max_messages", "max_tools", "max_schema_bytes", "max_choices", "max_connections",
-        "slow_client_s",
+        "max_body", "max_queue", "max_queue_s", "max_model_wait_s", "max_request_s", "max_prepare_s",
+        "watchdog_s", "max_requests_per_minute", "max_messages", "max_tools", "max_schema_bytes", "max_choices",
+        "max_connections", "slow_client_s",
     ),
     "Engine and memory": (
         "max_model_len", "max_num_seqs", "memory_budget", "wired", "idle_unload_s", "keep_awake", "max_stall_ms",

@@ -216,6 +216,8 @@ class EngineConfig(ModelConfig):
     """Sequences that may wait; further ones are refused, with the time after which to try again."""
     max_queue_s: float | None = Field(default=None, gt=0)
     """Longest time in the admission queue, in seconds. Default: no limit."""
+    max_model_wait_s: float = Field(default=300.0, gt=0)
+    """Longest time in which a request waits for memory that other models hold, in seconds."""
     max_request_s: float | None = Field(default=None, gt=0)
     """Longest time of a request, waiting included, in seconds. Default: no limit."""
     max_prepare_s: float = Field(default=120.0, gt=0)

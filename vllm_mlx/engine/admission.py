@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from ..core.config import EngineConfig
-from ..core.errors import TimeLimit, TooManyRequests, setting
+from ..core.errors import ModelUnavailable, TimeLimit, TooManyRequests, setting
 from ..core.request import Request
 from ..core.tenants import has_room
 from .generation import Generation
@@ -37,7 +37,15 @@ class Refusals:
 class AdmissionQueue:
     """Decides which requests are admitted. Belongs to one event loop."""
 
-    def __init__(self, config: EngineConfig, running_replies: Callable[[], Collection[ReplyStats]]):
+    def __init__(
+        self,
+        config: EngineConfig,
+        running_replies: Callable[[], Collection[ReplyStats]],
+        in_the_way: Callable[[int], str | None] = lambda model: None,
+    ):
+        """`in_the_way` says what is in memory, if requests for the model at a position wait for that."""
+        self._in_the_way = in_the_way
+        self._max_model_wait_s = config.max_model_wait_s
         self._max_queue = config.max_queue
         self._max_open = config.max_num_seqs + config.max_queue
         self._max_queue_s = config.max_queue_s
@@ -84,13 +92,13 @@ class AdmissionQueue:
     def watch(self, generation: Generation) -> None:
         """Start the timers that end a generation when its time is over."""
         loop = asyncio.get_running_loop()
-        timers = []
+        timers = self.timers[id(generation)] = [
+            loop.call_later(self._max_model_wait_s, self._waited_for_model, generation)
+        ]
         if self._max_queue_s is not None:
             timers.append(loop.call_later(self._max_queue_s, self._waited, generation, self._max_queue_s))
         if self._max_request_s is not None:
             timers.append(loop.call_later(self._max_request_s, self._took, generation, self._max_request_s))
-        if timers:
-            self.timers[id(generation)] = timers
 
     def left(self, generation: Generation) -> None:
         for timer in self.timers.pop(id(generation), ()):
@@ -106,6 +114,19 @@ class AdmissionQueue:
                     retry_after_s=_LEAST_WAIT_S,
                 )
             )
+
+    def _waited_for_model(self, generation: Generation) -> None:
+        replies = generation.replies
+        if not replies or any(reply.phase != "queued" for reply in replies):
+            return
+        if (others := self._in_the_way(generation.request.model)) is None:  # it is being loaded, or has room again
+            again = asyncio.get_running_loop().call_later(_LEAST_WAIT_S, self._waited_for_model, generation)
+            self.timers[id(generation)].append(again)
+            return
+        self.num_refused += 1
+        limit = f"{self._max_model_wait_s:g} seconds ({setting('max_model_wait_s')})"
+        message = f"The model had no room in memory for {limit}. In memory: {others}."
+        generation.put(ModelUnavailable(message, retry_after_s=_LONGEST_WAIT_S))
 
     def _took(self, generation: Generation, limit_s: float) -> None:
         if generation.replies:

@@ -65,7 +65,7 @@ class EngineClient:
         self._thread = thread
         self.pool = pool
         self._monitor = Monitor(config, self.fronts, thread, pool)
-        self.queue = AdmissionQueue(config, self._running_replies)
+        self.queue = AdmissionQueue(config, self._running_replies, self._in_the_way)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self.generations: dict[int, Generation] = {}  # by sequence id
@@ -188,11 +188,8 @@ class EngineClient:
 
     async def unload_model(self, model: int, *, wait: bool) -> None:
         """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""
-        replies = [*self._running_replies(), *self._preparing_replies()]
-        running = [reply.request_id for reply in replies if reply.model == model]
-        if running:
-            shown = ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")
-            raise ModelBusy(f"The model is in use by {shown}. Wait for the end, or cancel it.")
+        if users := self._users(model, [*self._running_replies(), *self._preparing_replies()]):
+            raise ModelBusy(f"The model is in use by {users}. Wait for the end, or cancel it.")
         await self.ask(lambda engine: engine.lanes[model].unload())
         while wait and self.state_of(model) == "leaving":
             await asyncio.sleep(_LOOK_S)
@@ -255,6 +252,22 @@ class EngineClient:
 
     def _preparing_replies(self) -> list[ReplyStats]:
         return [reply for front in self.fronts for reply in front.preparations.replies]
+
+    def _users(self, model: int, replies: Iterable[ReplyStats]) -> str:
+        """Name the first requests for a model."""
+        running = [reply.request_id for reply in replies if reply.model == model]
+        return ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")
+
+    def _in_the_way(self, model: int) -> str | None:
+        """Name the models in memory and what they run, if requests for another one wait for that memory."""
+        if not self._thread.residences[model].is_short:
+            return None
+        running = [reply for reply in self._running_replies() if reply.phase != "queued"]
+        return "; ".join(
+            f"{front.name}, which runs {self._users(at, running) or 'nothing'}"
+            for at, front in enumerate(self.fronts)
+            if self._thread.residences[at].is_loaded
+        )
 
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
