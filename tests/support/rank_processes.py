@@ -79,12 +79,16 @@ class Macs:
         return f"http://{HOST}:{self.port}"
 
     def start_server(self, *flags: str) -> Process:
+        if self.server is not None:
+            self.server.kill()
         ports = ["--port", str(self.port), "--worker-port", str(self.worker_port)]
         ranks = ["--tensor-parallel-size", "2", "--secret-file", str(self.secret)]
         self.server = self._start("server", "serve", str(self.model), *ports, *ranks, *flags)
         return self.server
 
     def start_worker(self, model: Path | None = None, *, secret: Path | None = None) -> Process:
+        if self.worker is not None:
+            self.worker.kill()
         place = ["--join", f"{HOST}:{self.worker_port}", "--secret-file", str(secret or self.secret)]
         self.worker = self._start("worker", "worker", str(model or self.model), *place)
         return self.worker

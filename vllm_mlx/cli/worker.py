@@ -18,7 +18,7 @@ from rich.console import Console
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, EngineDead, setting
-from ..core.faults import device_fault
+from ..core.faults import RanksParted, device_fault
 from ..core.tasks import settle
 from .output import LogFile, descriptor_of, write_last
 from .settings import Settings
@@ -110,18 +110,16 @@ def leading(
     if config.tensor_parallel_size == 1:
         yield None
         return
-    from ..ranks.channel import Lost
-
     try:
         found = Leading(settings, config, screen, only_checks=only_checks)
-    except Lost as error:
+        try:
+            yield found
+        except BaseException as error:
+            found.joined.watch.leave(error if isinstance(error, Exception) else EngineDead("it was stopped"))
+            raise
+        found.joined.watch.leave()
+    except RanksParted as error:
         raise BrokeDown(str(error)) from error
-    try:
-        yield found
-    except BaseException as error:
-        found.joined.watch.leave(error if isinstance(error, Exception) else EngineDead("it was stopped"))
-        raise
-    found.joined.watch.leave()
 
 
 class Leading:
@@ -210,8 +208,10 @@ class _Working:
 
     def wait(self) -> BaseException | None:
         """Return why the worker ends; None if the server stops. The other ranks have been told."""
+        from ..ranks.channel import Lost
+
         error = self._ends.get()
-        if device_fault(error) is not None:
+        if device_fault(error) is not None and not isinstance(error, Lost):
             with suppress(Empty):
                 error = self._ends.get(timeout=_VERDICT_S)
         if self.joined is not None and isinstance(error, Exception):

@@ -150,7 +150,7 @@ class EngineThread:
         except BaseException as error:
             logger.exception("The engine thread ended")
             message = f"The engine has stopped: {type(error).__name__}: {error}. Restart the server."
-            self.error = error if isinstance(error, EngineDead) else EngineDead(message)
+            self.error = self.error or (error if isinstance(error, EngineDead) else EngineDead(message))
             self._died(self.error)
         with Fence("the end of the process"):
             engine.close(self._rest_s, self._deliver)

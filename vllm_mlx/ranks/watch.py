@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 STOP = "stop"  # the key of a rank's last message: the reason, or True in good order
 BEAT_S = 0.5  # between two heartbeats
 SILENCE_S = 3.0  # without any message, after which a rank counts as lost
-LOADING_SILENCE_S = 10.0  # the same while a rank loads, when its interpreter may be busy for long
+LOADING_SILENCE_S = 9.0  # the same while a rank loads, when its interpreter may be busy for long
 STEP_S = 60.0  # after which a step counts as hung, unless it was reckoned to take long
 STEP_RATIO = 10  # times the reckoned time of a step
 _LOOK_S = 0.25
@@ -161,12 +161,14 @@ class Watch(Progress):
 
     def _look(self) -> None:
         """Add up times in short pieces, so that a sleep of the whole machine counts as a moment."""
+        looked_s = time.monotonic()
         seen: dict[int, Plans] = {}
         stuck_s: dict[int, float] = {}
         while True:
             time.sleep(_LOOK_S)
+            passed_s, looked_s = min(time.monotonic() - looked_s, 2 * _LOOK_S), time.monotonic()
             for peer in self.peers:
-                peer.silent_s += _LOOK_S
+                peer.silent_s += passed_s
                 is_loading = self._is_loading or peer.beat.get("is_loading", True)
                 if peer.silent_s > (LOADING_SILENCE_S if is_loading else SILENCE_S):
                     self.end(Lost(f"{peer.name} is lost: it has said nothing for {peer.silent_s:.1f} s."))
@@ -175,7 +177,7 @@ class Watch(Progress):
             plans = {0: self._plans} | {peer.rank: peer.plans for peer in self.peers}
             for rank, (begun, done) in plans.items():
                 is_stuck = done < self._plans[0] and (begun, done) == seen.get(rank)
-                stuck_s[rank] = stuck_s.get(rank, 0.0) + _LOOK_S if is_stuck else 0.0
+                stuck_s[rank] = stuck_s.get(rank, 0.0) + passed_s if is_stuck else 0.0
                 if stuck_s[rank] > self._limit_s:
                     self.end(Lost(f"Rank {rank} has hung for {stuck_s[rank]:.0f} s after plan {done}."))
             seen = plans
