@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import AuthenticationError
 from pathlib import Path
 
 import pytest
@@ -66,10 +67,10 @@ def test_several_threads_may_say_long_messages(ends: tuple[Channel, Channel]) ->
 
 def test_silence_and_the_end_of_a_peer_are_a_loss(ends: tuple[Channel, Channel]) -> None:
     accepted, joined = ends
-    with pytest.raises(Lost, match=r"said nothing for 0\.05 s"):
+    with pytest.raises(Lost, match=r"127\.0\.0\.1: it has said nothing for 0\.05 s"):
         accepted.hear(0.05)
     joined.close()
-    with pytest.raises(Lost, match="closed the connection"):
+    with pytest.raises(Lost, match="it has closed the connection"):
         accepted.hear(WAIT_S)
     with pytest.raises(Lost):
         for _ in range(100):  # the first message after the end may still be taken by the system
@@ -99,7 +100,7 @@ def test_closing_wakes_the_thread_that_hears(ends: tuple[Channel, Channel]) -> N
 def test_what_is_no_message_ends_the_connection(data: bytes) -> None:
     channel, peer = bare()
     peer.sendall(struct.pack("!i", len(data)) + data)
-    with pytest.raises(Lost, match="sent"):
+    with pytest.raises(Lost, match="it has sent what is no message"):
         channel.hear(WAIT_S)
 
 
@@ -142,7 +143,7 @@ def test_a_door_that_knows_another_secret_is_not_believed() -> None:
 
         def impostor() -> None:
             channel = Channel(server.accept()[0])
-            with pytest.raises(Exception, match=HOST):
+            with pytest.raises((AuthenticationError, EOFError)):
                 channel.prove(b"another secret of the tests", first=True)
 
         threading.Thread(target=impostor, daemon=True).start()
@@ -203,7 +204,9 @@ def test_without_a_server_a_limit_ends_the_wait() -> None:
 
 
 def test_a_door_says_why_it_cannot_open(door: Door) -> None:
-    with pytest.raises(ConfigError, match=f"Port {door.port} on 127.0.0.1 is taken. Choose another with --worker-port"):
+    with pytest.raises(
+        ConfigError, match=f"Port {door.port} on 127.0.0.1 cannot be used: .* Choose another with --worker-port"
+    ):
         Door(HOST, door.port, SECRET)
     with pytest.raises(ConfigError, match=r"--worker-host 192\.0\.2\.1 is no IPv4 address of this machine"):
         Door("192.0.2.1", 0, SECRET)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.errors import ConfigError
@@ -60,10 +61,12 @@ class Sides:
         self.door = Door(HOST, 0, SECRET)
         self.told = Told()
 
-    def lead(self, size: int = 2, check: Callable[..., object] = nothing, **facts: str) -> "Future[Joined]":
+    def lead(
+        self, size: int = 2, check: Callable[..., object] = nothing, devices: Any = None, **facts: str
+    ) -> "Future[Joined]":
         own = {**FACTS, **facts}
         work = lambda: lead(  # noqa: E731
-            self.door, size, own, told={"n": 7}, devices=None, check=check, tell=self.told.append, ended=nothing
+            self.door, size, own, told={"n": 7}, devices=devices, check=check, tell=self.told.append, ended=nothing
         )
         return later(work)
 
@@ -82,27 +85,21 @@ def sides() -> Iterator[Sides]:
     sides.door.close()
 
 
-@pytest.mark.parametrize(
-    ("fact", "advice"),
-    [
-        ("protocol", "Install one version of vllm-mlx on all Macs."),
-        ("mlx", "Install one version of mlx on all Macs."),
-        ("mlx-lm", "Install one version of mlx-lm on all Macs."),
-        ("Python", "Use one version of Python on all Macs."),
-        ("config.json", "Give all Macs the same checkpoint."),
-        ("weights", "Give all Macs the same files of the checkpoint."),
-    ],
-)
-def test_a_difference_is_told_on_both_sides(sides: Sides, fact: str, advice: str) -> None:
+@pytest.mark.parametrize("fact", ["protocol", "vllm-mlx", "mlx", "mlx-lm", "Python", "config.json", "weights"])
+def test_a_difference_is_told_on_both_sides(sides: Sides, fact: str) -> None:
     zero, one = sides.lead(), sides.follow(facts={fact: "another"})
-    text = f"Rank 0 refuses rank 1 (127.0.0.1): {fact} is another there and {FACTS[fact]} here. {advice}"
-    assert refusal(zero) == refusal(one) == text
+    advice = "the same files of the checkpoint" if fact in ("config.json", "weights") else "the same versions"
+    text = refusal(zero)
+    assert refusal(one) == text
+    assert (
+        f"Rank 0 refuses rank 1 (127.0.0.1): {fact} is another there and {FACTS[fact]} here. Install {advice}" in text
+    )
 
 
 def test_another_system_is_a_warning(sides: Sides, caplog: pytest.LogCaptureFixture) -> None:
     zero, one = sides.lead(size=3), sides.follow(facts={"system": "arm64, 26.2"})
     sides.told.wait_for("1 of 2 workers joined")
-    assert "Rank 1 (127.0.0.1) is another system: arm64, 26.2" in caplog.text
+    assert "The system of rank 1 (127.0.0.1) is arm64, 26.2, and here it is " in caplog.text
     assert not zero.done() and not one.done()
 
 
@@ -154,7 +151,7 @@ def test_a_worker_joins_again_when_rank_0_has_left(sides: Sides) -> None:
     channel: Channel = sides.door.accept(WAIT_S)
     assert channel.hear(WAIT_S)["facts"] == FACTS
     channel.close()
-    told.wait_for("127.0.0.1 has closed the connection.")
+    told.wait_for("127.0.0.1: it has closed the connection. Joining again.")
     sides.lead(mlx="another")
     assert "mlx is" in refusal(one)
 
@@ -168,3 +165,25 @@ def test_rank_0_that_ends_after_all_have_joined_is_a_loss(sides: Sides) -> None:
     assert channel.hear(WAIT_S) == {"ready": True}
     channel.close()
     assert isinstance(one.exception(WAIT_S), Lost)
+
+
+def test_a_worker_of_another_protocol_is_told(sides: Sides) -> None:
+    zero = sides.lead()
+    other = join(HOST, sides.door.port, SECRET, WAIT_S)
+    other.say({"hello": 1})
+    assert "Rank 0 refuses rank 1 (127.0.0.1): protocol is None there" in refusal(zero)
+    assert "protocol is None there" in other.hear(WAIT_S)["refused"]
+
+
+@pytest.mark.skipif(mx.distributed.is_available("jaccl"), reason="this machine has RDMA")
+def test_a_machine_without_rdma_refuses_it(sides: Sides) -> None:
+    devices = [[None, "rdma_en5"], ["rdma_en5", None]]
+    assert "Rank 0 refuses to start: This machine has no RDMA" in refusal(sides.lead(devices=devices))
+    one = sides.follow()
+    channel = sides.door.accept(WAIT_S)
+    channel.hear(WAIT_S)
+    channel.say({"rank": 1, "size": 2, "told": {}, "link": {"hosts": [], "devices": devices, "coordinator": ""}})
+    refused = channel.hear(WAIT_S)["refused"]
+    assert refused.startswith("This machine has no RDMA")
+    channel.say({"refused": refused})
+    assert refusal(one) == refused

@@ -58,7 +58,7 @@ def test_another_checkpoint_is_refused_on_both_sides(both: Macs, checkpoint: Cal
     for process in (server, worker):
         last = process.printed.splitlines()[-1]
         assert last.startswith(f"vllm-mlx: Rank 0 refuses rank 1 ({HOST}): config.json is ")
-        assert last.endswith("Give all Macs the same checkpoint.")
+        assert last.endswith("Install the same files of the checkpoint on all Macs.")
 
 
 # The long form

@@ -3,7 +3,6 @@
 It uses the framing and the mutual challenge of `multiprocessing.connection`, and never its pickle. It knows no plan.
 """
 
-import errno
 import json
 import logging
 import os
@@ -29,7 +28,6 @@ MIN_SECRET = 16  # characters
 _PROOF_S = 5.0  # for the proof of the secret; a visitor who takes longer is disconnected
 _MAX_VISITORS = 16  # who prove the secret at the same time
 _RETRY_S = 0.5
-_LOOK_S = 0.5  # how often the door looks whether it was closed
 Message = dict[str, Any]
 
 
@@ -55,13 +53,16 @@ class Channel:
 
     def prove(self, secret: bytes, *, first: bool) -> None:
         """Let both ends prove the secret; one of them asks `first`. Raises AuthenticationError, OSError, EOFError."""
+        timer = threading.Timer(_PROOF_S, self.close)
+        timer.daemon = True
+        timer.start()
         try:
             for challenge in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
                 challenge(self._connection, secret)
-        except AuthenticationError as error:
-            raise AuthenticationError(self.peer) from error
         except AssertionError as error:  # Python 3.11 asserts that it reads a challenge
-            raise OSError("the peer speaks another protocol") from error
+            raise OSError("it speaks another protocol") from error
+        finally:
+            timer.cancel()
 
     def say(self, message: Message) -> int:
         """Send a message, from any thread. Returns its number of bytes. Raises Lost."""
@@ -71,23 +72,19 @@ class Channel:
             with self._saying:
                 self._connection.send_bytes(data)
         except OSError as error:
-            raise Lost(f"The connection to {self.peer} has ended: {error}.") from error
+            raise Lost(f"{self.peer}: {_reason(error)}") from error
         return len(data)
 
     def hear(self, timeout_s: float | None = None) -> Message:
-        """Wait for the next message. Raises Lost, also if none begins within `timeout_s`."""
+        """Wait for the next message. Raises Lost; it is Silent if none begins within `timeout_s`."""
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
-                raise Silent(f"{self.peer} has said nothing for {timeout_s:g} s.")
+                raise Silent(f"{self.peer}: it has said nothing for {timeout_s:g} s")
             message = json.loads(self._connection.recv_bytes(MAX_BYTES))
-        except EOFError as error:
-            raise Lost(f"{self.peer} has closed the connection.") from error
-        except OSError as error:
-            raise Lost(f"The connection to {self.peer} has ended: {error}.") from error
-        except (ValueError, RecursionError) as error:
-            raise Lost(f"{self.peer} has sent something that is no JSON.") from error
+        except (EOFError, OSError, ValueError, RecursionError) as error:
+            raise Lost(f"{self.peer}: {_reason(error)}") from error
         if not isinstance(message, dict):
-            raise Lost(f"{self.peer} has sent JSON that is no message.")
+            raise Lost(f"{self.peer}: it has sent what is no message")
         return message
 
     def close(self) -> None:
@@ -95,6 +92,16 @@ class Channel:
         with suppress(OSError):  # it had ended before
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case EOFError():
+            return "it has closed the connection"
+        case OSError():
+            return error.strerror or str(error)
+        case _:
+            return "it has sent what is no message"
 
 
 class Door:
@@ -106,7 +113,7 @@ class Door:
         self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         self._visitors = threading.Semaphore(_MAX_VISITORS)
         self._sock = _listen(host, port)
-        self._sock.settimeout(_LOOK_S)
+        self._sock.settimeout(_RETRY_S)
         self.host, self.port = self._sock.getsockname()
         threading.Thread(target=self._receive, name="door", daemon=True).start()
 
@@ -117,34 +124,18 @@ class Door:
         except queue.Empty:
             raise TimeoutError from None
 
-    def waiting(self) -> list[Channel]:
-        """Return the peers that nobody has accepted yet."""
-        peers = []
-        with suppress(TimeoutError):
-            while True:
-                peers.append(self.accept(0.0))
-        return peers
-
     def close(self) -> None:
         """Stop to listen. Peers that joined stay connected."""
         self._sock.close()
 
     def _receive(self) -> None:
-        while True:
-            try:
+        while self._sock.fileno() != -1:
+            with suppress(OSError):  # nobody came for a while, or who came has left
                 visitor, _ = self._sock.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if self._sock.fileno() == -1:
-                    return
-                logger.warning("A worker could not connect: %s", error)  # too many open files, or it has left already
-                time.sleep(_LOOK_S)
-                continue
-            if self._visitors.acquire(blocking=False):
-                threading.Thread(target=self._admit, args=(visitor,), name="visitor", daemon=True).start()
-            else:
-                visitor.close()
+                if self._visitors.acquire(blocking=False):
+                    threading.Thread(target=self._admit, args=(visitor,), name="visitor", daemon=True).start()
+                else:
+                    visitor.close()
 
     def _admit(self, visitor: socket.socket) -> None:
         try:
@@ -159,29 +150,22 @@ class Door:
 
 
 def join(
-    host: str,
-    port: int,
-    secret: bytes,
-    timeout_s: float | None = None,
-    tell: Callable[[str], None] = lambda reason: None,
+    host: str, port: int, secret: bytes, timeout_s: float | None = None, tell: Callable[[str], None] = logger.debug
 ) -> Channel:
     """Connect to a door, and try again until it opens. `tell` gets each new reason why it waits.
 
     Raises ConfigError if the door knows another secret, and Lost after `timeout_s`.
     """
-    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    told = None
+    start_s, told = time.monotonic(), ""
     while True:
         try:
             return _proven(socket.create_connection((host, port), timeout=_PROOF_S), secret, first=False)
         except AuthenticationError as error:
-            raise ConfigError(
-                f"The server at {host}:{port} has another secret. Give both sides a copy of one file with "
-                f"{setting('secret_file')}."
-            ) from error
+            advice = f"Give both sides a copy of one file with {setting('secret_file')}."
+            raise ConfigError(f"The server at {host}:{port} has another secret. {advice}") from error
         except (OSError, EOFError) as error:
             reason = f"{host}:{port} does not answer ({_reason(error)})."
-        if deadline_s is not None and time.monotonic() >= deadline_s:
+        if timeout_s is not None and time.monotonic() - start_s >= timeout_s:
             raise Lost(reason)
         if reason != told:
             tell(told := reason)
@@ -189,45 +173,34 @@ def join(
 
 
 def _proven(sock: socket.socket, secret: bytes, *, first: bool) -> Channel:
-    """Let both ends prove the secret; one of them asks `first`. Raises AuthenticationError, OSError, EOFError."""
     sock.setblocking(True)
-    try:
-        channel = Channel(sock)
-    except OSError:
-        sock.close()
-        raise
-    timer = threading.Timer(_PROOF_S, channel.close)
-    timer.daemon = True
-    timer.start()
+    channel = Channel(sock)
     try:
         channel.prove(secret, first=first)
-    except BaseException:
+    except AuthenticationError as error:
+        channel.close()
+        raise AuthenticationError(channel.peer) from error
+    except (OSError, EOFError):
         channel.close()
         raise
-    finally:
-        timer.cancel()
     return channel
 
 
-def _reason(error: OSError | EOFError) -> str:
-    return "it closed the connection" if isinstance(error, EOFError) else error.strerror or str(error)
-
-
 def _listen(host: str, port: int) -> socket.socket:
-    name, port_name = setting("worker_host"), setting("worker_port")
+    name = f"{setting('worker_host')} {host}"
     try:
         address = socket.gethostbyname(host)  # MLX takes IPv4 addresses only
         if ip_address(address).is_unspecified:
             raise ConfigError(f"{name} must be one address of this machine, on the network of the other Macs.")
+        with socket.socket() as sock:
+            sock.bind((address, 0))
+    except OSError as error:
+        raise ConfigError(f"{name} is no IPv4 address of this machine. Name one that the other Macs reach.") from error
+    try:
         return socket.create_server((address, port))
     except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            reason = f"{name} {host} is no IPv4 address of this machine. Name the one that the other Macs reach."
-        elif error.errno == errno.EADDRINUSE:
-            reason = f"Port {port} on {host} is taken. Choose another with {port_name}, below 32768."
-        else:
-            reason = f"Cannot listen on {host}, port {port}: {_reason(error)}. Choose another with {port_name}."
-        raise ConfigError(reason) from error
+        advice = f"Choose another with {setting('worker_port')}, below 32768."
+        raise ConfigError(f"Port {port} on {host} cannot be used: {_reason(error)}. {advice}") from error
 
 
 def read_secret(path: Path) -> bytes:
@@ -235,8 +208,7 @@ def read_secret(path: Path) -> bytes:
     how = f"Write one with `(umask 077; openssl rand -hex 32 >{path})`, and copy the file to each Mac."
     try:
         with path.expanduser().open("rb") as stream:
-            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-            secret = stream.read(1 << 16).strip()
+            mode, secret = stat.S_IMODE(os.fstat(stream.fileno()).st_mode), stream.read(1 << 16).strip()
     except OSError as error:
         raise ConfigError(f"Cannot read the secret in {path}: {error.strerror}. {how}") from error
     if mode & 0o077:

@@ -13,9 +13,9 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import __version__
-from ..core.errors import ConfigError, first_line
+from ..core.errors import ConfigError, first_line, setting
 from ..core.tasks import settle
 from ..runner.checkpoint import Checkpoint
 from .channel import Channel, Door, Lost, Message, Silent, join
@@ -35,16 +35,11 @@ PORTS = range(20_000, 32_000)  # of the data channel; systems hand out higher on
 _ANSWER_S = 10.0  # for an answer that needs no work
 _CHECK_S = 120.0  # for a rank's checks before weights are read
 _LOOK_S = 0.5
-_DIFFERS = {  # each fact, in the order of comparison, and what to do about a difference
-    "protocol": "Install one version of vllm-mlx on all Macs.",
-    "vllm-mlx": "Install one version of vllm-mlx on all Macs.",
-    "mlx": "Install one version of mlx on all Macs.",
-    "mlx-lm": "Install one version of mlx-lm on all Macs.",
-    "Python": "Use one version of Python on all Macs.",
-    "config.json": "Give all Macs the same checkpoint.",
-    "weights": "Give all Macs the same files of the checkpoint.",
-}
+_LOSS_S = 5.0  # after which the loss of a worker has been noticed
+_SOFTWARE = ("protocol", "vllm-mlx", "mlx", "mlx-lm", "Python")  # facts, in the order of comparison
+_FILES = ("config.json", "weights")
 Facts = Mapping[str, str]
+Tell = Callable[[str], None]
 Check = Callable[[int, Message], object]  # it gets the number of ranks and what rank 0 told; it raises ConfigError
 
 
@@ -84,7 +79,7 @@ def lead(
     told: Message,
     devices: list[Any] | None,
     check: Check,
-    tell: Callable[[str], None],
+    tell: Tell,
     ended: Ended,
 ) -> Joined:
     """Wait for the workers and start with them, as rank 0. `tell` gets what is awaited, `ended` is the watch's.
@@ -93,16 +88,22 @@ def lead(
     """
     guests: list[Channel] = []
     try:
-        with _refusing("Rank 0"):
+        try:
             check(size, told)
+            _check_rdma(devices)
+        except ConfigError as error:
+            raise ConfigError(f"Rank 0 refuses to start: {error.message}") from error
         hosts = [_address(door.host), *_gather(door, size - 1, own, guests, tell)]
         link = {"hosts": hosts, "devices": devices, "coordinator": _address(door.host)}
         for rank, guest in enumerate(guests, 1):
             guest.say({"rank": rank, "size": size, "told": told, "link": link})
         for rank, guest in enumerate(guests, 1):
-            _check_refusal(guest.hear(_CHECK_S), f"Rank {rank} ({guest.peer})")
+            _check_refusal(guest.hear(_CHECK_S), f"rank {rank} ({guest.peer})")
     except ConfigError as error:
-        for guest in [*guests, *door.waiting()]:
+        with suppress(TimeoutError):
+            while True:
+                guests.append(door.accept(0.0))
+        for guest in guests:
             with suppress(Lost):
                 guest.say({"refused": error.message})
         raise
@@ -117,7 +118,7 @@ def lead(
     return _connected(0, size, told, link, Watch(0, dict(enumerate(guests, 1)), close))
 
 
-def _gather(door: Door, num: int, own: Facts, guests: list[Channel], tell: Callable[[str], None]) -> list[str]:
+def _gather(door: Door, num: int, own: Facts, guests: list[Channel], tell: Tell) -> list[str]:
     """Wait for `num` guests. Returns their addresses for data. Raises ConfigError if one differs or refuses."""
     hosts: dict[Channel, str] = {}
     told = -1
@@ -135,9 +136,9 @@ def _gather(door: Door, num: int, own: Facts, guests: list[Channel], tell: Calla
             guest = door.accept(_LOOK_S)
             hello = guest.hear(_ANSWER_S)
             guests.append(guest)
-            name = f"Rank {len(guests)} ({guest.peer})"
+            name = f"rank {len(guests)} ({guest.peer})"
             _check_refusal(hello, name)
-            _compare(own, hello["facts"], name)
+            _compare(own, hello.get("facts", {}), name)
             hosts[guest] = hello["host"]
 
 
@@ -153,31 +154,25 @@ def _waits(guest: Channel) -> bool:
 
 
 def _compare(own: Facts, other: Facts, name: str) -> None:
-    for fact, advice in _DIFFERS.items():
+    for fact in _SOFTWARE + _FILES:
         if own[fact] != other.get(fact):
-            raise ConfigError(
-                f"Rank 0 refuses {name[:1].lower()}{name[1:]}: {fact} is {other.get(fact)} there and {own[fact]} here. "
-                f"{advice}"
-            )
+            differs = f"{fact} is {other.get(fact)} there and {own[fact]} here"
+            advice = "the same files of the checkpoint" if fact in _FILES else "the same versions of everything"
+            raise ConfigError(f"Rank 0 refuses {name}: {differs}. Install {advice} on all Macs.")
     if own["system"] != other.get("system"):
-        logger.warning("%s is another system: %s, and here %s", name, other.get("system"), own["system"])
+        logger.warning("The system of %s is %s, and here it is %s", name, other.get("system"), own["system"])
 
 
 def _turn_away(door: Door, num: int) -> None:
     while True:
         guest = door.accept()
+        time.sleep(_LOSS_S)  # if it comes back before its loss is noticed, the connection ends meanwhile
         with suppress(Lost):
             guest.say({"refused": f"Rank 0 has its {num} workers already. Stop one of them, or start another server."})
 
 
 def follow(
-    address: tuple[str, int],
-    secret: bytes,
-    own: Callable[[], Facts],
-    *,
-    check: Check,
-    tell: Callable[[str], None],
-    ended: Ended,
+    address: tuple[str, int], secret: bytes, own: Callable[[], Facts], *, check: Check, tell: Tell, ended: Ended
 ) -> Joined:
     """Join rank 0 and start with it, as a worker, however long that takes. `own` may raise ConfigError, as `check` may.
 
@@ -195,8 +190,7 @@ def follow(
     rank, size, told, link = (welcome[name] for name in ("rank", "size", "told", "link"))
     try:
         check(size, told)
-        if link["devices"] is not None and not mx.distributed.is_available("jaccl"):
-            raise ConfigError("This Mac has no RDMA: it needs macOS 26.2 and `rdma_ctl enable`.")
+        _check_rdma(link["devices"])
         channel.say({"ready": True})
     except ConfigError as error:
         channel.say({"refused": error.message})
@@ -204,9 +198,7 @@ def follow(
     return _connected(rank, size, told, link, Watch(rank, {0: channel}, ended))
 
 
-def _joined(
-    address: tuple[str, int], secret: bytes, facts: Facts, tell: Callable[[str], None]
-) -> tuple[Channel, Message]:
+def _joined(address: tuple[str, int], secret: bytes, facts: Facts, tell: Tell) -> tuple[Channel, Message]:
     """Join, again and again, until all ranks are there. Returns rank 0's welcome too. Raises ConfigError."""
     while True:
         channel = join(*address, secret, tell=tell)
@@ -219,22 +211,20 @@ def _joined(
                     tell(told)
             return channel, message
         except Lost as error:
-            tell(str(error))
+            tell(f"{error}. Joining again.")
             time.sleep(_LOOK_S)
 
 
 def _check_refusal(message: Message, name: str = "") -> None:
     """Raise ConfigError if a message refuses. `name` is the rank that sent it, unless rank 0 has named one."""
     if "refused" in message:
-        raise ConfigError(f"{name} refuses to start: {message['refused']}" if name else str(message["refused"]))
+        raise ConfigError(f"R{name[1:]} refuses to start: {message['refused']}" if name else str(message["refused"]))
 
 
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{name} refuses to start: {error.message}") from error
+def _check_rdma(devices: list[Any] | None) -> None:
+    if devices is not None and not mx.distributed.is_available("jaccl"):
+        advice = f"turn it on in Recovery with `rdma_ctl enable`, or leave out {setting('rdma_devices')} on the server"
+        raise ConfigError(f"This machine has no RDMA, which needs macOS 26.2: {advice}.")
 
 
 def _address(host: str) -> str:

@@ -66,7 +66,7 @@ class Peer:
             try:
                 message = self._channel.hear()
             except Lost as error:
-                message, end = {}, Lost(f"{self.name} is lost: {error}")
+                message, end = {}, Lost(f"Rank {self.rank} is lost, {error}.")
             else:
                 self.silent_s = 0.0
                 if "beat" in message:

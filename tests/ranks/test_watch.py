@@ -1,0 +1,142 @@
+"""The watch of ranks: how the end, the silence and the standstill of a rank are noticed, and who is told."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.ranks import watch as module
+from vllm_mlx.ranks.channel import Channel, Lost
+from vllm_mlx.ranks.watch import Watch
+
+HOST = "127.0.0.1"
+WAIT_S = 20.0
+Ends = SimpleQueue[Exception | None]
+
+
+def pair() -> tuple[Channel, Channel]:
+    with socket.create_server((HOST, 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        return Channel(server.accept()[0]), Channel(client)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    """Rank 0's end and the worker's."""
+    zero, one = pair()
+    yield zero, one
+    zero.close()
+    one.close()
+
+
+def watched(rank: int, *channels: Channel) -> tuple[Watch, Ends]:
+    found: Ends = SimpleQueue()
+    peers = range(1, len(channels) + 1) if rank == 0 else [0]
+    return Watch(rank, dict(zip(peers, channels, strict=True)), found.put), found
+
+
+def beat(begun: int, done: int) -> dict[str, object]:
+    return {"beat": [begun, done], "is_loading": False}
+
+
+def test_messages_pass_and_heartbeats_do_not(ends: tuple[Channel, Channel]) -> None:
+    watch, _ = watched(0, ends[0])
+    ends[1].say(beat(3, 2))
+    ends[1].say({"captures": [1]})
+    [peer] = watch.peers
+    assert peer.hear(WAIT_S) == {"captures": [1]}
+    assert peer.plans == (3, 2)
+    with pytest.raises(Lost, match=r"Rank 1 \(127\.0\.0\.1\) has not answered for 0\.05 s"):
+        peer.hear(0.05)
+    assert ends[1].hear(WAIT_S)["beat"] == [0, 0]
+
+
+def test_the_end_of_a_worker_is_told_to_the_others(ends: tuple[Channel, Channel]) -> None:
+    third, two = pair()
+    watch, found = watched(0, ends[0], third)
+    ends[1].close()
+    error = found.get(timeout=WAIT_S)
+    assert isinstance(error, Lost) and str(error) == "Rank 1 is lost, 127.0.0.1: it has closed the connection."
+    while "stop" not in (message := two.hear(WAIT_S)):
+        pass
+    assert message == {"stop": str(error), "refuses": False}
+    with pytest.raises(Lost, match="Rank 1 is lost"):
+        watch.peers[0].hear(WAIT_S)
+    two.close()
+    assert found.empty()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(None, None), (ConfigError("no memory."), ConfigError), (RuntimeError("a fault."), Lost)]
+)
+def test_a_rank_says_why_it_leaves(
+    ends: tuple[Channel, Channel], error: Exception | None, kind: type[Exception] | None
+) -> None:
+    zero, _ = watched(0, ends[0])
+    one, found = watched(1, ends[1])
+    zero.leave(error)
+    told = found.get(timeout=WAIT_S)
+    if kind is None:
+        assert told is None and one.peers[0].hear(WAIT_S)["stop"] is True
+    else:
+        assert isinstance(told, kind) and str(told) == f"Rank 0 (127.0.0.1) has ended: {error}"
+        with pytest.raises(kind):
+            one.peers[0].hear(WAIT_S)
+
+
+def test_silence_is_a_loss_once_both_have_loaded(ends: tuple[Channel, Channel]) -> None:
+    watch, found = watched(0, ends[0])
+    watch.ready()
+    ends[1].say(beat(0, 0))
+    error = found.get(timeout=WAIT_S)
+    assert isinstance(error, Lost) and "Rank 1 (127.0.0.1) is lost: it has said nothing for 3." in str(error)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_without_progress_hangs_however_it_beats(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, who: int
+) -> None:
+    monkeypatch.setattr(module, "STEP_S", 1.0)
+    watch, found = watched(0, ends[0])
+    one, _ = watched(1, ends[1])
+    watch.ready()
+    one.ready()
+    for number in (1, 2, 3):
+        watch.begin(number, 0)
+        one.begin(number, 0)
+        if number < 3:
+            watch.done()
+            one.done()
+    (one if who == 0 else watch).done()
+    error = found.get(timeout=WAIT_S)
+    assert isinstance(error, Lost) and f"Rank {who} has hung for 1" in str(error) and "after plan 2" in str(error)
+
+
+def test_a_long_step_that_was_reckoned_to_be_long_is_no_hang(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEP_S", 0.5)
+    watch, found = watched(0, ends[0])
+    one, _ = watched(1, ends[1])
+    for each in (watch, one):
+        each.begin(1, 10)
+    threading.Event().wait(0.2)
+    for each in (watch, one):
+        each.done()
+        each.begin(2, 10)  # of some 0.2 s, so that 2 s are no hang
+    threading.Event().wait(1.0)
+    assert found.empty()
+    for each in (watch, one):
+        each.done()
+
+
+def test_a_heartbeat_carries_figures(ends: tuple[Channel, Channel]) -> None:
+    report: Callable[[], dict[str, object]] = lambda: {"memory": [1, 2, 3]}  # noqa: E731
+    one, _ = watched(1, ends[1])
+    one.report = report
+    while "memory" not in (message := ends[0].hear(WAIT_S)):
+        pass
+    assert message["memory"] == [1, 2, 3]
