@@ -33,12 +33,13 @@ OTHER_MAKERS = {
     "PromptInputs": {
         *("prompt/processor.py", "media/rendered.py", "media/vision.py"),  # completions, images, a probe
         *("runner/proofs.py", "runner/calibrate.py"),  # at load
+        "ranks/wire.py",  # on another rank
     },
     "Sequence": {"runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"},  # at load
-    "StepPlan": {"engine/engine.py", "runner/calibrate.py"},  # one that does nothing; at load
+    "StepPlan": {"core/step.py", "runner/calibrate.py", "ranks/wire.py"},  # one that does nothing; at load; received
     "StepOutput": {"engine/engine.py"},  # of a step without a model
-    "Restore": set(),
-    "Match": set(),
+    "Restore": {"ranks/wire.py"},
+    "Match": {"ranks/wire.py"},
     "EncodedText": set(),
 }
 FORMS = {"chat": CHAT, "cached turn": CACHED_TURN, "turn after a restart": RESTORED_TURN}

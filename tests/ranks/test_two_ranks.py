@@ -62,18 +62,8 @@ def test_a_model_gets_the_memory_of_the_smallest_rank(checkpoint: Callable[..., 
     assert session("unequal_budgets", checkpoint("qwen3")) == 1 << 29
 
 
-def test_a_proof_that_fails_on_one_rank_ends_the_load_of_all(checkpoint: Callable[..., Path]) -> None:
-    result, codes, text = together("tests.ranks.sessions:failing_proof", path=str(checkpoint("qwen3")), limit_s=60)
-    assert (result, codes) == (None, [1, 1])
-    assert text.count("A proof failed on rank 1 alone: ValueError: this rank alone cannot prove it") >= 2
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_lost_worker_ends_the_engine(checkpoint: Callable[..., Path], number: int) -> None:
     reason = session("lost_worker", checkpoint("qwen3"), number=number)
     assert reason is not None and "restart of all ranks" in reason
-
-
-def test_ids_that_only_rank_0_needs_are_summed_first(tmp_path: Path) -> None:
-    assert session("ids_that_nobody_needs", tmp_path, limit_s=60) == [3.0] * 7

@@ -68,6 +68,9 @@ class StepPlan:
     restores: tuple[Restore, ...] = ()
 
 
+NO_WORK = StepPlan()
+
+
 def forward_passes(groups: Iterable[Group], isolated: Collection[int]) -> list[list[Group]]:
     """The groups that share a forward pass, and each isolated group as a pass of its own."""
     shared: list[Group] = []

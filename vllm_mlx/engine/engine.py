@@ -15,7 +15,7 @@ from ..core.errors import EngineDead, GenerationError, ModelUnavailable, first_l
 from ..core.faults import MAX_FAULTS, Fault, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
-from ..core.step import SequenceUpdate, StepOutput, StepPlan
+from ..core.step import NO_WORK, SequenceUpdate, StepOutput
 from ..disk.tier import DiskTier
 from ..ranks.figures import RankReport
 from ..runner.device import DeviceWatch
@@ -355,7 +355,7 @@ class Engine:
         lane.raise_fault()
         has_news = self._take(lane, runner.decode(plan if is_alone else replace(plan, reads=True)), deliver)
         lane.decoded_s = self._clock()
-        lane.is_stalled = plan == StepPlan() and not has_news and lane.scheduler.awaits_inputs
+        lane.is_stalled = plan == NO_WORK and not has_news and lane.scheduler.awaits_inputs
         if plan.prefill:
             self._longest_chunk = max(chunk.end - chunk.start for chunk in plan.prefill)
             self._take(lane, runner.prefill(plan.prefill), deliver)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..cache.leaving import OwnRow
 from ..cache.shared import Shared, SharedLog
-from ..core.step import Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
+from ..core.step import NO_WORK, Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
 from ..runner.device import DeviceWatch
 from ..runner.model import Model
 from ..runner.row_fences import Unfenced, ending_ranks
@@ -44,7 +44,7 @@ class Leader(Runner):
     def decode(self, plan: StepPlan) -> StepOutput:
         with ending_ranks():
             self._names.clear()
-            if plan != StepPlan() or self.batches:
+            if plan != NO_WORK or self.batches:
                 self._send(plan)
             output = super().decode(plan)
             if not plan.prefill:
@@ -65,7 +65,7 @@ class Leader(Runner):
         super().rest()
         if self._log and not self.batches:
             with ending_ranks():
-                self._send(StepPlan())
+                self._send(NO_WORK)
                 self._progress.done()
 
     def reset(self) -> None:
@@ -114,7 +114,7 @@ class Leader(Runner):
         match = restore.match
         pieces = tuple(replace(piece, segment=piece.segment.own) for piece in match.pieces)
         own = replace(match, pieces=pieces, state=None if match.state is None else match.state.own)
-        return super()._restore(Restore(restore.seq, own))
+        return super()._restore(replace(restore, match=own))
 
 
 def _without(snapshots: Iterable[Snapshot], failed: set[int]) -> tuple[Snapshot, ...]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..core.errors import GenerationError, RequestError, VLLMMLXError
 from ..core.faults import Fault, RanksParted, device_fault
-from ..core.fence import Fence, RowFence
+from ..core.fence import RowFence
 from ..core.sequence import Sequence
 
 T = TypeVar("T")
@@ -43,12 +43,12 @@ class RowFences:
 @contextmanager
 def ending_ranks() -> Iterator[None]:
     """Turn each error of the block into RanksParted: the other ranks have not met it, and go on."""
-    with Fence("nothing, since this error ends all ranks", is_logged=False) as fence:
+    try:
         yield
-    if fence.error is not None:
-        if device_fault(fence.error) is Fault.PARTED:
-            raise fence.error
-        raise RanksParted(f"This rank failed: {type(fence.error).__name__}: {fence.error}") from fence.error
+    except BaseException as error:
+        if not isinstance(error, Exception) or device_fault(error) is Fault.PARTED:
+            raise
+        raise RanksParted(f"This rank failed: {type(error).__name__}: {error}") from error
 
 
 class Unfenced(RowFences):
