@@ -71,6 +71,12 @@ def work_of(driver: Driver, path: str) -> dict[str, Any]:
     driver.run()
     found["aborted"] = driver.replies[gone].token_ids[:4]
     found["drawn"] = [drawn(driver.replies[row]) for row in rows]
+    rows = [driver.add(prompt(length), 8) for length in (40, 55)]
+    while len(driver.replies[rows[0]].token_ids) < 2:
+        driver.step()
+    driver.engine.recover(ValueError("a step failed before its plan was sent"), driver.deliver)
+    driver.run()
+    found["restarted"] = [driver.replies[row].token_ids for row in rows]
     found["preempted"], found["preemptions"] = preempted(driver, path, [prompt(60), prompt(70), prompt(80)])
     return found
 
@@ -233,6 +239,23 @@ def lost_worker(ranks: Ranks, path: str, number: int) -> Any:
         driver.run()
     except EngineDead as error:
         return error.message
+    return None
+
+
+def interrupted_step(ranks: Ranks, path: str) -> Any:
+    """The error of a step that fails on rank 0 between its decode and its prefill."""
+    if ranks.rank:
+        return follow(ranks, path)
+    driver = RankedDriver(ranks, path)
+    driver.add(RandomPrompts(7)(60), 10)
+
+    def fail(updates: Any) -> None:
+        raise ValueError("nobody listens")
+
+    try:
+        driver.engine.step(fail)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
     return None
 
 

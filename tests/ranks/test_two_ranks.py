@@ -67,3 +67,9 @@ def test_a_model_gets_the_memory_of_the_smallest_rank(checkpoint: Callable[..., 
 def test_a_lost_worker_ends_the_engine(checkpoint: Callable[..., Path], number: int) -> None:
     reason = session("lost_worker", checkpoint("qwen3"), number=number)
     assert reason is not None and "restart of all ranks" in reason
+
+
+@pytest.mark.full
+def test_a_step_that_fails_after_its_plan_was_sent_ends_the_engine(checkpoint: Callable[..., Path]) -> None:
+    reason = session("interrupted_step", checkpoint("qwen3"))
+    assert reason == "RanksParted: A step of this rank failed after its plan was sent."

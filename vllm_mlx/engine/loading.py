@@ -51,6 +51,7 @@ from .sizing import (
 from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
+_NO_DISK = "Several ranks run the model, and each of them has a part of the state."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +210,10 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     With `ranks`, there is one model, and nothing of its cache is kept on disk.
     """
     if ranks is not None:
-        return _load_leader(sources[0].config, sources[0].checkpoint, ranks)
+        engine = _load_leader(sources[0].config, sources[0].checkpoint, ranks)
+        if disk is not None:
+            engine.attach(None, replace(disk.report, off_reason=_NO_DISK))
+        return engine
     lanes: list[Lane] = []
     watch: DeviceWatch | None = None
     names: dict[str, str] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..cache.leaving import OwnRow
 from ..cache.shared import Shared, SharedLog
+from ..core.faults import RanksParted
 from ..core.step import NO_WORK, Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
 from ..runner.device import DeviceWatch
 from ..runner.model import Model
@@ -33,6 +34,7 @@ class Leader(Runner):
         self._log = SharedLog()
         self._names: dict[int, int] = {}  # of the captures of the running step, by their id
         self._is_reset = False
+        self._owes_prefill = False  # whether the workers compute chunks that `prefill` has not computed yet
         self.num_plans = 0
         self.plan_bytes = 0  # of the last plan
 
@@ -46,6 +48,7 @@ class Leader(Runner):
             self._names.clear()
             if plan != NO_WORK or self.batches:
                 self._send(plan)
+            self._owes_prefill = bool(plan.prefill)
             output = super().decode(plan)
             if not plan.prefill:
                 self._progress.done()
@@ -57,6 +60,7 @@ class Leader(Runner):
             output = super().prefill(chunks)
             if any(chunk.capture is not None for chunk in chunks):
                 output = replace(output, snapshots=_without(output.snapshots, self._ask("captures")))
+            self._owes_prefill = False
             self._progress.done()
             return output
 
@@ -69,6 +73,9 @@ class Leader(Runner):
                 self._progress.done()
 
     def reset(self) -> None:
+        """Drop all rows on all ranks. Raises RanksParted if the workers compute what this rank will not."""
+        if self._owes_prefill:
+            raise RanksParted("A step of this rank failed after its plan was sent.")
         super().reset()
         self._is_reset = True
 
