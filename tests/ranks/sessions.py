@@ -184,29 +184,25 @@ class Failing:
         return self._copy(*state, **options)
 
 
-def failing_copies(ranks: Ranks, path: str, rank: int) -> Any:
-    """Replies, hits and notes where the first captures and the first restore fail on `rank` alone."""
+def unlike_ranks(ranks: Ranks, path: str, rank: int) -> Any:
+    """Replies, hits, notes and memory where the first captures and the first restore fail on `rank` alone.
+
+    The worker has less memory than rank 0.
+    """
     notes = noted(ranks)
     if ranks.rank == rank:
         Failing("capture", [1, 2])
         Failing("restore", [1])
     if ranks.rank:
-        return follow(ranks, path)
-    driver = RankedDriver(ranks, path)
+        return follow(ranks, path, memory_budget_bytes=1 << 29)
+    driver = RankedDriver(ranks, path, memory_budget_bytes=1 << 30)
     base, prompt = RandomPrompts(4)(200), RandomPrompts(5)
     prompts = [[*base, *prompt(5)] for _ in range(4)]
     replies = [driver.generate([each], max_tokens=6, points=(200,))[0] for each in prompts]
     cached = [seq.num_cached_tokens for seq in driver.seqs.values()]
     one = Driver(Path(path), prefix_cache=False).generate(prompts, max_tokens=6)
-    return {"ranks": replies, "one": one, "cached": cached, "notes": all_notes(driver, notes)}
-
-
-def unequal_budgets(ranks: Ranks, path: str) -> Any:
-    """The memory of rank 0's engine, whose worker has less."""
-    if ranks.rank:
-        return follow(ranks, path, memory_budget_bytes=1 << 29)
-    driver = RankedDriver(ranks, path, memory_budget_bytes=1 << 30)
-    return driver.engine.facts.memory.total_bytes
+    memory = driver.engine.facts.memory.total_bytes
+    return {"ranks": replies, "one": one, "cached": cached, "memory": memory, "notes": all_notes(driver, notes)}
 
 
 def failing_proof(ranks: Ranks, path: str) -> Any:
