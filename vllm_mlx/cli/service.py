@@ -28,7 +28,7 @@ from .remote import NoServer, Remote
 from .settings import Settings, local_url
 from .settings_file import texts
 from .supervisors import THROTTLE_S, Job, Supervisor, program_path, supervisor
-from .terminal import CommandFailed, ExitCode, exit_code_of, option, printable
+from .terminal import BrokeDown, CommandFailed, ExitCode, exit_code_of, option, printable
 from .worker import check_working, run_worker
 
 MAX_SHORT_RUNS = 5
@@ -263,7 +263,7 @@ def run() -> None:
         settings = _settings(place)
         if settings.join is not None:
             run_worker(settings, log)
-            return
+            raise BrokeDown("The server has stopped. The worker starts again, and waits for the next one.")
         wait_for_room(settings)
         run_server(settings, log)
     except VLLMMLXError as error:

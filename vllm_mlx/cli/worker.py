@@ -115,7 +115,7 @@ def leading(
         try:
             yield found
         except BaseException as error:
-            found.joined.watch.leave(error if isinstance(error, Exception) else EngineDead("it was stopped"))
+            found.joined.watch.leave(error if isinstance(error, Exception) else EngineDead("it was stopped."))
             raise
         found.joined.watch.leave()
     except RanksParted as error:
@@ -190,6 +190,8 @@ def run_worker(settings: Settings, log: LogFile | None = None) -> None:
     if isinstance(error, ConfigError):
         raise error
     if error is not None:
+        if not isinstance(error, RanksParted):
+            logger.error("The worker failed", exc_info=error)
         raise BrokeDown(str(error)) from error
     logger.info("The server has stopped.")
 
@@ -223,7 +225,7 @@ class _Working:
         from .main import end
 
         if self.joined is not None:
-            self.joined.watch.leave(EngineDead(f"it was stopped by {signal.Signals(number).name}"))
+            self.joined.watch.leave(EngineDead(f"it was stopped by {signal.Signals(number).name}."))
         end(0 if self.joined is not None or number != signal.SIGINT else ExitCode.INTERRUPTED)
 
     def _work(self) -> None:

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ..core.errors import ConfigError
 from .channel import Channel, Lost, Message
@@ -22,6 +23,7 @@ LOADING_SILENCE_S = 9.0  # the same while a rank loads, when its interpreter may
 STEP_S = 60.0  # after which a step counts as hung, unless it was reckoned to take long
 STEP_RATIO = 10  # times the reckoned time of a step
 _LOOK_S = 0.25
+_LEAVE_S = 1.0  # for the last message
 Ended = Callable[[Exception | None], None]  # it gets ConfigError if a new start would fail, too
 Plans = tuple[int, int]  # the last plan that was begun, and the last that was done
 
@@ -107,6 +109,8 @@ class Watch(Progress):
     def ready(self) -> None:
         """From now on, this rank is always able to say something."""
         self._is_loading = False
+        if self._rank:
+            logger.info("Rank %d is ready", self._rank)
 
     def begin(self, number: int, num_tokens: int) -> None:
         self._num_tokens, self._begun_s = num_tokens, time.monotonic()
@@ -121,30 +125,32 @@ class Watch(Progress):
     def leave(self, error: Exception | None = None) -> None:
         """Tell the peers that this rank ends, and why; without an error, that it ends in good order."""
         self._has_ended.acquire(blocking=False)
-        message = {STOP: True if error is None else str(error), "refuses": isinstance(error, ConfigError)}
-        for peer in self.peers:
-            try:
-                peer.say(message)
-            except Lost as lost:
-                logger.debug("%s", lost)
+        self._tell(error).join(_LEAVE_S)
 
     def end(self, error: Exception | None) -> None:
         """Report the end of the ranks, here and to the peers, unless that was done before."""
         if self._has_ended.acquire(blocking=False):
-            threading.Thread(target=self.leave, args=(error,), daemon=True).start()  # a frozen peer may block it
+            self._tell(error)
             self._ended(error)
+
+    def _tell(self, error: Exception | None) -> threading.Thread:
+        """Say the last message on a thread of its own, which a frozen peer may block."""
+        message = {STOP: True if error is None else str(error), "refuses": isinstance(error, ConfigError)}
+        thread = threading.Thread(target=self._say, args=(message,), daemon=True)
+        thread.start()
+        return thread
+
+    def _say(self, message: Message) -> None:
+        for peer in self.peers:
+            with suppress(Lost):  # the thread that listens reports it
+                peer.say(message)
 
     def _listen(self, peer: Peer) -> None:
         self.end(peer.listen())
 
     def _beat(self) -> None:
         while True:
-            message = self._message(self.report())
-            for peer in self.peers:
-                try:
-                    peer.say(message)
-                except Lost as error:  # the thread that listens reports it
-                    logger.debug("%s", error)
+            self._say(self._message(self.report()))
             time.sleep(BEAT_S)
 
     def _message(self, figures: Message) -> Message:
