@@ -202,12 +202,12 @@ def test_a_model_that_is_not_in_memory_is_named_and_what_waits_for_it() -> None:
 RANK: dict[str, Any] = {
     "rank": 1,
     "host": "192.168.7.2",
-    "active_memory_gb": 20.5,
-    "limit_memory_gb": 48.0,
+    "active_bytes": 20_500_000_000,
+    "limit_bytes": 48_000_000_000,
     "plan": 1234,
     "lag_plans": 0,
-    "lag_ms": 0.0,
-    "sum_ms": 0.274,
+    "lag_s": 0.0,
+    "sum_s": 0.000274,
 }
 
 
@@ -215,7 +215,7 @@ RANK: dict[str, Any] = {
     ("rank", "line"),
     [
         (RANK, "Rank 1    192.168.7.2, 20.5 GB of 48.0 GB; plan 1,234; a sum takes 0.27 ms"),
-        ({**RANK, "lag_plans": 2, "lag_ms": 31.5}, "plan 1,234, 2 behind for 32 ms; a sum"),
+        ({**RANK, "lag_plans": 2, "lag_s": 0.0315}, "plan 1,234, 2 behind for 32 ms; a sum"),
     ],
 )
 def test_each_of_several_macs_is_one_line(rank: dict[str, Any], line: str) -> None:

@@ -74,6 +74,8 @@ def test_a_family_without_tensor_parallelism_is_refused(checkpoint: Make, name: 
 
 
 HALVES = "; set --tensor-parallel-size 2."
+CANNOT = "mlx-lm cannot divide its weights"
+SIXES = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 16}
 NO_OTHER = "; choose another model, or leave out --tensor-parallel-size."
 
 
@@ -85,10 +87,10 @@ NO_OTHER = "; choose another model, or leave out --tensor-parallel-size."
         ("qwen3", 3, {}, f"its 4 attention heads do not divide by 3{HALVES}"),
         ("qwen3_5", 4, {}, f"its 2 linear key heads do not divide by 4{HALVES}"),
         ("qwen3_5", 2, {"linear_num_value_heads": 5, "linear_num_key_heads": 5}, "its 5 linear key heads do not"),
-        ("qwen3_5", 2, {"vocab_size": 1023}, "group size 2 must divide vocab_size 1023"),
-        ("gpt_oss", 2, {"intermediate_size": 63}, f"a width of 63 does not divide by 2{NO_OTHER}"),
-        ("llama", 2, {"bits": 4}, f"a width of 64 in quantisation groups of 64 does not divide by 2{NO_OTHER}"),
-        ("llama", 2, {"bits": 4, "head_dim": 32, "intermediate_size": 192}, "a width of 192 in quantisation groups"),
+        ("qwen3_5", 2, {"vocab_size": 1023}, f"{CANNOT} (group size 2 must divide vocab_size 1023){NO_OTHER}"),
+        ("gpt_oss", 2, {"intermediate_size": 63}, f"{CANNOT} (Array split does not result in sub arrays"),
+        ("llama", 3, SIXES, f"{CANNOT} (Cannot shard the output of size 128 across 3 devices){HALVES}"),
+        ("llama", 2, {"bits": 4}, f"{CANNOT} ([quantize] The last dimension of the matrix needs to be divisible"),
         ("llama", 2, {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96}, "its 3 attention heads"),
     ],
 )  # fmt: skip

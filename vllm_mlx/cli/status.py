@@ -141,7 +141,7 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("Cache", _cache(cache)))
     if "disk" in cache:
         rows.append(("On disk", disk_line(cache["disk"])))
-    rows += [(f"Rank {rank.get('rank', '?')}", _rank(rank)) for rank in fields.get("ranks") or ()]
+    rows += [(f"Rank {rank['rank']}", _rank(rank)) for rank in fields.get("ranks") or ()]
     if errors := fields.get("last_errors"):
         last = errors[0]  # the words of another API key's error are hidden
         rows.append(("Last error", str(last.get("message") or last.get("code") or f"HTTP {last.get('status', '?')}")))
@@ -176,10 +176,9 @@ def _cache(cache: Mapping[str, Any]) -> str:
 
 def _rank(rank: Mapping[str, Any]) -> str:
     """Describe one of several Macs that run the model."""
-    memory = " of ".join(readable(rank.get(key, 0) * 1e9) for key in ("active_memory_gb", "limit_memory_gb"))
-    lag = f", {rank['lag_plans']} behind for {rank.get('lag_ms', 0):.0f} ms" if rank.get("lag_plans") else ""
-    plans = f"plan {rank.get('plan', 0):,}{lag}"
-    return f"{rank.get('host', '?')}, {memory}; {plans}; a sum takes {rank.get('sum_ms', 0):.2f} ms"
+    memory = " of ".join(readable(rank[key]) for key in ("active_bytes", "limit_bytes"))
+    lag = f", {rank['lag_plans']} behind for {milliseconds(rank['lag_s'])}" if rank["lag_plans"] else ""
+    return f"{rank['host']}, {memory}; plan {rank['plan']:,}{lag}; a sum takes {rank['sum_s'] * 1000:.2f} ms"
 
 
 def held_line(cache: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import NO_WORK, SequenceUpdate, StepOutput
 from ..disk.tier import DiskTier
-from ..ranks.figures import RankReport
+from ..ranks.figures import RankRow
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.lane_turns import LaneTurns
@@ -54,7 +54,7 @@ class Engine:
         self._longest_chunk = 0  # tokens that the running step computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
-        self.rank_reports: Callable[[], tuple[RankReport, ...]] = tuple  # of a model that several Macs run
+        self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
         self._end: EngineDead | None = None  # why no step can follow
         self._measure()
 

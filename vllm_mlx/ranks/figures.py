@@ -1,11 +1,36 @@
 """What each rank says of itself, for the status: workers add it to their heartbeats, and rank 0 reads it there."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ..runner.device import DeviceUsage
 
-Message = dict[str, Any]
+
+class RankRow(TypedDict):
+    """One of the Macs that run a model together, rank 0 the first: its memory as MLX counts it, and its progress.
+
+    `plan` is the last step that it has carried out, `lag_plans` counts those that have reached it and are not carried
+    out, and `lag_s` is how long it has worked on the first of them. `sum_s` was measured at start: a sum over all
+    Macs, of which each token waits for two a layer.
+    """
+
+    rank: int
+    host: str
+    plan: int
+    lag_plans: int
+    lag_s: float
+    active_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    sum_s: float
+
+
+def figures(usage: DeviceUsage, sum_s: float) -> dict[str, Any]:
+    """The part of a row that its rank alone knows."""
+    memory = {"active_bytes": usage.active_bytes, "peak_bytes": usage.peak_bytes, "limit_bytes": usage.limit_bytes}
+    return {**memory, "sum_s": round(sum_s, 6)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,39 +45,3 @@ class Link:
         token_s = num_sums * self.sum_s
         cost = f"{token_s * 1000:.1f} ms a token, so at most {1 / token_s:,.0f} tokens/s a reply"
         return f"a sum takes {self.sum_s * 1000:.2f} ms, and a token waits for {num_sums}: {cost}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """One rank, as its last heartbeat describes it."""
-
-    rank: int
-    host: str
-    active_bytes: int
-    peak_bytes: int
-    limit_bytes: int
-    plan: int  # the last that it has carried out
-    lag_plans: int  # that have reached it and are not carried out
-    lag_s: float  # since it began with the first of them
-    sum_s: float  # that a sum over all ranks took at its start
-
-    @classmethod
-    def of(cls, rank: int, host: str, beat: Message) -> Self:
-        """Raises KeyError for a heartbeat without figures."""
-        active_bytes, peak_bytes, limit_bytes = beat["memory"]
-        return cls(
-            rank=rank,
-            host=host,
-            active_bytes=active_bytes,
-            peak_bytes=peak_bytes,
-            limit_bytes=limit_bytes,
-            plan=beat["beat"][1],
-            lag_plans=beat["lag"][0],
-            lag_s=beat["lag"][1],
-            sum_s=beat["sum_s"],
-        )
-
-
-def figures(usage: DeviceUsage, sum_s: float) -> Message:
-    """What a heartbeat says beside plans."""
-    return {"memory": [usage.active_bytes, usage.peak_bytes, usage.limit_bytes], "sum_s": sum_s}

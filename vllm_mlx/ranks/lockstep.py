@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..core.faults import Fault, RanksParted, device_fault
-from .figures import Link, RankReport
+from .figures import Link, RankRow
 
 Message = dict[str, Any]
 _VERDICT_S = 5.0  # until it is known which rank has ended, and why
@@ -40,7 +40,7 @@ class Progress:
     def done(self) -> None:
         """The last plan that began is done."""
 
-    def reports(self, own: Message) -> tuple[RankReport, ...]:
+    def reports(self, own: Message) -> tuple[RankRow, ...]:
         """Describe all ranks on rank 0, whose figures are its own."""
         return ()
 

@@ -4,7 +4,7 @@ mlx-lm's own class is asked: it is built with lazy weights, cut as a rank would 
 that is computed, so shapes alone decide, and whatever the class cannot do is an error here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ _HEADS = {
     "linear_num_value_heads": "linear value heads",
 }
 _KV_HEADS = {"num_key_value_heads": "key-value heads"}  # which some families repeat or do not have
-_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +117,15 @@ def _try(checkpoint: Checkpoint, num_ranks: int, trust_remote_code: bool) -> Sha
             num_sums=num_sums,
         )
     except (*LIBRARY_ERRORS, AssertionError, ArithmeticError) as error:
-        reason = _indivisible(text, _KV_HEADS, num_ranks) or _groups(checkpoint.config, text, num_ranks)
-        return reason or first_line(error, 300).rstrip(".")
+        reason = f"mlx-lm cannot divide its weights ({first_line(error, 300).rstrip('.')})"
+        return _indivisible(text, _KV_HEADS, num_ranks) or reason
 
 
 def _cut(module: Any, num_ranks: int) -> int:
     """Cut the weights as rank 0 does, and let the rest of the pass run alone. Returns the number of its sums."""
-    group, alone = _Group(num_ranks), mx.distributed.init()
+    group = _Group(num_ranks)
+    # A group of one, by a backend that no Mac has: those that ranks use must not be initialised here.
+    alone = mx.distributed.init(backend="nccl")
     module.shard(group)
     num_sums = 0
     for _, layer in module.named_modules():
@@ -141,17 +142,3 @@ def _indivisible(text: Mapping[str, Any], names: Mapping[str, str], num_ranks: i
         if isinstance(count := text.get(name), int) and count % num_ranks:
             return f"its {count} {what} do not divide by {num_ranks}"
     return None
-
-
-def _groups(config: Mapping[str, Any], text: Mapping[str, Any], num_ranks: int) -> str | None:
-    """Say which width, or which number of quantisation groups, does not divide."""
-    size = int((config.get("quantization") or {}).get("group_size") or 1)
-    groups = f" in quantisation groups of {size}" if size > 1 else ""
-    uneven = [width for width in _widths(text) if width % (size * num_ranks)]
-    return f"a width of {uneven[0]}{groups} does not divide by {num_ranks}" if uneven else None
-
-
-def _widths(text: Mapping[str, Any]) -> Iterator[int]:
-    heads = text.get("num_attention_heads") or 1
-    yield heads * (text.get("v_head_dim") or text.get("head_dim") or text.get("hidden_size", 0) // heads)
-    yield from (text[name] for name in _WIDTHS if isinstance(text.get(name), int))

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any, cast
 
 from ..core.errors import ConfigError
 from .channel import Channel, Lost, Message
-from .figures import RankReport
+from .figures import RankRow
 from .lockstep import Progress
 
 logger = logging.getLogger(__name__)
@@ -160,10 +161,10 @@ class Watch(Progress):
         lag = [begun - done + waiting, round(lag_s, 4)]
         return {"beat": [begun, done], "is_loading": self._is_loading, "lag": lag, **figures}
 
-    def reports(self, own: Message) -> tuple[RankReport, ...]:
-        reports = [RankReport.of(self._rank, self.peers[0].own_host, self._message(own))]
-        reports += [RankReport.of(peer.rank, peer.host, peer.beat) for peer in self.peers if "memory" in peer.beat]
-        return tuple(reports)
+    def reports(self, own: Message) -> tuple[RankRow, ...]:
+        beats = {(self._rank, self.peers[0].own_host): self._message(own)}
+        beats |= {(peer.rank, peer.host): peer.beat for peer in self.peers if "sum_s" in peer.beat}
+        return tuple(_row(*place, **beat) for place, beat in beats.items())
 
     def _look(self) -> None:
         """Add up times in short pieces, so that a sleep of the whole machine counts as a moment."""
@@ -187,3 +188,9 @@ class Watch(Progress):
                 if stuck_s[rank] > self._limit_s:
                     self.end(Lost(f"Rank {rank} has hung for {stuck_s[rank]:.0f} s after plan {done}."))
             seen = plans
+
+
+def _row(rank: int, host: str, *, beat: Plans, lag: tuple[int, float], is_loading: bool, **figures: Any) -> RankRow:
+    """What a heartbeat says of its rank."""
+    row = {"rank": rank, "host": host, "plan": beat[1], "lag_plans": lag[0], "lag_s": lag[1], **figures}
+    return cast(RankRow, row)

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 
 from ...cache.stats import DiskReport, TreeStats
 from ...core.receipt import Shortfall, Tier
-from ...ranks.figures import RankReport
+from ...ranks.figures import RankRow
 from ...scheduler.residence import Reason, State
 from .counters import Histogram, Outcome, Totals
 from .schema import DraftStatus, ImageStatus, LaneReport
@@ -209,19 +209,23 @@ def _drafts(vllm: _Builder, own: _Builder, drafts: DraftStatus) -> Iterator[Metr
     yield own.counter("accepted_draft_tokens", "Drafted tokens that were accepted, by source.", accepted, "source")
 
 
-def _own_ranks(own: _Builder, reports: Iterable[RankReport]) -> Iterator[Metric]:
+def _own_ranks(own: _Builder, rows: Iterable[RankRow]) -> Iterator[Metric]:
     """Yield the figures of each of several Macs that run the model."""
-    ranks = {str(report.rank): report for report in reports}
-    memory = {rank: report.active_bytes for rank, report in ranks.items()}
-    yield own.gauge("rank_memory_bytes", "Memory as MLX counts it, by rank.", memory, "rank")
-    plans = {rank: report.plan for rank, report in ranks.items()}
+    ranks = {str(row["rank"]): row for row in rows}
+
+    def gauge(name: str, text: str, values: Iterable[float]) -> Metric:
+        return own.gauge(name, text, dict(zip(ranks, values, strict=True)), "rank")
+
+    plans = {rank: row["plan"] for rank, row in ranks.items()}
     yield own.counter("rank_plans", "Plans of steps that a rank has carried out.", plans, "rank")
     text = "Plans that have reached a rank and are not carried out."
-    yield own.gauge("rank_lag_plans", text, {rank: report.lag_plans for rank, report in ranks.items()}, "rank")
+    yield gauge("rank_lag_plans", text, [row["lag_plans"] for row in ranks.values()])
     text = "Seconds for which a rank has worked on the first of these plans."
-    yield own.gauge("rank_lag_seconds", text, {rank: report.lag_s for rank, report in ranks.items()}, "rank")
+    yield gauge("rank_lag_seconds", text, [row["lag_s"] for row in ranks.values()])
+    text = "Memory of a rank as MLX counts it."
+    yield gauge("rank_memory_bytes", text, [row["active_bytes"] for row in ranks.values()])
     text = "Seconds that a sum over all ranks took at the start of a rank."
-    yield own.gauge("rank_sum_seconds", text, {rank: report.sum_s for rank, report in ranks.items()}, "rank")
+    yield gauge("rank_sum_seconds", text, [row["sum_s"] for row in ranks.values()])
 
 
 def _own_disk(own: _Builder, disk: DiskReport) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from ...cache.node import ResumeRule
 from ...cache.stats import DiskReport, TreeStats
 from ...core.config import ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
-from ...ranks.figures import RankReport
+from ...ranks.figures import RankRow
 from ...runner.device import DeviceUsage
 from ...scheduler.residence import Reason, State
 from .counters import Quantiles, RunningReply, Stalls
@@ -209,25 +209,6 @@ class ModelRow(Counts):
     drafts: DraftStatus
 
 
-class RankRow(TypedDict):
-    """One of the Macs that run the model together, rank 0 the first: its memory as MLX counts it, and its progress.
-
-    `plan` is the last step that it has carried out, `lag_plans` counts those that have reached it and are not carried
-    out, and `lag_ms` is how long it has worked on the first of them. `sum_ms` was measured at start: a sum over all
-    Macs, of which each token waits for two a layer.
-    """
-
-    rank: int
-    host: str
-    active_memory_gb: float
-    peak_memory_gb: float
-    limit_memory_gb: float
-    plan: int
-    lag_plans: int
-    lag_ms: float
-    sum_ms: float
-
-
 class RankRows(TypedDict):
     """What only a model has that several Macs run."""
 
@@ -328,7 +309,7 @@ class EngineReport:
     cache: TreeStats | None  # None if the prefix cache is off
     disk: DiskReport | None = None  # None if a setting turns it or the prefix cache off
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
-    ranks: tuple[RankReport, ...] = ()  # of a model that several Macs run
+    ranks: tuple[RankRow, ...] = ()  # of a model that several Macs run
 
     @property
     def num_running(self) -> int:

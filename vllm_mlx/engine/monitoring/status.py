@@ -17,7 +17,6 @@ from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...core.receipt import Shortfall, Tier
 from ...prompt.processor import RequestProcessor
-from ...ranks.figures import RankReport
 from ...scheduler.residence import Reason
 from ...scheduler.speculation import Speculation
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
@@ -36,7 +35,6 @@ from .schema import (
     ModelFacts,
     ModelRow,
     PressureStatus,
-    RankRow,
     RankRows,
     SystemStatus,
 )
@@ -114,21 +112,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
 
 
 def _ranks(report: EngineReport) -> RankRows:
-    return {"ranks": [_rank(rank) for rank in report.ranks]} if report.ranks else {}
-
-
-def _rank(report: RankReport) -> RankRow:
-    return {
-        "rank": report.rank,
-        "host": report.host,
-        "active_memory_gb": round(report.active_bytes / _GB, 4),
-        "peak_memory_gb": round(report.peak_bytes / _GB, 4),
-        "limit_memory_gb": round(report.limit_bytes / _GB, 4),
-        "plan": report.plan,
-        "lag_plans": report.lag_plans,
-        "lag_ms": round(report.lag_s * 1000, 1),
-        "sum_ms": round(report.sum_s * 1000, 3),
-    }
+    return {"ranks": list(report.ranks)} if report.ranks else {}
 
 
 def _counts(totals: Totals, now: float) -> Counts:

@@ -171,8 +171,8 @@ function showRanks(ranks) {
   const number = (text) => element("td", { class: "number" }, text);
   byId("ranks-section").hidden = ranks.length === 0;
   byId("ranks").replaceChildren(...ranks.map((rank) => element("tr", {}, element("td", {}, String(rank.rank)), element("td", {}, rank.host),
-    number(`${bytes(rank.active_memory_gb * 1e9)} of ${bytes(rank.limit_memory_gb * 1e9)}`), number(count(rank.plan)),
-    number(rank.lag_plans ? `${count(rank.lag_plans)}, ${seconds(rank.lag_ms / 1000)}` : "0"), number(`${rank.sum_ms.toFixed(2)} ms`))));
+    number(`${bytes(rank.active_bytes)} of ${bytes(rank.limit_bytes)}`), number(count(rank.plan)),
+    number(rank.lag_plans ? `${count(rank.lag_plans)}, ${seconds(rank.lag_s)}` : "0"), number(`${(rank.sum_s * 1000).toFixed(2)} ms`))));
 }
 
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
