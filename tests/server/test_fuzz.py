@@ -1,12 +1,13 @@
 """Whatever the OpenAPI document allows, and what it does not, gets an answer in an envelope. scripts/fuzz goes on."""
 
-from scripts._fuzz.routes import fuzz_operation, operations
 from tests.support.running import serving
 
 from .fakes import FakeEngine
 
 
 def test_no_request_breaks_a_route() -> None:
+    from scripts._fuzz.routes import fuzz_operation, operations  # what it imports takes half a second
+
     with serving(FakeEngine()) as server:
         found = [(label, operation) for label, operation in operations(server.url) if _has_fake(label)]
         assert len(found) >= 8
