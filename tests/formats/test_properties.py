@@ -36,7 +36,7 @@ def cut_pieces(pieces: list[Piece], places: list[int]) -> list[Piece]:
     return [(part, special) for text, special in pieces for part in ([text] if special else cut(text, places))]
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(anything, st.lists(st.integers(0, 400), max_size=6), names, st.booleans(), st.booleans())
 def test_cuts_do_not_matter(text: str, places: list[int], names, starts_in_reasoning: bool, declared: bool) -> None:
     options = {
@@ -50,7 +50,7 @@ def test_cuts_do_not_matter(text: str, places: list[int], names, starts_in_reaso
     assert run(list(text), **options) == whole
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(anything, st.lists(st.integers(0, 400), max_size=6), MODES, st.booleans())
 def test_cuts_between_special_pieces_do_not_matter(text: str, places: list[int], tokens, declared: bool) -> None:
     pieces = as_special(text, tokens)
@@ -58,7 +58,7 @@ def test_cuts_between_special_pieces_do_not_matter(text: str, places: list[int],
     assert run(cut_pieces(pieces, places), **options) == run(pieces, **options)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(anything, st.booleans(), MODES)
 def test_no_character_is_lost(text: str, declared: bool, tokens) -> None:
     events = run(as_special(text, tokens), marker_tokens=tokens, tool_specs=TOOLS if declared else ())
@@ -72,7 +72,7 @@ def test_text_without_tags_is_untouched(text: str) -> None:
     assert "".join(map(_shown, run([text], tool_specs=TOOLS))) == text
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(texts, st.booleans())
 def test_a_complete_call_is_declared_and_has_an_object(text: str, declared: bool) -> None:
     events = run([text], tool_specs=TOOLS if declared else ())

@@ -108,7 +108,7 @@ def asked(**fields: Any) -> Request:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=schemas | deep | wide | schemas.map(lambda each: {"properties": {"a": each}, "required": ["a"]}))
 def test_tools_with_any_schema_are_prepared_or_refused(name: str, schema: Any) -> None:
     tool = ToolSpec("f", None, schema, strict=True, param="tools[0].function.parameters")
@@ -116,7 +116,7 @@ def test_tools_with_any_schema_are_prepared_or_refused(name: str, schema: Any) -
         prepared(asked(tools=(tool,), tool_choice=choice), name)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=schemas | deep | wide)
 def test_replies_of_any_schema_are_prepared_or_refused(schema: Any) -> None:
     prepared(asked(sampling=SamplingParams(guide=Guide(form=JsonSchema(schema)))), "hermes")

@@ -1,6 +1,7 @@
 """Whatever a grammar of calls lets a model write, its parser reads as calls to declared tools with valid arguments."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -63,9 +64,22 @@ def check_calls(calls: list[tuple[str, Any]]) -> None:
         validate(arguments, SCHEMAS[tool])
 
 
+def text_or_tokens(names: Iterable[str]) -> list[Any]:
+    """Each name with its tags as text, and as tokens. Every run has one of the two, in turns."""
+    return [
+        pytest.param(
+            name,
+            has_tokens,
+            id=f"{name}-{'tokens' if has_tokens else 'text'}",
+            marks=() if has_tokens == bool(number % 2) else pytest.mark.full,
+        )
+        for number, name in enumerate(names)
+        for has_tokens in (False, True)
+    ]
+
+
 @row("S0-9")
-@pytest.mark.parametrize("has_tokens", [False, True], ids=["text", "tokens"])
-@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize(("name", "has_tokens"), text_or_tokens(sorted(TOOL_FORMATS)))
 def test_forced_calls_are_read_as_they_were_meant(name: str, has_tokens: bool) -> None:
     one = sampler_of(name, has_tokens=has_tokens)
     grammar = required_calls(GUIDED, name, one.writer(), NO_HEADER, None)

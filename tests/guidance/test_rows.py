@@ -16,6 +16,7 @@ from ..formats.support import REASONING_FORMATS
 from .guided_sampler import GuidedSampler
 from .random_sampler import sampler
 from .schemas import closed, text, validate, whole
+from .test_calls import text_or_tokens
 
 SCHEMA = closed(name=text(8), age=whole())
 GUIDE = Guide(form=JsonSchema(SCHEMA))
@@ -35,8 +36,7 @@ def guided(
 
 
 @row("S0-9")
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "has_tokens"), text_or_tokens(NAMES))
 def test_open_reasoning_takes_its_budget_and_the_answer_follows(name: str, has_tokens: bool) -> None:
     one = guided(name, has_tokens=has_tokens)
     opened = reasoning_format(name).bounds.starts[0]

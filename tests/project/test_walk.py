@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -72,16 +73,20 @@ def test_every_form_is_met_and_each_leg_goes_on_where_the_last_one_ended(found: 
 @pytest.mark.parametrize("name", OTHER_MAKERS)
 def test_a_hand_over_value_is_made_in_one_place(found: Mapping[str, Sequence[Leg]], name: str) -> None:
     on_the_walk = {leg.files[0] for legs in found.values() for leg in legs if leg.form == name}
-    made = {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if name in calls(file.read_text("utf-8"))}
+    made = {file for file, names in calls().items() if name in names}
     assert len(on_the_walk) == 1 and made == on_the_walk | OTHER_MAKERS[name]
 
 
-def calls(source: str) -> set[str]:
-    """Names that are called in it."""
+@cache
+def calls() -> dict[str, set[str]]:
+    """The names that each file of the package calls."""
     return {
-        node.func.id
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        str(file.relative_to(PACKAGE)): {
+            node.func.id
+            for node in ast.walk(ast.parse(file.read_text("utf-8")))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        for file in PACKAGE.rglob("*.py")
     }
 
 

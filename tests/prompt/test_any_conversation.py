@@ -94,7 +94,7 @@ def check_points(other: PreparedRequest, session: Session, done: Turn, prepared:
 
 
 @pytest.mark.parametrize("variant", TEMPLATES)
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(conversation=st.lists(turns(), min_size=1, max_size=4))
 def test_prompts_say_the_same_and_share_what_was_kept(
     tokenizers: dict[str, Tokenizer], variant: str, conversation: list[dict[str, Any]]

@@ -118,8 +118,9 @@ def check(machine: Pass, text: str, num_rows: int, padded: bool = False) -> str:
     return figures
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
-@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize(
+    ("num_rows", "padded"), [(1, False), (4, False), (4, True), pytest.param(1, True, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("curve", CURVES)
 def test_it_is_near_the_best_fixed_depth_on_published_curves(
