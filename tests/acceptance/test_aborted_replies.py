@@ -86,7 +86,7 @@ def test_a_thought_that_no_next_turn_contains_leaves_nothing(
     assert num_cached == left.num_prompt_tokens - 1, "the same request again computes one token of its prompt"
 
 
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["gemma3_text", "qwen3_5"]))
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3_5"]))
 def test_a_thought_that_the_template_keeps_is_not_computed_again(
     engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_thought_that_the_template_keeps_is_not_computed_again(
 
 
 @row("S1-6")
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["gemma3_text", "qwen3_5"]))
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3_5"]))
 def test_a_text_stays_as_far_as_the_client_received_it(
     engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_text_stays_as_far_as_the_client_received_it(
         assert num_cached == reached >= left.num_prompt_tokens + NUM_SEEN
 
 
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["gemma3_text", "qwen3_5"]))
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3_5"]))
 def test_a_call_stays_as_far_as_an_agent_sends_it_back(
     engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_call_stays_as_far_as_an_agent_sends_it_back(
     assert left.num_stored == reached
 
 
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["gemma3_text", "qwen3_5"]))
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3_5"]))
 def test_a_prompt_that_was_not_read_to_its_end_stays_as_far_as_it_was(
     engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:

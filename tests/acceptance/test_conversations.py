@@ -233,6 +233,7 @@ def test_a_reply_without_reasoning_stays(checkpoint: Callable[..., Path], policy
 
 
 @row("S1-11")
+@pytest.mark.full
 def test_the_benchmark_compares_the_policies(tmp_path: Path) -> None:
     path = rote_checkpoint(tmp_path, "qwen3", thought_tokens=24)
     size = thoughts.Size(num_turns=2, num_conversations={thoughts.QUESTIONS: 1, thoughts.TOOL_LOOP: 1})

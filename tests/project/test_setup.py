@@ -114,7 +114,7 @@ def pinned_packages(checkout: Checkout) -> list[Path]:
     ]
 
 
-@pytest.fixture(params=["pip", "uv"])
+@pytest.fixture(params=[pytest.param("pip", marks=pytest.mark.full), "uv"])
 def checkout(request: pytest.FixtureRequest, tmp_path: Path) -> Checkout:
     folder = tmp_path / "a project"
     tools = tmp_path / "bin"
