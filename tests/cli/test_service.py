@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripts._bench.servers import free_port
+from tests.support.rows import cases
 from tests.support.supervisors import Machine
 from vllm_mlx.cli import service as cli
 from vllm_mlx.cli.options import service_settings
@@ -138,7 +139,7 @@ _ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", _ENDS)
+@pytest.mark.parametrize("end", cases(_ENDS, ["setting", "done", "usage", "crash"]))
 def test_a_service_that_ends_is_started_so_often(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
