@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine_driver import Driver
-from tests.support.rows import row
+from tests.support.rows import cases, row
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.sequence import Sequence, TokenSampling
 from vllm_mlx.runner.batch import Batch
@@ -26,7 +26,7 @@ SETTINGS = (
 LENGTH = 24
 
 
-@pytest.fixture(scope="module", params=["qwen3", "nemotron_h", pytest.param("gpt_oss", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=cases(["qwen3", "nemotron_h", "gpt_oss"], ["qwen3"]))
 def path(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Path:
     return checkpoint(request.param)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import checkpoint
+from tests.support.rows import cases
 from tests.support.unloading import FIRST, serving
 from tests.support.vision_checkpoints import write_vision_checkpoint
 from vllm_mlx.engine import loading, sizing
@@ -36,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     yield counted
 
 
-@pytest.mark.parametrize("kind", ["text", "vision"])
+@pytest.mark.parametrize("kind", cases(["text", "vision"], ["vision"]))
 def test_a_reload_measures_nothing_and_a_second_start_proves_nothing(
     kind: str, calls: Counter[str], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from mlx_lm.utils import load_model
 
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.failing_device import num_pending
+from tests.support.rows import cases
 from vllm_mlx.cache.layers import arrays
 
 # Architecture → config of one period of its layers, which a deeper model repeats.
@@ -106,7 +107,7 @@ def of_bare_loop(path: Path, num_rows: int) -> int:
 
 
 @pytest.mark.parametrize("lengths", BOUNDS, ids=lambda lengths: "+".join(map(str, lengths)))
-@pytest.mark.parametrize("name", PERIODS)
+@pytest.mark.parametrize("name", cases(PERIODS, ["qwen3", "qwen3_5", "gemma3_text"]))
 def test_a_step_gives_mlx_no_more_than_it_must(
     checkpoint: Callable[..., Path], name: str, lengths: tuple[int, ...]
 ) -> None:
