@@ -71,6 +71,6 @@ def test_status_and_metrics_describe_each_mac(both: Macs) -> None:
     assert [first["rank"], second["rank"], first["host"]] == [0, 1, "127.0.0.1"]
     assert second["lag_plans"] == 0 and second["active_bytes"] > 0 and second["sum_s"] > 0
     metrics = httpx.get(f"{both.url}/metrics").text
-    assert f'vllm_mlx_rank_plans_total{{model_name="{Path(both.model).name}",rank="1"}} {second["plan"]:.1f}' in metrics
+    assert f'vllm_mlx_rank_plan{{model_name="{Path(both.model).name}",rank="1"}} {second["plan"]:.1f}' in metrics
     view = run("status", "--once", "--url", both.url).stdout
     assert "Rank 1    127.0.0.1, " in view

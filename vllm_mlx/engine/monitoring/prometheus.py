@@ -211,21 +211,15 @@ def _drafts(vllm: _Builder, own: _Builder, drafts: DraftStatus) -> Iterator[Metr
 
 def _own_ranks(own: _Builder, rows: Iterable[RankRow]) -> Iterator[Metric]:
     """Yield the figures of each of several Macs that run the model."""
-    ranks = {str(row["rank"]): row for row in rows}
-
-    def gauge(name: str, text: str, values: Iterable[float]) -> Metric:
-        return own.gauge(name, text, dict(zip(ranks, values, strict=True)), "rank")
-
-    plans = {rank: row["plan"] for rank, row in ranks.items()}
-    yield own.counter("rank_plans", "Plans of steps that a rank has carried out.", plans, "rank")
-    text = "Plans that have reached a rank and are not carried out."
-    yield gauge("rank_lag_plans", text, [row["lag_plans"] for row in ranks.values()])
-    text = "Seconds for which a rank has worked on the first of these plans."
-    yield gauge("rank_lag_seconds", text, [row["lag_s"] for row in ranks.values()])
-    text = "Memory of a rank as MLX counts it."
-    yield gauge("rank_memory_bytes", text, [row["active_bytes"] for row in ranks.values()])
-    text = "Seconds that a sum over all ranks took at the start of a rank."
-    yield gauge("rank_sum_seconds", text, [row["sum_s"] for row in ranks.values()])
+    ranks = {str(row["rank"]): cast(dict[str, float], row) for row in rows}
+    for name, key, text in (
+        ("rank_plan", "plan", "The last plan of a step that a rank has carried out."),
+        ("rank_lag_plans", "lag_plans", "Plans that have reached a rank and are not carried out."),
+        ("rank_lag_seconds", "lag_s", "Seconds for which a rank has worked on the first of these plans."),
+        ("rank_memory_bytes", "active_bytes", "Memory of a rank as MLX counts it."),
+        ("rank_sum_seconds", "sum_s", "Seconds that a sum over all ranks took at the start of a rank."),
+    ):
+        yield own.gauge(name, text, {rank: row[key] for rank, row in ranks.items()}, "rank")
 
 
 def _own_disk(own: _Builder, disk: DiskReport) -> Iterator[Metric]:
