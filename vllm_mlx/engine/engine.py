@@ -26,6 +26,7 @@ from ..scheduler.scheduler import Scheduler
 from .lane import Lane
 from .monitoring.schema import EngineFacts, EngineReport
 from .monitoring.status import draft_status, image_status
+from .shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Engine:
         """`lanes` by the positions of their models. They share one tree of cached state, if they cache any."""
         self._clock = clock
         self.lanes = tuple(lanes)
+        self._memory = SharedMemory(self.lanes)
         self._turns = LaneTurns(len(lanes))
         self._last = self.lane  # it ran the last step
         self._num_urgent = 0  # steps in a row for lanes whose replies could wait no longer
@@ -50,13 +52,11 @@ class Engine:
         self._has_disk_work = False  # whether it has more to do at once
         self.watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
-        self._short_since_s: dict[int, float] = {}  # since when the sequence that waits longest has had no room
         self._longest_chunk = 0  # tokens that the running step computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
         self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
         self._end: EngineDead | None = None  # why no step can follow
-        self._measure()
 
     @property
     def has_work(self) -> bool:
@@ -203,10 +203,10 @@ class Engine:
         """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
         if self._end is not None:  # a question has met it
             raise self._end
-        self._measure()
-        while (leaving := self._lane_to_leave()) is not None:
+        self._memory.measure()
+        while (leaving := self._memory.lane_to_leave()) is not None:
             leaving.leave()
-            self._measure()
+            self._memory.measure()
         before = [lane.residence.state for lane in self.lanes]
         for lane in self.lanes:
             self._longest_chunk = 0
@@ -218,84 +218,21 @@ class Engine:
                 if fault is not None:
                     raise fault
         if before != [lane.residence.state for lane in self.lanes]:
-            self._measure()
+            self._memory.measure()
 
     def load(self, lane: Lane) -> None:
         """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
-        self._measure()
-        others = self._others(lane)
+        self._memory.measure()
+        others = self._memory.others(lane)
         for other in sorted(others, key=lambda other: other.residence.used_s):
             if not lane.fits and other.may_leave and not other.is_busy:
                 other.leave()
-                self._measure()
+                self._memory.measure()
         if others and not lane.fits:
             busy = ", ".join(other.name for other in others if other.runner is not None)
             raise ModelUnavailable(f"The weights have no room beside {busy}.", retry_after_s=_RETRY_S)
         lane.load()
-        self._measure()
-
-    def _measure(self) -> None:
-        """Find out what the lanes leave of the memory for each other, and who has to wait for it.
-
-        One model loads at a time. The next one is that of the sequence that has waited longest, also if a smaller model
-        had room before: so no model is overtaken again and again.
-        """
-        if len(self.lanes) == 1:
-            return
-        held = [lane.held_bytes for lane in self.lanes]
-        growing = [lane.scheduler.room.growth_bytes for lane in self.lanes]
-        step_bytes = max(lane.facts.memory.transient_bytes for lane in self.lanes)
-        for lane, own, growth in zip(self.lanes, held, growing, strict=True):
-            beside_bytes = sum(held) - own + step_bytes - lane.facts.memory.transient_bytes
-            lane.share(beside_bytes, sum(growing) - growth)
-            is_shared = any(other.may_leave or other.is_busy for other in self._others(lane))
-            lane.scheduler.room.is_shared = is_shared
-            lane.residence.is_short = is_shared and lane.lacking_bytes > 0
-        wanting = [lane for lane in self.lanes if (lane.residence.is_short and not lane.has_rows) or lane.wants_weights]
-        first = min(wanting, key=lambda lane: lane.first.seq_id, default=None)
-        is_loading = any(lane.is_coming for lane in self.lanes)
-        for lane in wanting:
-            lane.residence.is_short |= lane.runner is None and (is_loading or lane is not first)
-
-    def _lane_to_leave(self) -> Lane | None:
-        """Return the lane whose weights leave now for the one whose first sequence has waited longest and has no room.
-
-        Models without work leave at once. One that is busy leaves once the sequence has waited for some loads: it
-        serves what has come until then, and nothing that comes later.
-        """
-        short = [lane for lane in self.lanes if lane.residence.is_short]
-        idle = [lane for lane in self.lanes if lane.may_leave and not lane.is_busy]
-        if not short:
-            for lane in self.lanes:
-                lane.stay()
-            outgrown = idle and any(lane.is_outgrown for lane in self.lanes)
-            return min(idle, key=lambda lane: lane.residence.used_s) if outgrown else None
-        if any(lane.is_moving for lane in self.lanes):
-            return None
-        first = min(short, key=lambda lane: (lane.has_rows, lane.first.seq_id))
-        if idle := idle or [lane for lane in self._others(first) if lane.may_leave and lane.is_stuck]:
-            enough = [lane for lane in idle if lane.reload.weights_bytes >= first.lacking_bytes]
-            smallest = min(enough, key=lambda lane: lane.reload.weights_bytes, default=None)
-            return smallest or min(idle, key=lambda lane: lane.residence.used_s)
-        leaving = [lane for lane in self._others(first) if lane.may_leave]
-        if (
-            leaving
-            and not first.has_rows
-            and self._waits_long(first)
-            and not any(lane.is_yielding for lane in self.lanes)
-        ):
-            min(leaving, key=lambda lane: lane.came_s).is_yielding = True
-        return None
-
-    def _waits_long(self, lane: Lane) -> bool:
-        """Return whether the first sequence of a lane has had no room for longer than it should wait."""
-        first = lane.first.seq_id
-        since_s = self._short_since_s.setdefault(first, time.monotonic())
-        self._short_since_s = {first: since_s}
-        return time.monotonic() - since_s > lane.patience_s
-
-    def _others(self, lane: Lane) -> list[Lane]:
-        return [other for other in self.lanes if other is not lane]
+        self._memory.measure()
 
     def yield_memory(self, deliver: Deliver) -> None:
         """Give memory back under pressure, although no step is due. A step without work sees the pressure."""
@@ -322,7 +259,7 @@ class Engine:
         if lane is None:
             lane = self._lane_in_turn(busy, started_s) if busy else self.lane
         with self._recovering(lane, deliver):
-            rooms = (other.scheduler.room for other in self._others(lane))
+            rooms = (other.scheduler.room for other in self._memory.others(lane))
             lane.scheduler.room.first_beside = min((room.first_id for room in rooms), default=math.inf)
             self._step(lane, deliver, is_alone=len(busy) < 2)
         self._turns.charge(self.lanes.index(lane), self._clock() - started_s, busy)

@@ -74,7 +74,7 @@ class Lane:
         self.reload = reload
         self._loading: Loading[Model] | None = None
         self._taken_bytes = reload.weights_bytes  # the pool was planned without them
-        self._load_s, self._build_s = reload.load_s, 0.0
+        self._load_s = self._build_s = 0.0
         self._missing_bytes = 0
         self._beside_bytes = facts.memory.held_bytes  # what the pool was planned without, for others
         self._growth_bytes = 0  # what rows of others will take beside that
@@ -193,7 +193,7 @@ class Lane:
     @property
     def patience_s(self) -> float:
         """How long its first sequence waits before another model that is busy takes no more work."""
-        return max(_LEAST_PATIENCE_S, _PATIENT_LOADS * self._load_s)
+        return max(_LEAST_PATIENCE_S, _PATIENT_LOADS * (self._load_s or self.reload.load_s))
 
     def stay(self) -> None:
         """Take work again, because no other model needs the memory any more."""

@@ -1,0 +1,80 @@
+"""How the lanes share one memory: what each may take, whose weights come next, and whose leave for them."""
+
+import time
+from collections.abc import Sequence as Items
+
+from .lane import Lane
+
+
+class SharedMemory:
+    """Owns the order in which models get room. Belongs to the engine thread."""
+
+    def __init__(self, lanes: Items[Lane]):
+        self._lanes = lanes
+        self._short_since_s: dict[int, float] = {}  # since when the sequence that waits longest has had no room
+        self.measure()
+
+    def measure(self) -> None:
+        """Find out what the lanes leave of the memory for each other, and who has to wait for it.
+
+        One model loads at a time. The next one is that of the sequence that has waited longest, also if a smaller model
+        had room before: so no model is overtaken again and again.
+        """
+        if len(self._lanes) == 1:
+            return
+        held = [lane.held_bytes for lane in self._lanes]
+        growing = [lane.scheduler.room.growth_bytes for lane in self._lanes]
+        step_bytes = max(lane.facts.memory.transient_bytes for lane in self._lanes)
+        for lane, own, growth in zip(self._lanes, held, growing, strict=True):
+            beside_bytes = sum(held) - own + step_bytes - lane.facts.memory.transient_bytes
+            lane.share(beside_bytes, sum(growing) - growth)
+            is_shared = any(other.may_leave or other.is_busy for other in self.others(lane))
+            lane.scheduler.room.is_shared = is_shared
+            lane.residence.is_short = is_shared and lane.lacking_bytes > 0
+        wanting = [
+            lane for lane in self._lanes if (lane.residence.is_short and not lane.has_rows) or lane.wants_weights
+        ]
+        first = min(wanting, key=lambda lane: lane.first.seq_id, default=None)
+        is_loading = any(lane.is_coming for lane in self._lanes)
+        for lane in wanting:
+            lane.residence.is_short |= lane.runner is None and (is_loading or lane is not first)
+
+    def lane_to_leave(self) -> Lane | None:
+        """Return the lane whose weights leave now for the one whose first sequence has waited longest and has no room.
+
+        Models without work leave at once. One that is busy leaves once the sequence has waited for some loads: it
+        serves what has come until then, and nothing that comes later.
+        """
+        short = [lane for lane in self._lanes if lane.residence.is_short]
+        idle = [lane for lane in self._lanes if lane.may_leave and not lane.is_busy]
+        if not short:
+            for lane in self._lanes:
+                lane.stay()
+            outgrown = idle and any(lane.is_outgrown for lane in self._lanes)
+            return min(idle, key=lambda lane: lane.residence.used_s) if outgrown else None
+        if any(lane.is_moving for lane in self._lanes):
+            return None
+        first = min(short, key=lambda lane: (lane.has_rows, lane.first.seq_id))
+        if idle := idle or [lane for lane in self.others(first) if lane.may_leave and lane.is_stuck]:
+            enough = [lane for lane in idle if lane.reload.weights_bytes >= first.lacking_bytes]
+            smallest = min(enough, key=lambda lane: lane.reload.weights_bytes, default=None)
+            return smallest or min(idle, key=lambda lane: lane.residence.used_s)
+        leaving = [lane for lane in self.others(first) if lane.may_leave]
+        if (
+            leaving
+            and not first.has_rows
+            and self._waits_long(first)
+            and not any(lane.is_yielding for lane in self._lanes)
+        ):
+            min(leaving, key=lambda lane: lane.came_s).is_yielding = True
+        return None
+
+    def _waits_long(self, lane: Lane) -> bool:
+        """Return whether the first sequence of a lane has had no room for longer than it should wait."""
+        first = lane.first.seq_id
+        since_s = self._short_since_s.setdefault(first, time.monotonic())
+        self._short_since_s = {first: since_s}
+        return time.monotonic() - since_s > lane.patience_s
+
+    def others(self, lane: Lane) -> list[Lane]:
+        return [other for other in self._lanes if other is not lane]
