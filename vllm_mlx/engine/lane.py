@@ -7,9 +7,7 @@ queue as it would for a place. Weights come back in slices between steps, and no
 import logging
 import math
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -27,25 +25,13 @@ from ..scheduler.residence import Reason, Residence
 from ..scheduler.scheduler import Scheduler
 from .monitoring.schema import EngineFacts, LaneReport
 from .monitoring.status import draft_status, image_status
+from .reload import Reload
 
 logger = logging.getLogger(__name__)
 _PATIENT_LOADS = 4  # times that a load takes, before a busy model takes no more work for the sake of another
 _LEAST_PATIENCE_S = 0.1
 _CHUNK_SHARE = 0.75  # of a stall budget
 _MUCH_MISSING = 1 << 20  # bytes that do not come back before the log says so
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reload:
-    """How the weights of a checkpoint come back, as they were measured at the first load."""
-
-    begin: Callable[[], Loading[Model]]  # raises ModelLoadError, also for a checkpoint that has changed on disk
-    run: Callable[[Model], Runner]
-    weights_bytes: int
-    room_bytes: int  # for what is in memory beside the weights while they are read
-    load_s: float = 0.0  # what the first load took
-    no_unload: str | None = None  # why the weights never leave; None if they may
-    idle_unload_s: float = 0.0
 
 
 class Lane:
