@@ -20,7 +20,7 @@ from vllm_mlx.runner.model import Model
 
 from .test_several_models import Serving, prompt_of
 
-LARGE = {"hidden_size": 256, "intermediate_size": 256, "num_local_experts": 64, "num_hidden_layers": 8}
+LARGE = {"hidden_size": 320, "intermediate_size": 320, "num_local_experts": 80}
 
 
 class Slices:
