@@ -171,5 +171,5 @@ def test_doctor_checks_each_model_beside_the_others(checkpoint: Callable[..., Pa
     path.parent.mkdir(parents=True)
     tables = [f"[[models]]\nmodel = {json.dumps(str(checkpoint(name)))}\npin = true\n" for name in ("qwen3", "llama")]
     path.write_text("".join(tables))
-    result = run("doctor", "--quick")
+    result = run("doctor", "--quick", VLLM_MLX_PORT="0")
     assert result.returncode == 0 and result.stdout.count("of pinned models; ") == 2
