@@ -45,6 +45,8 @@ class SharedMemory:
         Models without work leave at once. One that is busy leaves once the sequence has waited for some loads: it
         serves what has come until then, and nothing that comes later.
         """
+        if len(self._lanes) == 1:
+            return None
         short = [lane for lane in self._lanes if lane.residence.is_short]
         idle = [lane for lane in self._lanes if lane.may_leave and not lane.is_busy]
         if not short:
