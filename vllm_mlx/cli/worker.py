@@ -18,7 +18,7 @@ from rich.console import Console
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, EngineDead, setting
-from ..core.faults import RanksParted, device_fault
+from ..core.faults import Fault, RanksParted, device_fault
 from ..core.tasks import settle
 from .output import LogFile, descriptor_of, write_last
 from .settings import Settings
@@ -115,11 +115,15 @@ def leading(
         try:
             yield found
         except BaseException as error:
+            if device_fault(error) is Fault.PARTED:
+                time.sleep(_VERDICT_S)  # the watch ends the process as soon as it knows which rank is lost
             found.joined.watch.leave(error if isinstance(error, Exception) else EngineDead("it was stopped."))
             raise
         found.joined.watch.leave()
-    except RanksParted as error:
-        raise BrokeDown(str(error)) from error
+    except RuntimeError as error:
+        if device_fault(error) is Fault.PARTED:
+            raise BrokeDown(str(error)) from error
+        raise
 
 
 class Leading:
