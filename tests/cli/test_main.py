@@ -23,7 +23,8 @@ def test_version() -> None:
 def test_help_names_every_flag() -> None:
     words = set(re.findall(r"--[a-z-]+", run("serve", "--help-all").stdout))
     expected = {flag_name(name) for name, _, _ in settings_fields() if name not in POSITIONAL}
-    assert expected | {"--config", "--help"} <= words
+    of_workers = set(re.findall(r"--[a-z-]+", run("worker", "--help").stdout)) & {"--join"}
+    assert expected | {"--config", "--help"} <= words | of_workers
 
 
 @pytest.mark.parametrize(
