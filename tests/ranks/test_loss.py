@@ -110,7 +110,7 @@ def test_a_lost_rank_ends_all_at_any_moment(cluster: Macs, alone: str, seed: int
     took_s = time.monotonic() - start
     assert code == LOST, other.printed
     assert took_s < (MOST_LOADING_S if phase == "load" else MOST_S), other.printed
-    assert other.printed.splitlines()[-1].startswith("vllm-mlx: Rank "), other.printed
+    assert "vllm-mlx: Rank " in other.printed.splitlines()[-1], other.printed  # MLX may write into the same line
     if how == signal.SIGSTOP:
         victim.send(signal.SIGCONT)
         assert victim.code(LIMIT_S) == LOST, victim.printed

@@ -54,6 +54,8 @@ class Process:
         try:
             return self._process.wait(limit_s)
         except subprocess.TimeoutExpired as error:
+            self.send(signal.SIGABRT)  # Python writes the stacks of all threads, whoever holds its lock
+            self._process.wait()
             raise AssertionError(f"no end after {limit_s} s:\n{self.printed}") from error
 
     def kill(self) -> None:
@@ -107,7 +109,7 @@ class Macs:
     def _start(self, name: str, *arguments: str) -> Process:
         home = self.folder / f"home-{name}"
         home.mkdir(exist_ok=True)
-        return Process(self.folder / f"{name}.log", *arguments, HOME=str(home))
+        return Process(self.folder / f"{name}.log", *arguments, HOME=str(home), PYTHONFAULTHANDLER="1")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ LOADING_SILENCE_S = 9.0  # the same while a rank loads, when its interpreter may
 STEP_S = 60.0  # after which a step counts as hung, unless it was reckoned to take long
 STEP_RATIO = 10  # times the reckoned time of a step
 _LOOK_S = 0.25
+_MOMENT_S = 1.0  # the most that a look counts, however long this process did not run
 _LEAVE_S = 1.0  # for the last message
 Ended = Callable[[Exception | None], None]  # it gets ConfigError if a new start would fail, too
 Plans = tuple[int, int]  # the last plan that was begun, and the last that was done
@@ -173,7 +174,7 @@ class Watch(Progress):
         stuck_s: dict[int, float] = {}
         while True:
             time.sleep(_LOOK_S)
-            passed_s, looked_s = min(time.monotonic() - looked_s, 2 * _LOOK_S), time.monotonic()
+            passed_s, looked_s = min(time.monotonic() - looked_s, _MOMENT_S), time.monotonic()
             for peer in self.peers:
                 peer.silent_s += passed_s
                 is_loading = self._is_loading or peer.beat.get("is_loading", True)
