@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..cache.leaving import OwnRow
 from ..cache.shared import Event
-from ..core.step import Capture, Restore, Snapshot, StepPlan, TokenOutput
+from ..core.step import Capture, PrefillChunk, Restore, Snapshot, StepPlan, TokenOutput
 from ..runner.device import DeviceWatch
 from ..runner.model import Model
 from ..runner.row_fences import RowFences, Unfenced
@@ -54,7 +54,8 @@ class Worker(Runner):
         plan = self._unpacker.plan(message)
         self._progress.begin(message["n"], 0)
         self.decode(plan)
-        self.prefill(plan.prefill)
+        if plan.prefill:
+            self.prefill(plan.prefill)
         if any(chunk.capture is not None for chunk in plan.prefill):
             self._tell_captures()
         rows = {seq_id for batch in self.batches for seq_id in batch.seq_ids}
@@ -96,6 +97,11 @@ class Worker(Runner):
         for batch in self.batches:
             batch.start()
         return []
+
+    def _run_chunk(self, chunk: PrefillChunk, fences: RowFences) -> float | None:
+        seconds = super()._run_chunk(chunk, fences)
+        mx.synchronize()  # without Python's lock, with which `clear_cache` would wait, and stop the watch of ranks
+        return seconds
 
     def _check_device(self) -> None:
         """Do not wait: the next plan comes while the device works. A failure ends the rank at the next chance."""
