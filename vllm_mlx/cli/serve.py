@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from .values import LOOKUPS
 from .worker import check_leading, leading
 
 logger = logging.getLogger(__name__)
-_SEVERAL_MACS = "each of several Macs holds a part of it, in memory only"
 
 
 def run_server(settings: Settings, log: LogFile | None = None) -> None:
@@ -82,7 +81,7 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
         text_only=engine_config.text_only,
         max_pixels=engine_config.max_pixels,
         budget_bytes=engine.memory.total_bytes,
-        disk=None if disk is None else disk.report if lead is None else replace(disk.report, off_reason=_SEVERAL_MACS),
+        disk=None if disk is None else disk.report,
         load_s=time.monotonic() - started_s,
         names=config.models.entries[0].names,
         beside=[(entry.names, front.info) for entry, front in zip(config.models.entries, engine.fronts, strict=True)][

@@ -21,6 +21,7 @@ from ..runner.checkpoint import Checkpoint
 from ..runner.model import Model, MultimodalModel
 
 logger = logging.getLogger(__name__)
+_SEVERAL_MACS = "each of several Macs holds a part of it, in memory only"  # journals of replies are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def open_disk(config: EngineConfig) -> OpenDisk | None:
         folder = Folder(path, max_bytes=max_bytes, daily_bytes=daily_bytes, floor_bytes=floor_bytes(path))
     except FolderUnusable as error:
         return _no_disk(report, str(error))
-    return OpenDisk(replace(report, max_bytes=max_bytes, daily_bytes=daily_bytes), folder)
+    off_reason = _SEVERAL_MACS if config.tensor_parallel_size > 1 else None
+    return OpenDisk(replace(report, max_bytes=max_bytes, daily_bytes=daily_bytes, off_reason=off_reason), folder)
 
 
 def _no_disk(report: DiskReport, reason: str) -> OpenDisk:

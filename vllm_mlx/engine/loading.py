@@ -51,7 +51,6 @@ from .sizing import (
 from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
-_NO_DISK = "Several ranks run the model, and each of them has a part of the state."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +211,7 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     if ranks is not None:
         engine = _load_leader(sources[0].config, sources[0].checkpoint, ranks)
         if disk is not None:
-            engine.attach(None, replace(disk.report, off_reason=_NO_DISK))
+            engine.attach(None, disk.report)
         return engine
     lanes: list[Lane] = []
     watch: DeviceWatch | None = None
