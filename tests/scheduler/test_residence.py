@@ -59,4 +59,4 @@ def test_only_a_failed_load_refuses(state: str) -> None:
     {"unloaded": residence.unloaded, "loading": lambda now: residence.load("command", now), "ready": residence.use,
      "leaving": residence.leave}[state](5)  # fmt: skip
     assert residence.state == state and residence.refusal(5) is None
-    assert residence.is_loaded == (state in ("ready", "leaving"))
+    assert residence.takes_memory == (state in ("ready", "leaving", "loading"))

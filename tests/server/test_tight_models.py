@@ -61,6 +61,9 @@ def test_who_waits_too_long_for_room_learns_what_is_in_the_way() -> None:
     ):
         events = events_of(running.iter_lines())
         first = next(events)
+        refused = server.http().post("/v1/models/hybrid/load")
+        assert refused.status_code == 503
+        assert "no room beside attention. Wait until" in refused.json()["error"]["message"]
         bodies = [
             (path, {**Asked("hybrid", path, 0).body, "stream": is_stream})
             for path in PATHS

@@ -121,7 +121,7 @@ class AdmissionQueue:
             return
         if (others := self._in_the_way(generation.request.model)) is None:  # it is being loaded, or has room again
             again = asyncio.get_running_loop().call_later(_LEAST_WAIT_S, self._waited_for_model, generation)
-            self.timers[id(generation)].append(again)
+            self.timers[id(generation)][0] = again  # in place of the timer that has ended
             return
         self.num_refused += 1
         limit = f"{self._max_model_wait_s:g} seconds ({setting('max_model_wait_s')})"

@@ -266,7 +266,7 @@ class EngineClient:
         return "; ".join(
             f"{front.name}, which runs {self._users(at, running) or 'nothing'}"
             for at, front in enumerate(self.fronts)
-            if self._thread.residences[at].is_loaded
+            if self._thread.residences[at].takes_memory
         )
 
     def _forget(self, generation: Generation) -> None:

@@ -224,13 +224,18 @@ class Engine:
         """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
         self._memory.measure()
         others = self._memory.others(lane)
-        for other in sorted(others, key=lambda other: other.residence.used_s):
-            if not lane.fits and other.may_leave and not other.is_busy:
+        idle = [other for other in others if other.may_leave and not other.is_busy]
+        if others and not lane.fits_after(sum(other.leaving_bytes for other in idle)):
+            staying = (other for other in others if other not in idle and other.residence.takes_memory)
+            beside = ", ".join(other.name for other in staying)
+            raise ModelUnavailable(
+                f"The weights have no room beside {beside}. Wait until what these models run has ended, or unload one.",
+                retry_after_s=_RETRY_S,
+            )
+        for other in sorted(idle, key=lambda other: other.residence.used_s):
+            if not lane.fits_after(0):
                 other.leave()
                 self._memory.measure()
-        if others and not lane.fits:
-            busy = ", ".join(other.name for other in others if other.runner is not None)
-            raise ModelUnavailable(f"The weights have no room beside {busy}.", retry_after_s=_RETRY_S)
         lane.load()
         self._memory.measure()
 

@@ -82,10 +82,9 @@ class Lane:
     @property
     def held_bytes(self) -> int:
         """What this lane takes of the memory that all share, but for cached state."""
-        media_bytes = 0 if self.media is None else self.media.used_bytes
         rows_bytes = 0 if self.runner is None else self.scheduler.room.rows_bytes(extra=1)
         memory = self.facts.memory
-        return self._taken_bytes + rows_bytes + media_bytes + memory.media_bytes + memory.grammars_bytes
+        return self.leaving_bytes + rows_bytes + memory.media_bytes + memory.grammars_bytes
 
     def share(self, beside_bytes: int, growth_bytes: int) -> None:
         """Leave in the pool what the other lanes, which take `beside_bytes`, do not take now.
@@ -154,11 +153,15 @@ class Lane:
     def _is_refused(self) -> bool:
         return self.residence.refusal(time.monotonic()) is not None
 
-    @property
-    def fits(self) -> bool:
-        """Whether the weights are in memory, or have room there. Called after `share`."""
+    def fits_after(self, freed_bytes: int) -> bool:
+        """Whether the weights are in memory, or have room there once others free so much. Called after `share`."""
         needed_bytes = self.reload.weights_bytes + self.reload.room_bytes + self._growth_bytes
-        return self.runner is not None or self.is_coming or needed_bytes <= self.scheduler.pool.planned_bytes
+        return self.residence.takes_memory or needed_bytes <= self.scheduler.pool.planned_bytes + freed_bytes
+
+    @property
+    def leaving_bytes(self) -> int:
+        """What `leave` frees."""
+        return self._taken_bytes + (0 if self.media is None else self.media.used_bytes)
 
     @property
     def is_coming(self) -> bool:

@@ -29,8 +29,9 @@ class Residence:
         self._pause_s = 0.0
 
     @property
-    def is_loaded(self) -> bool:
-        return self.state in ("ready", "leaving")
+    def takes_memory(self) -> bool:
+        """Whether the weights are in memory, or are being loaded."""
+        return self.state in ("ready", "leaving", "loading")
 
     def use(self, now: float) -> None:
         """Note that a request is here, or has just come."""
