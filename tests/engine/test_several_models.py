@@ -123,7 +123,7 @@ def test_models_leave_and_come_back_one_by_one() -> None:
 def test_what_cannot_fit_beside_the_pinned_models_is_refused_with_the_arithmetic() -> None:
     models = catalogue("qwen3", "qwen3_5", pin=True)
     config = EngineConfig(model=models.entries[0].config.model, memory_budget_bytes=3_000_000)
-    with pytest.raises(ConfigError, match=r"Too little memory: .* of which other models hold"):
+    with pytest.raises(ConfigError, match=r"^\S+: Too little memory: .* of which other models hold"):
         start_engine(config, None, models)
 
 

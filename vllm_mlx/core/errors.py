@@ -17,7 +17,7 @@ VLLMMLXError
 │   ├── TimeLimit          the request took longer than the server allows
 │   └── Overloaded         the client may try again after `retry_after_s`
 │       ├── ShuttingDown   the server ends, and has refused the request or cut its reply
-│       ├── ModelUnavailable  the weights could not be loaded again
+│       ├── ModelUnavailable  the weights could not be loaded again, or have no room
 │       └── TooManyRequests  this client, or all clients together, sent too many requests
 └── GenerationError        this generation failed on the server; others continue
     ├── GrammarLimit       the client's grammar takes more time than one reply may use

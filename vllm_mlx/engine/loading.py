@@ -1,8 +1,9 @@
 """From a checkpoint to an engine that serves: a measured model, sizes that fit this machine, threads and client."""
 
 import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from ..core.catalogue import Catalogue, Entry
@@ -221,12 +222,13 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
         pinned = [other for other in sources if other is not source and other.pin]
         budget = budget_of(config, sum(other.checkpoint.file_bytes for other in pinned))
         _make_room(lanes, budget, source.checkpoint.file_bytes)
-        measured = load_measured(config, source.checkpoint, probe, budget, source.known)
-        warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-        tree = next((cache.tree for lane in lanes if (cache := lane.scheduler.prefix_cache) is not None), None)
-        lane, watch = build_lane(
-            config, source.checkpoint, measured, budget, tree, watch, name=source.name, pin=source.pin
-        )
+        with _naming(source.name if len(sources) > 1 else None):
+            measured = load_measured(config, source.checkpoint, probe, budget, source.known)
+            warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
+            tree = next((cache.tree for lane in lanes if (cache := lane.scheduler.prefix_cache) is not None), None)
+            lane, watch = build_lane(
+                config, source.checkpoint, measured, budget, tree, watch, name=source.name, pin=source.pin
+            )
         lanes.append(lane)
         del measured, lane  # so that the weights can leave
         if (cache := lanes[-1].scheduler.prefix_cache) is not None:
@@ -237,6 +239,17 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     if disk is not None and (tree := engine.cache_tree) is not None:
         engine.attach(disk.start(tree, names), disk.report)
     return engine
+
+
+@contextmanager
+def _naming(model: str | None) -> Iterator[None]:
+    """Say in a ConfigError of the block which of several models it is about."""
+    try:
+        yield
+    except ConfigError as error:
+        if model is None:
+            raise
+        raise ConfigError(f"{model}: {error.message}") from error
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
