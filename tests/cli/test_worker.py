@@ -65,9 +65,9 @@ def test_a_list_of_devices_names_each_mac(secret: str, tmp_path: Path) -> None:
 
 
 def test_a_worker_needs_a_server_and_the_secret(secret: str) -> None:
-    assert (
-        refused(join="10.0.0.1", secret_file=secret) == "--join 10.0.0.1 must be HOST:PORT, the server's --worker-port."
-    )
+    for place in ("10.0.0.1", "10.0.0.1:", "10.0.0.1:70000", "10.0.0.1:0"):
+        text = f"--join {place} must be HOST:PORT, the server's --worker-port."
+        assert refused(join=place, secret_file=secret) == text
     assert refused(join="10.0.0.1:21005") == "A worker needs --secret-file."
     assert refusal("worker", "demo") == "vllm-mlx: A worker needs --join."
 

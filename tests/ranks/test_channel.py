@@ -67,7 +67,7 @@ def test_several_threads_may_say_long_messages(ends: tuple[Channel, Channel]) ->
 
 def test_silence_and_the_end_of_a_peer_are_a_loss(ends: tuple[Channel, Channel]) -> None:
     accepted, joined = ends
-    with pytest.raises(Lost, match=r"127\.0\.0\.1: it has said nothing for 0\.05 s"):
+    with pytest.raises(Lost, match=r"127\.0\.0\.1 is lost: it has said nothing for 0\.05 s"):
         accepted.hear(0.05)
     joined.close()
     with pytest.raises(Lost, match="it has closed the connection"):
@@ -100,7 +100,7 @@ def test_closing_wakes_the_thread_that_hears(ends: tuple[Channel, Channel]) -> N
 def test_what_is_no_message_ends_the_connection(data: bytes) -> None:
     channel, peer = bare()
     peer.sendall(struct.pack("!i", len(data)) + data)
-    with pytest.raises(Lost, match="it has sent what is no message"):
+    with pytest.raises(Lost, match="it has sent something that is not a message"):
         channel.hear(WAIT_S)
 
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -85,6 +86,11 @@ def sides() -> Iterator[Sides]:
     sides.door.close()
 
 
+def test_weights_of_the_same_size_are_told_apart(checkpoint: Callable[..., Path]) -> None:
+    own, other = (facts_of(find_checkpoint(str(checkpoint("qwen3", seed=seed)))) for seed in (0, 7))
+    assert own["config.json"] == other["config.json"] and own["weights"] != other["weights"]
+
+
 @pytest.mark.parametrize("fact", ["protocol", "vllm-mlx", "mlx", "mlx-lm", "Python", "config.json", "weights"])
 def test_a_difference_is_told_on_both_sides(sides: Sides, fact: str) -> None:
     zero, one = sides.lead(), sides.follow(facts={fact: "another"})
@@ -136,11 +142,12 @@ def test_both_sides_see_who_is_awaited_and_a_worker_may_leave(sides: Sides) -> N
     told = Told()
     zero = sides.lead(size=3)
     sides.told.wait_for("0 of 2 workers joined")
-    sides.follow(told)
-    told.wait_for("1 of 2 workers joined")
     gone = join(HOST, sides.door.port, SECRET, WAIT_S)
     gone.say({"facts": FACTS, "host": "127.0.0.1:20000"})
+    sides.told.wait_for("1 of 2 workers joined")
     gone.close()
+    sides.follow(told)
+    told.wait_for("1 of 2 workers joined")
     sides.follow(facts={"mlx": "another"})
     assert "Rank 0 refuses rank 2" in refusal(zero)
 
@@ -151,7 +158,7 @@ def test_a_worker_joins_again_when_rank_0_has_left(sides: Sides) -> None:
     channel: Channel = sides.door.accept(WAIT_S)
     assert channel.hear(WAIT_S)["facts"] == FACTS
     channel.close()
-    told.wait_for("127.0.0.1: it has closed the connection. Joining again.")
+    told.wait_for("The server at 127.0.0.1 is lost: it has closed the connection. Joining again.")
     sides.lead(mlx="another")
     assert "mlx is" in refusal(one)
 

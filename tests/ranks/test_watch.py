@@ -59,11 +59,11 @@ def test_the_end_of_a_worker_is_told_to_the_others(ends: tuple[Channel, Channel]
     watch, found = watched(0, ends[0], third)
     ends[1].close()
     error = found.get(timeout=WAIT_S)
-    assert isinstance(error, Lost) and str(error) == "Rank 1 is lost, 127.0.0.1: it has closed the connection."
+    assert isinstance(error, Lost) and str(error) == "Rank 1 (127.0.0.1) is lost: it has closed the connection."
     while "stop" not in (message := two.hear(WAIT_S)):
         pass
     assert message == {"stop": str(error), "refuses": False}
-    with pytest.raises(Lost, match="Rank 1 is lost"):
+    with pytest.raises(Lost, match=r"Rank 1 \(127\.0\.0\.1\) is lost"):
         watch.peers[0].hear(WAIT_S)
     two.close()
     assert found.empty()

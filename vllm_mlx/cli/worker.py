@@ -79,7 +79,7 @@ def _secret(settings: Settings, what: str, name: str) -> bytes:
 
 def _address(settings: Settings) -> tuple[str, int]:
     host, _, port = (settings.join or "").rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ConfigError(
             f"{setting('join')} {settings.join} must be HOST:PORT, the server's {setting('worker_port')}."
         )

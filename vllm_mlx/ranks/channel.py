@@ -28,6 +28,7 @@ MIN_SECRET = 16  # characters
 _PROOF_S = 5.0  # for the proof of the secret; a visitor who takes longer is disconnected
 _MAX_VISITORS = 16  # who prove the secret at the same time
 _RETRY_S = 0.5
+_NO_MESSAGE = "it has sent something that is not a message"
 Message = dict[str, Any]
 
 
@@ -50,6 +51,7 @@ class Channel:
         self._saying = threading.Lock()
         self.host: str = sock.getsockname()[0]  # this end's address
         self.peer: str = sock.getpeername()[0]  # the other end's
+        self.name = self.peer  # of the peer, for messages
 
     def prove(self, secret: bytes, *, first: bool) -> None:
         """Let both ends prove the secret; one of them asks `first`. Raises AuthenticationError, OSError, EOFError."""
@@ -72,19 +74,19 @@ class Channel:
             with self._saying:
                 self._connection.send_bytes(data)
         except OSError as error:
-            raise Lost(f"{self.peer}: {_reason(error)}") from error
+            raise Lost(f"{self.name} is lost: {_reason(error)}.") from error
         return len(data)
 
     def hear(self, timeout_s: float | None = None) -> Message:
         """Wait for the next message. Raises Lost; it is Silent if none begins within `timeout_s`."""
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
-                raise Silent(f"{self.peer}: it has said nothing for {timeout_s:g} s")
+                raise Silent(f"{self.name} is lost: it has said nothing for {timeout_s:g} s.")
             message = json.loads(self._connection.recv_bytes(MAX_BYTES))
         except (EOFError, OSError, ValueError, RecursionError) as error:
-            raise Lost(f"{self.peer}: {_reason(error)}") from error
+            raise Lost(f"{self.name} is lost: {_reason(error)}.") from error
         if not isinstance(message, dict):
-            raise Lost(f"{self.peer}: it has sent what is no message")
+            raise Lost(f"{self.name} is lost: {_NO_MESSAGE}.")
         return message
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ def _reason(error: Exception) -> str:
         case OSError():
             return error.strerror or str(error)
         case _:
-            return "it has sent what is no message"
+            return _NO_MESSAGE
 
 
 class Door:

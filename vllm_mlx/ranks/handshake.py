@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -35,6 +36,7 @@ PORTS = range(20_000, 32_000)  # of the data channel; systems hand out higher on
 _ANSWER_S = 10.0  # for an answer that needs no work
 _CHECK_S = 120.0  # for a rank's checks before weights are read
 _LOOK_S = 0.5
+_NUM_PARTS, _PART = 16, 4096  # of a file of weights: so many of so many bytes are compared
 _LOSS_S = 5.0  # after which the loss of a worker has been noticed
 _SOFTWARE = ("protocol", "vllm-mlx", "mlx", "mlx-lm", "Python")  # facts, in the order of comparison
 _FILES = ("config.json", "weights")
@@ -62,9 +64,20 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
         "mlx-lm": version("mlx-lm"),
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "config.json": _digest((checkpoint.path / "config.json").read_bytes()),
-        "weights": _digest("".join(f"{file.name} {file.stat().st_size}\n" for file in files).encode()),
+        "weights": _digest(b"".join(_sample(file) for file in files)),
         "system": f"{platform.machine()}, {platform.mac_ver()[0] or platform.release()}",
     }
+
+
+def _sample(file: Path) -> bytes:
+    """Return the name, the size and some parts of a file of weights. To compare all of it would take too long."""
+    size = file.stat().st_size
+    data = f"{file.name} {size}\n".encode()
+    with file.open("rb") as stream:
+        for place in range(_NUM_PARTS):
+            stream.seek(size * place // _NUM_PARTS)
+            data += stream.read(_PART)
+    return data
 
 
 def _digest(data: bytes) -> str:
@@ -96,6 +109,7 @@ def lead(
         hosts = [_address(door.host), *_gather(door, size - 1, own, guests, tell)]
         link = {"hosts": hosts, "devices": devices, "coordinator": _address(door.host)}
         for rank, guest in enumerate(guests, 1):
+            guest.name = f"Rank {rank} ({guest.peer})"
             guest.say({"rank": rank, "size": size, "told": told, "link": link})
         for rank, guest in enumerate(guests, 1):
             _check_refusal(guest.hear(_CHECK_S), f"rank {rank} ({guest.peer})")
@@ -109,7 +123,7 @@ def lead(
         raise
     for guest in guests:
         guest.say({"go": True})
-    threading.Thread(target=_turn_away, args=(door, size - 1), daemon=True).start()
+    threading.Thread(target=_turn_away, args=(door,), daemon=True).start()
 
     def close(error: Exception | None) -> None:
         door.close()  # a worker that comes back waits for the next server
@@ -163,12 +177,12 @@ def _compare(own: Facts, other: Facts, name: str) -> None:
         logger.warning("The system of %s is %s, and here it is %s", name, other.get("system"), own["system"])
 
 
-def _turn_away(door: Door, num: int) -> None:
+def _turn_away(door: Door) -> None:
     while True:
         guest = door.accept()
         time.sleep(_LOSS_S)  # if it comes back before its loss is noticed, the connection ends meanwhile
         with suppress(Lost):
-            guest.say({"refused": f"Rank 0 has its {num} workers already. Stop one of them, or start another server."})
+            guest.say({"refused": "Rank 0 has all its workers already. Stop one of them, or start another server."})
 
 
 def follow(
@@ -202,7 +216,7 @@ def _joined(address: tuple[str, int], secret: bytes, facts: Facts, tell: Tell) -
     """Join, again and again, until all ranks are there. Returns rank 0's welcome too. Raises ConfigError."""
     while True:
         channel = join(*address, secret, tell=tell)
-        told = None
+        channel.name, told = f"The server at {channel.peer}", None
         try:
             channel.say({"facts": dict(facts), "host": _address(channel.host)})
             while "rank" not in (message := channel.hear(_ANSWER_S)):
@@ -211,7 +225,7 @@ def _joined(address: tuple[str, int], secret: bytes, facts: Facts, tell: Tell) -
                     tell(told)
             return channel, message
         except Lost as error:
-            tell(f"{error}. Joining again.")
+            tell(f"{error} Joining again.")
             time.sleep(_LOOK_S)
 
 

@@ -36,7 +36,7 @@ class Peer:
     def __init__(self, rank: int, channel: Channel):
         self.rank = rank
         self.host, self.own_host = channel.peer, channel.host
-        self.name = f"Rank {rank} ({self.host})"
+        self.name = channel.name = f"Rank {rank} ({self.host})"
         self.beat: Message = {}  # the last heartbeat
         self.plans: Plans = (0, 0)
         self.silent_s = 0.0  # since its last message
@@ -70,7 +70,7 @@ class Peer:
             try:
                 message = self._channel.hear()
             except Lost as error:
-                message, end = {}, Lost(f"Rank {self.rank} is lost, {error}.")
+                message, end = {}, error
             else:
                 self.silent_s = 0.0
                 if "beat" in message:
