@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import AuthenticationError
 from pathlib import Path
 
@@ -172,9 +173,10 @@ def test_too_many_strangers_are_disconnected_and_their_time_is_bounded(door: Doo
 def test_a_stranger_who_says_anything_is_disconnected(door: Door, data: bytes) -> None:
     with socket.create_connection((HOST, door.port), timeout=WAIT_S) as stranger:
         stranger.sendall(data)
-        stranger.shutdown(socket.SHUT_WR)
-        while stranger.recv(1000):
-            pass
+        with suppress(OSError):  # it may be disconnected already
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(1000):
+                pass
     with pytest.raises(TimeoutError):
         door.accept(0.05)
 
@@ -208,11 +210,11 @@ def test_a_door_says_why_it_cannot_open(door: Door) -> None:
         ConfigError, match=f"Port {door.port} on 127.0.0.1 cannot be used: .* Choose another with --worker-port"
     ):
         Door(HOST, door.port, SECRET)
-    with pytest.raises(ConfigError, match=r"--worker-host 192\.0\.2\.1 is no IPv4 address of this machine"):
+    with pytest.raises(ConfigError, match=r"--worker-host 192\.0\.2\.1 is not an IPv4 address of this machine"):
         Door("192.0.2.1", 0, SECRET)
     with pytest.raises(ConfigError, match="must be one address of this machine"):
         Door("0.0.0.0", 0, SECRET)
-    with pytest.raises(ConfigError, match="is no IPv4 address"):
+    with pytest.raises(ConfigError, match="is not an IPv4 address"):
         Door("::1", 0, SECRET)
 
 

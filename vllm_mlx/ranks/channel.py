@@ -33,7 +33,7 @@ Message = dict[str, Any]
 
 
 class Lost(RanksParted):
-    """The peer is gone: its connection ended, it says nothing, or what it says is no message."""
+    """The peer is gone: its connection ended, it says nothing, or it has sent something else than a message."""
 
 
 class Silent(Lost):
@@ -197,7 +197,9 @@ def _listen(host: str, port: int) -> socket.socket:
         with socket.socket() as sock:
             sock.bind((address, 0))
     except OSError as error:
-        raise ConfigError(f"{name} is no IPv4 address of this machine. Name one that the other Macs reach.") from error
+        raise ConfigError(
+            f"{name} is not an IPv4 address of this machine. Name one that the other Macs reach."
+        ) from error
     try:
         return socket.create_server((address, port))
     except OSError as error:

@@ -65,9 +65,9 @@ class Leader(Runner):
             return output
 
     def rest(self) -> None:
-        """Tell the workers what the cache has dropped since the last plan, too."""
+        """Tell the workers too what to drop: cached state, and all rows after a reset."""
         super().rest()
-        if self._log and not self.batches:
+        if (self._log or self._is_reset) and not self.batches:
             with ending_ranks():
                 self._send(NO_WORK)
                 self._progress.done()

@@ -11,6 +11,7 @@ from ..core.faults import Fault, RanksParted, device_fault
 from .figures import Link, RankRow
 
 Message = dict[str, Any]
+STOP = "stop"  # the key of a rank's last message: the reason, or True in good order
 _VERDICT_S = 5.0  # until it is known which rank has ended, and why
 
 

@@ -14,10 +14,9 @@ from typing import Any, cast
 from ..core.errors import ConfigError
 from .channel import Channel, Lost, Message
 from .figures import RankRow
-from .lockstep import Progress
+from .lockstep import STOP, Progress
 
 logger = logging.getLogger(__name__)
-STOP = "stop"  # the key of a rank's last message: the reason, or True in good order
 BEAT_S = 0.5  # between two heartbeats
 SILENCE_S = 3.0  # without any message, after which a rank counts as lost
 LOADING_SILENCE_S = 9.0  # the same while a rank loads, when its interpreter may be busy for long
@@ -53,7 +52,7 @@ class Peer:
         return self._channel.say(message)
 
     def hear(self, timeout_s: float | None = None) -> Message:
-        """Wait for the next message that is no heartbeat. Raises why the peer has ended, and Lost after `timeout_s`."""
+        """Wait for the next message but heartbeats. Raises why the peer has ended, and Lost after `timeout_s`."""
         try:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:

@@ -3,7 +3,6 @@
 It branches on no clock, on no memory and on nothing that fails here alone, so that all ranks compute the same.
 """
 
-import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,11 +15,8 @@ from ..runner.device import DeviceWatch
 from ..runner.model import Model
 from ..runner.row_fences import RowFences, Unfenced
 from ..runner.runner import Runner
-from .lockstep import Message, Ranks
+from .lockstep import STOP, Message, Ranks
 from .wire import Unpacker
-
-logger = logging.getLogger(__name__)
-STOP = "stop"  # the key of the last message
 
 
 class Worker(Runner):
