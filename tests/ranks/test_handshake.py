@@ -170,8 +170,20 @@ def test_rank_0_that_ends_after_all_have_joined_is_a_loss(sides: Sides) -> None:
     link: dict[str, Any] = {"hosts": [], "devices": None, "coordinator": ""}
     channel.say({"rank": 1, "size": 2, "told": {}, "link": link})
     assert channel.hear(WAIT_S) == {"ready": True}
+    channel.say({"waits": True})
     channel.close()
     assert isinstance(one.exception(WAIT_S), Lost)
+
+
+def test_ranks_hear_that_rank_0_is_there_while_one_checks_its_model(sides: Sides) -> None:
+    zero = sides.lead()
+    guest = join(HOST, sides.door.port, SECRET, WAIT_S)
+    guest.say({"facts": FACTS, "host": "127.0.0.1:20000"})
+    while "rank" not in guest.hear(WAIT_S):
+        pass
+    assert guest.hear(WAIT_S) == {"waits": True}
+    guest.say({"refused": "its heads do not divide"})
+    assert refusal(zero) == "Rank 1 (127.0.0.1) refuses to start: its heads do not divide"
 
 
 def test_a_worker_of_another_protocol_is_told(sides: Sides) -> None:

@@ -112,7 +112,7 @@ def lead(
             guest.name = f"Rank {rank} ({guest.peer})"
             guest.say({"rank": rank, "size": size, "told": told, "link": link})
         for rank, guest in enumerate(guests, 1):
-            _check_refusal(guest.hear(_CHECK_S), f"rank {rank} ({guest.peer})")
+            _check_refusal(_checked(guest, guests), f"rank {rank} ({guest.peer})")
     except ConfigError as error:
         with suppress(TimeoutError):
             while True:
@@ -154,6 +154,17 @@ def _gather(door: Door, num: int, own: Facts, guests: list[Channel], tell: Tell)
             _check_refusal(hello, name)
             _compare(own, hello.get("facts", {}), name)
             hosts[guest] = hello["host"]
+
+
+def _checked(guest: Channel, guests: list[Channel]) -> Message:
+    """Wait for what a rank's checks found. All ranks are told meanwhile that rank 0 is there. Raises Lost."""
+    for _ in range(int(_CHECK_S / _LOOK_S)):
+        with suppress(Silent):
+            return guest.hear(_LOOK_S)
+        for each in guests:
+            with suppress(Lost):  # it is met when this guest is heard
+                each.say({"waits": True})
+    raise Lost(f"{guest.name} is lost: its checks have taken more than {_CHECK_S:.0f} s.")
 
 
 def _waits(guest: Channel) -> bool:
@@ -208,7 +219,9 @@ def follow(
         channel.say({"ready": True})
     except ConfigError as error:
         channel.say({"refused": error.message})
-    _check_refusal(channel.hear(_CHECK_S))
+    while "waits" in (answer := channel.hear(_ANSWER_S)):
+        pass
+    _check_refusal(answer)
     return _connected(rank, size, told, link, Watch(rank, {0: channel}, ended))
 
 
