@@ -109,10 +109,11 @@ def _refuse_doubt(
         return
     if given["models"] == []:
         raise ConfigError(f"{origin('models')} lists no model. Write a table for each, or leave `models` out.")
+    other = "list the models in a settings file" if "models" in flags else "write the setting in the table of its model"
     for name in sorted(OF_A_MODEL & given.keys()):
         raise ConfigError(
             f"{origin(name)} describes one model, and {origin('models')} lists models. Leave one of the two out, or "
-            "write the setting in the table of its model."
+            f"{other}."
         )
     if "models" in file and "models" in flags:
         raise ConfigError("The command line and `[[models]]` in the config file both list models. Leave one list out.")
