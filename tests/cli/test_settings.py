@@ -132,6 +132,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "watchdog_s": 9,
         "max_queue_s": 7,
         "max_request_s": 8,
+        "max_model_wait_s": 12,
         "max_model_len": 100,
         "max_stall_ms": 7.5,
         "max_prefill_chunk": 64,
