@@ -168,8 +168,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "draft_model": "org/head",
     }  # fmt: skip
     kept = load_settings(disk).engine_config()  # without a prefix cache, nothing could be kept
-    spread = load_settings({"tensor_parallel_size": 2}).engine_config()  # which does without what was given above
-    assert spread.tensor_parallel_size == 2
+    assert load_settings({"tensor_parallel_size": 2}).engine_config().tensor_parallel_size == 2
     default = EngineConfig(model="demo")
     unchanged = [
         f.name
