@@ -35,7 +35,7 @@ _LAST_S = 3.0
 
 
 def free_ports(num: int) -> list[int]:
-    """Free ports that the system gives to nobody by itself."""
+    """Return free ports that the system hands out to no connection by itself."""
     found: list[int] = []
     while len(found) < num:
         port = random.randrange(12000, 32000)
@@ -107,7 +107,8 @@ def _leave(error: Exception | None) -> None:
 
 
 def config_of(path: str, **settings: Any) -> EngineConfig:
-    return EngineConfig(model=path, **{"max_model_len": 4096, "memory_budget_bytes": 2 << 30, **settings})
+    usual = {"max_model_len": 4096, "memory_budget_bytes": 2 << 30, "tensor_parallel_size": 2}
+    return EngineConfig(model=path, **{**usual, **settings})
 
 
 def follow(ranks: Ranks, path: str, **settings: Any) -> None:

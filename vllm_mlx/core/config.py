@@ -269,6 +269,8 @@ class EngineConfig(ModelConfig):
     @property
     def no_unload(self) -> str | None:
         """Why the weights never leave memory; None if they may."""
+        if self.tensor_parallel_size > 1:
+            return "The model is in the memory of several ranks, which load it when they start."
         if self.wired == "none":
             return None
         return (
@@ -277,6 +279,7 @@ class EngineConfig(ModelConfig):
         )
 
     def __post_init__(self) -> None:
+        self._check_ranks()
         if self.idle_unload_s and self.no_unload is not None:
             raise ConfigError(f"{self.no_unload} Leave it out, or {setting('idle_unload_s')}.")
         if self.draft_model is not None and (self.repeatable or self.num_draft_tokens == 0):
@@ -284,7 +287,6 @@ class EngineConfig(ModelConfig):
             raise ConfigError(
                 f"{cause} turns drafts off, and {setting('draft_model')} needs them. Leave one of the two out."
             )
-        self._check_ranks()
         if self.repeatable:  # state of other requests, or of decoded tokens, is rounded in another way
             object.__setattr__(self, "prefix_cache", False)
         if self.cache_disk_bytes and not self.prefix_cache:

@@ -44,7 +44,6 @@ from .sizing import (
 
 logger = logging.getLogger(__name__)
 
-_ALL_RANKS = "The model is in the memory of several ranks, which load it when they start."
 _MEDIA_SHARE = 8  # encoded images that are kept take at most an eighth of what rows may take
 
 
@@ -85,8 +84,7 @@ def build_lane(
         run = partial(Runner, watch=watch, prefill_context=saving, has_drafts=scheduler.speculation is not None)
     else:
         run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving)
-    no_unload = config.no_unload if ranks is None else _ALL_RANKS
-    reload = _reload(config, checkpoint, measured, run, no_unload)
+    reload = _reload(config, checkpoint, measured, run)
     return Lane(scheduler, run(measured.model), reload, facts, name=name, pin=pin), watch
 
 
@@ -105,11 +103,7 @@ def device_watch(budget: Budget) -> DeviceWatch:
 
 
 def _reload(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    measured: MeasuredModel,
-    run: Callable[[Model], Runner],
-    no_unload: str | None,
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, run: Callable[[Model], Runner]
 ) -> Reload:
     proofs, media, fingerprint = Proofs.of(measured.model), measured.model.media, checkpoint.fingerprint()
     sizes = [array.nbytes for array in weight_arrays(measured.model.weights)]
@@ -130,7 +124,7 @@ def _reload(
         weights_bytes=sum(sizes),
         room_bytes=max(sizes),
         load_s=measured.load_s,
-        no_unload=no_unload,
+        no_unload=config.no_unload,
         idle_unload_s=config.idle_unload_s,
     )
 

@@ -36,7 +36,6 @@ from .monitoring.schema import EngineFacts
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
-_NO_DRAFTS = "several ranks run the model, and the tokens that rows feed travel one at a time"
 _MAX_IMAGES_BYTES = 512 << 20
 _MAX_RENDERED_BYTES = 64 << 20
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
@@ -82,7 +81,6 @@ def load_measured(
     calibration = calibrate(model)
     if facts is None:
         prove_rows(model)
-        model.no_drafts = model.no_drafts if ranks is None else _NO_DRAFTS
     else:
         facts.proofs.note_in(model)
         logger.info("What rows of this model can do is known from an earlier start")

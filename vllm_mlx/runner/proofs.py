@@ -72,7 +72,7 @@ def prove_rows(model: Model) -> None:
         model.no_shared_forward = sharing_fault(model)
     if (fault := resume_fault(model)) is not None:
         model.refuse_prefix_cache(fault)
-    model.no_drafts = drafts_fault(model)
+    model.no_drafts = model.no_drafts or drafts_fault(model)
 
 
 def sharing_fault(model: Model) -> str | None:

@@ -35,6 +35,7 @@ class Ranked(TextModel):
     def __init__(self, module: Any, lockstep: Lockstep):
         self._lockstep = lockstep
         super().__init__(module)
+        self.no_drafts = "several ranks run the model, and the tokens that rows feed travel one at a time"
 
     def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
         group = self._lockstep.group
