@@ -41,9 +41,12 @@ class AdmissionQueue:
         self,
         config: EngineConfig,
         running_replies: Callable[[], Collection[ReplyStats]],
-        in_the_way: Callable[[int], str | None] = lambda model: None,
+        in_the_way: Callable[[int], str | None] | None = None,
     ):
-        """`in_the_way` says what is in memory, if requests for the model at a position wait for that."""
+        """`in_the_way` says what is in memory, if requests for the model at a position wait for that.
+
+        It is None if there is one model only.
+        """
         self._in_the_way = in_the_way
         self._max_model_wait_s = config.max_model_wait_s
         self._max_queue = config.max_queue
@@ -92,9 +95,9 @@ class AdmissionQueue:
     def watch(self, generation: Generation) -> None:
         """Start the timers that end a generation when its time is over."""
         loop = asyncio.get_running_loop()
-        timers = self.timers[id(generation)] = [
-            loop.call_later(self._max_model_wait_s, self._waited_for_model, generation)
-        ]
+        timers = self.timers[id(generation)] = []
+        if self._in_the_way is not None:  # the first of the timers
+            timers.append(loop.call_later(self._max_model_wait_s, self._waited_for_model, generation, self._in_the_way))
         if self._max_queue_s is not None:
             timers.append(loop.call_later(self._max_queue_s, self._waited, generation, self._max_queue_s))
         if self._max_request_s is not None:
@@ -115,12 +118,13 @@ class AdmissionQueue:
                 )
             )
 
-    def _waited_for_model(self, generation: Generation) -> None:
+    def _waited_for_model(self, generation: Generation, in_the_way: Callable[[int], str | None]) -> None:
         replies = generation.replies
         if not replies or any(reply.phase != "queued" for reply in replies):
             return
-        if (others := self._in_the_way(generation.request.model)) is None:  # it is being loaded, or has room again
-            again = asyncio.get_running_loop().call_later(_LEAST_WAIT_S, self._waited_for_model, generation)
+        if (others := in_the_way(generation.request.model)) is None:  # it is being loaded, or has room again
+            loop = asyncio.get_running_loop()
+            again = loop.call_later(_LEAST_WAIT_S, self._waited_for_model, generation, in_the_way)
             self.timers[id(generation)][0] = again  # in place of the timer that has ended
             return
         self.num_refused += 1

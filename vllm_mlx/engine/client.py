@@ -65,7 +65,7 @@ class EngineClient:
         self._thread = thread
         self.pool = pool
         self._monitor = Monitor(config, self.fronts, thread, pool)
-        self.queue = AdmissionQueue(config, self._running_replies, self._in_the_way)
+        self.queue = AdmissionQueue(config, self._running_replies, self._in_the_way if len(fronts) > 1 else None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self.generations: dict[int, Generation] = {}  # by sequence id
