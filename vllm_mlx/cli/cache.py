@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
+from ..core.memory import readable
 from ..disk.database import clear_kept
 from ..disk.faults import Damaged, FolderUnusable, InUse, NoRoom
 from ..disk.folder import Folder, Listing, look
@@ -34,7 +35,6 @@ from .terminal import (
     duration,
     number_columns,
     option,
-    readable,
 )
 
 _MAX_ENTRIES = 200

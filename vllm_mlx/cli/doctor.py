@@ -19,10 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import ConfigError, VLLMMLXError
+from ..core.memory import readable
 from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder, nearest
 from .remote import Remote
 from .settings import Settings, local_url
-from .terminal import AsJson, ExitCode, console, option, readable
+from .terminal import AsJson, ExitCode, console, option
 
 if TYPE_CHECKING:
     from ..llm import LLM

@@ -19,10 +19,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..core.errors import ConfigError
+from ..core.memory import readable
 from ..formats import detect_formats
 from ..runner.model_types import text_config
 from .remote import KeyOption, NoServer, UrlOption, find_server
-from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option, readable
+from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

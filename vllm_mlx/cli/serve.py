@@ -20,12 +20,13 @@ from .. import __version__
 from ..cache.stats import DiskReport
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, EngineDead, ModelLoadError, VLLMMLXError
+from ..core.memory import readable
 from ..server.config import ServerConfig
 from .models import nearest
 from .options import unknown_variables
 from .output import LogFile, Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
-from .terminal import BrokeDown, console, readable
+from .terminal import BrokeDown, console
 from .values import LOOKUPS
 from .worker import check_leading, leading
 

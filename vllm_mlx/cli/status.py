@@ -10,8 +10,9 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..core.memory import readable
 from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import NARROW, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option, readable
+from .terminal import NARROW, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option
 
 
 def status(

@@ -58,10 +58,6 @@ def console() -> SafeConsole:
     return SafeConsole(highlight=False)
 
 
-def readable(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-
-
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 

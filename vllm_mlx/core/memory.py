@@ -234,6 +234,11 @@ class Overrun:
 NO_OVERRUN = Overrun()
 
 
+def readable(num_bytes: float) -> str:
+    """Write a number of bytes in GB, or in MB if it is smaller than one."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 

@@ -13,7 +13,7 @@ from mlx.nn.layers.distributed import QuantizedShardedToAllLinear, ShardedToAllL
 
 from ..cache.footprint import footprint
 from ..core.errors import ConfigError, first_line, setting
-from ..core.memory import RowFootprint
+from ..core.memory import RowFootprint, readable
 from ..runner.checkpoint import Checkpoint
 from ..runner.libraries import load_model, make_prompt_cache
 from ..runner.load_model import explaining
@@ -44,8 +44,7 @@ class Shard:
     def text(self) -> str:
         per_token = self.footprint.bytes_per_token
         context = f" and {per_token / 1e3:.1f} kB a token of context" if per_token else ""
-        size = self.weights_bytes
-        return (f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB") + f" of weights{context}"
+        return f"{readable(self.weights_bytes)} of weights{context}"
 
     def beside(self, whole: "Shard") -> str:
         return f"{self.text} on each of {self.num_ranks} Macs; one Mac would take {whole.text}"
