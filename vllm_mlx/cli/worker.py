@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ _VERDICT_S = 5.0  # until the watch knows which rank is lost
 
 
 def check_leading(settings: Settings, num_ranks: int) -> None:
-    """Raise ConfigError if `serve` is told of workers and not how to reach them, or the other way round."""
+    """Raise ConfigError if `serve` expects workers without a way to reach them, or has such a way without workers."""
     size = setting("tensor_parallel_size")
     if settings.join is not None:
         raise ConfigError(f"{setting('join')} is for `vllm-mlx worker`. Leave it out to serve.")
@@ -141,7 +141,7 @@ class Leading:
         secret = _secret(settings, setting("tensor_parallel_size"), "worker_port")
         door = Door(settings.worker_host, settings.worker_port or 0, secret)
         self.checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
-        cut = partial(shard_of, self.checkpoint, text_only=config.text_only, trust_remote_code=trusts)
+        cut = cache(partial(shard_of, self.checkpoint, text_only=config.text_only, trust_remote_code=trusts))
         tell = partial(screen.print, markup=False, soft_wrap=True)
         tell(f"On each other Mac: vllm-mlx worker {settings.model} --join {door.host}:{door.port} --secret-file FILE")
         self.joined: Joined = lead(
@@ -241,7 +241,7 @@ class _Working:
 
         settings, config = self._settings, self._settings.engine_config()
         trusts = config.trust_remote_code
-        find = partial(find_checkpoint, config.model, config.revision, trust_remote_code=trusts)
+        find = cache(partial(find_checkpoint, config.model, config.revision, trust_remote_code=trusts))
         self.joined = follow(
             _address(settings),
             _secret(settings, "A worker", "join"),

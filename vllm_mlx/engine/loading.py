@@ -18,8 +18,9 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
+from ..ranks.channel import Message
 from ..ranks.figures import figures
-from ..ranks.lockstep import Message, Ranks
+from ..ranks.lockstep import Ranks
 from ..ranks.sums import check_link
 from ..ranks.worker import Worker
 from ..runner.calibrate import warm_up

@@ -132,7 +132,7 @@ class Door:
 
     def _receive(self) -> None:
         while self._sock.fileno() != -1:
-            with suppress(OSError):  # nobody came for a while, or who came has left
+            with suppress(OSError):  # no visitor came for a while, or a visitor has left
                 visitor, _ = self._sock.accept()
                 if self._visitors.acquire(blocking=False):
                     threading.Thread(target=self._admit, args=(visitor,), name="visitor", daemon=True).start()

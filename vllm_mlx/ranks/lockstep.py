@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..core.faults import Fault, RanksParted, device_fault
+from .channel import Message
 from .figures import Link, RankRow
 
-Message = dict[str, Any]
 STOP = "stop"  # the key of a rank's last message: the reason, or True in good order
 _VERDICT_S = 5.0  # until it is known which rank has ended, and why
 
@@ -28,7 +28,7 @@ class Peer(Protocol):
 
 
 class Progress:
-    """Is told what this rank does. This one tells nobody."""
+    """Receives what this rank does. This base class passes nothing on to other ranks."""
 
     report: Callable[[], Message] = dict  # what heartbeats say besides
 

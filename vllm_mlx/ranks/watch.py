@@ -44,7 +44,7 @@ class Peer:
 
     @property
     def num_waiting(self) -> int:
-        """Messages that have arrived and that nobody has heard."""
+        """Messages that have arrived and that no thread has read."""
         return self._inbox.qsize()
 
     def say(self, message: Message) -> int:

@@ -11,8 +11,8 @@ from ..cache.node import Match, Piece
 from ..cache.shared import Event
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
 from ..core.step import Capture, PrefillChunk, Restore, StepPlan
+from .channel import Message
 
-Message = dict[str, Any]
 NUM_NAMES = 2  # of a capture: its segment, and its state under the next number
 
 

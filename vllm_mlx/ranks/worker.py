@@ -15,7 +15,8 @@ from ..runner.device import DeviceWatch
 from ..runner.model import Model
 from ..runner.row_fences import RowFences, Unfenced
 from ..runner.runner import Runner
-from .lockstep import STOP, Message, Ranks
+from .channel import Message
+from .lockstep import STOP, Ranks
 from .wire import Unpacker
 
 
