@@ -206,14 +206,14 @@ def unlike_ranks(ranks: Ranks, path: str, rank: int) -> Any:
 
 
 def failing_proof(ranks: Ranks, path: str) -> Any:
-    """End the load: a proof fails on rank 1 alone, before it computes anything."""
+    """End the load: a proof fails on rank 1 alone, while rank 0 waits for it in a collective."""
 
-    def fail(model: Any) -> float:
+    def fail(model: Any, *_: Any) -> Any:
         raise ValueError("this rank alone cannot prove it")
 
     ranked.PROOF_S = 3.0
     if ranks.rank:
-        proofs._likeness_in_groups = fail
+        Ranked.decode = fail
     return follow(ranks, path) if ranks.rank else RankedDriver(ranks, path).replies
 
 
