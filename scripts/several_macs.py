@@ -43,7 +43,7 @@ class Link:
 
 
 def computed(name: str, num_layers: int, width: int, read_bytes: float) -> Model:
-    """A model whose rate nobody has published: `read_bytes` are the weights that a token reads."""
+    """A model without a published rate: `read_bytes` are the weights that a token reads."""
     return Model(name, num_layers, width, 1000 / (read_bytes / BANDWIDTH * 1000 + LAYER_MS * num_layers))
 
 

@@ -1,4 +1,4 @@
-"""The watch of ranks: how the end, the silence and the standstill of a rank are noticed, and who is told."""
+"""The watch of ranks: how the end, the silence and the standstill of a rank are noticed and reported."""
 
 import socket
 import threading

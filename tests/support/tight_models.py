@@ -159,7 +159,7 @@ class Watch:
 
 
 def promised_bytes(engine: Engine) -> int:
-    """What the engine has promised of the budget. Cached state takes the rest, and gives way to it."""
+    """What the engine has promised of the budget. Cached state takes the rest, and is evicted for it."""
     total = max(lane.facts.memory.transient_bytes for lane in engine.lanes)
     for lane in engine.lanes:
         memory = lane.facts.memory

@@ -175,7 +175,7 @@ class DraftStatus(TypedDict):
 
 
 class Counts(TypedDict):
-    """Ended requests and tokens since the start, and tokens per second of late."""
+    """Ended requests and tokens since the start, and tokens per second in the last seconds."""
 
     total_requests_processed: int
     total_prompt_tokens: int
