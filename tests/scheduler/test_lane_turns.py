@@ -34,3 +34,12 @@ def test_who_comes_is_served_at_once_and_gets_nothing_for_the_time_before() -> N
         order.append(turns.next(both))
         turns.charge(order[-1], 0.1, both)
     assert order == [1, 0, 1, 0, 1, 0]
+
+
+def test_a_lane_that_ran_long_before_waits_for_no_lane_that_has_just_come() -> None:
+    turns, first, second, both = LaneTurns(2), {0: {"a"}}, {1: {"b"}}, {0: {"a"}, 1: {"b"}}
+    order = []
+    for busy in [*[first] * 1000, second, *[both] * 6]:
+        order.append(turns.next(busy))
+        turns.charge(order[-1], 0.1, busy)
+    assert sorted(order[-6:]) == [0, 0, 0, 1, 1, 1], "nobody waited while the first one ran"

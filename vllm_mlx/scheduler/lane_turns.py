@@ -19,9 +19,12 @@ class LaneTurns:
 
     def next(self, busy: Collection[int]) -> int:
         """Return the lane that was served least. One that has just become busy has missed nothing before."""
-        least_s = min((self._served_s[lane] for lane in busy if lane in self._busy), default=None)
-        for lane in set(busy) - self._busy:
-            if least_s is not None:
+        coming = set(busy) - self._busy
+        if coming == set(busy):  # no lane has waited for another
+            self._served_s = [0.0] * len(self._served_s)
+        elif coming:
+            least_s = min(self._served_s[lane] for lane in busy if lane not in coming)
+            for lane in coming:
                 self._served_s[lane] = max(self._served_s[lane], least_s)
         self._busy = set(busy)
         chosen = min(busy, key=lambda lane: (self._served_s[lane], self._last[lane]))
