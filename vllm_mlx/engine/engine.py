@@ -1,12 +1,11 @@
 """The engine: schedule → decode → prefill → update, one step at a time. It belongs to the engine thread."""
 
 import logging
-import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from ..cache.stats import DiskReport, Entry
@@ -52,7 +51,7 @@ class Engine:
         self._has_disk_work = False  # whether it has more to do at once
         self.watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
-        self._longest_chunk = 0  # tokens that the running step computes for one row
+        self._longest_chunk = 0  # tokens that the running work computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
         self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
@@ -203,22 +202,21 @@ class Engine:
         """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
         if self._end is not None:  # a question has met it
             raise self._end
-        self._memory.measure()
-        while (leaving := self._memory.lane_to_leave()) is not None:
-            leaving.leave()
-            self._memory.measure()
-        before = [lane.residence.state for lane in self.lanes]
+        self._memory.settle()
         for lane in self.lanes:
-            self._longest_chunk = 0
-            with self._recovering(lane, deliver):
-                refusal, fault = lane.move(self.disk)
-                if refusal is not None:
-                    waiting = tuple((seq.seq_id, refusal) for seq in lane.scheduler.waiting)
-                    self._take(lane, StepOutput(failed=waiting), deliver)
-                if fault is not None:
-                    raise fault
-        if before != [lane.residence.state for lane in self.lanes]:
-            self._memory.measure()
+            if not lane.is_settled:
+                before = lane.residence.state
+                self._do(partial(self._move, lane, deliver), lane, deliver)
+                if lane.residence.state != before:
+                    self._memory.measure()
+
+    def _move(self, lane: Lane, deliver: Deliver) -> None:
+        refusal, fault = lane.move(self.disk)
+        if refusal is not None:
+            waiting = tuple((seq.seq_id, refusal) for seq in lane.scheduler.waiting)
+            self._take(lane, StepOutput(failed=waiting), deliver)
+        if fault is not None:
+            raise fault
 
     def load(self, lane: Lane) -> None:
         """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
@@ -253,24 +251,27 @@ class Engine:
         or fail; the next step starts clean. Raises EngineDead.
         """
         self.num_steps += 1
-        self._longest_chunk = 0
-        started_s = self._clock()
-        with self._recovering(self._last, deliver):
-            while self._aborts:
-                seq_id = self._aborts.pop()
-                for owner in self.lanes:
-                    owner.abort(seq_id)
-        busy = {at: each.scheduler.turns.tenants for at, each in enumerate(self.lanes) if each.has_work}
+        now = self._clock()
+        if self._aborts:
+            self._do(self._abort, self._last, deliver)
+        busy = [at for at, each in enumerate(self.lanes) if each.has_work]
         if lane is None:
-            lane = self._lane_in_turn(busy, started_s) if busy else self.lane
-        with self._recovering(lane, deliver):
-            rooms = (other.scheduler.room for other in self._memory.others(lane))
-            lane.scheduler.room.first_beside = min((room.first_id for room in rooms), default=math.inf)
-            self._step(lane, deliver, is_alone=len(busy) < 2)
-        self._turns.charge(self.lanes.index(lane), self._clock() - started_s, busy)
+            lane = self._lane_in_turn(busy, now) if busy else self.lane
+        if busy and lane.residence.state == "ready":
+            lane.residence.use(now)
+        self._do(partial(self._step, lane, deliver, now, is_alone=len(busy) < 2), lane, deliver)
+        if len(busy) > 1:
+            tenants = {at: self.lanes[at].scheduler.turns.tenants for at in busy}
+            self._turns.charge(self.lanes.index(lane), self._clock() - now, tenants)
         self._last = lane
 
-    def _lane_in_turn(self, busy: Collection[int], now: float) -> Lane:
+    def _abort(self) -> None:
+        while self._aborts:
+            seq_id = self._aborts.pop()
+            for lane in self.lanes:
+                lane.abort(seq_id)
+
+    def _lane_in_turn(self, busy: Items[int], now: float) -> Lane:
         """Return the lane that was served least; or one whose replies can wait no longer, which decodes only."""
         lane = self.lanes[self._turns.next(busy)]
         others = [self.lanes[at] for at in busy if self.lanes[at] is not lane]
@@ -287,13 +288,13 @@ class Engine:
         lane.pace(slack_s)
         return lane
 
-    def _step(self, lane: Lane, deliver: Deliver, *, is_alone: bool) -> None:
+    def _step(self, lane: Lane, deliver: Deliver, now: float, *, is_alone: bool) -> None:
         """Run a step. If other lanes are busy, it waits for its own samples, so that no other lane's step does."""
         lane.is_stalled = False
         if (runner := lane.runner) is None:
             self._take(lane, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
             return
-        plan = lane.scheduler.schedule(self._clock())
+        plan = lane.scheduler.schedule(now)
         lane.raise_fault()
         has_news = self._take(lane, runner.decode(plan if is_alone else replace(plan, reads=True)), deliver)
         lane.decoded_s = self._clock()
@@ -303,11 +304,14 @@ class Engine:
             self._take(lane, runner.prefill(plan.prefill), deliver)
         self._look_after_disk(is_idle=False)
 
-    @contextmanager
-    def _recovering(self, lane: Lane, deliver: Deliver) -> Iterator[None]:
-        """Recover from the error that ends the block: a lane's own, or the device's. Raises EngineDead."""
+    def _do(self, work: Callable[[], None], lane: Lane, deliver: Deliver) -> None:
+        """Do a lane's work, and recover from the error that ends it: the lane's own, or the device's.
+
+        Raises EngineDead.
+        """
+        self._longest_chunk = 0
         with Fence("the engine, which continues with its next step") as fence:
-            yield
+            work()
         if fence.error is not None:
             self.recover(fence.error, deliver, self._longest_chunk, lane)
 

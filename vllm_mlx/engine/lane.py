@@ -208,8 +208,12 @@ class Lane:
     def pace(self, slack_s: float | None) -> None:
         """Bound the chunks of the next step by the slack of other busy lanes. With None, nothing else is busy."""
         prefill = self.scheduler.prefill
-        left_s = math.inf if slack_s is None else min(prefill.stall_s, slack_s - prefill.decode_s)
-        prefill.beside_s = max(0.0, left_s)
+        prefill.beside_s = math.inf if slack_s is None else max(0.0, min(prefill.stall_s, slack_s - prefill.decode_s))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the weights are in memory, and `move` has nothing to do."""
+        return self.residence.state == "ready" and (self.is_busy or not self.residence.is_idle(time.monotonic()))
 
     @property
     def is_moving(self) -> bool:
@@ -286,15 +290,13 @@ class Lane:
             self.residence.unloaded(time.monotonic())
 
     def move(self, disk: DiskTier | None) -> tuple[ModelUnavailable | None, Exception | None]:
-        """Bring the weights nearer to where they should be. Called after each step, and once a second without one.
+        """Bring the weights nearer to where they should be. Called between steps while the lane is not settled.
 
         Returns the error of the sequences that wait, if the model cannot be loaded, and a device fault of the load.
         """
         now, fault = time.monotonic(), None
         match self.residence.state:
-            case "ready" if self.is_busy:
-                self.residence.use(now)
-            case "ready" if self.residence.is_idle(now):
+            case "ready":
                 self.residence.leave(now)
             case "leaving" if not self.residence.stay(now) and not self.is_busy:
                 self._leave(disk, now)

@@ -1,5 +1,6 @@
 """How the lanes share one memory: what each may take, whose weights come next, and whose leave for them."""
 
+import math
 import time
 from collections.abc import Sequence as Items
 
@@ -14,23 +15,31 @@ class SharedMemory:
         self._short_since_s: dict[int, float] = {}  # since when the sequence that waits longest has had no room
         self.measure()
 
+    def settle(self) -> None:
+        """Find out what the lanes take, and let those leave whose memory another one waits for."""
+        if len(self._lanes) == 1:
+            return
+        self.measure()
+        while (leaving := self._lane_to_leave()) is not None:
+            leaving.leave()
+            self.measure()
+
     def measure(self) -> None:
         """Find out what the lanes leave of the memory for each other, and who has to wait for it.
 
         One model loads at a time. The next one is that of the sequence that has waited longest, also if a smaller model
         had room before: so no model is overtaken again and again.
         """
-        if len(self._lanes) == 1:
-            return
         held = [lane.held_bytes for lane in self._lanes]
         growing = [lane.scheduler.room.growth_bytes for lane in self._lanes]
         step_bytes = max(lane.facts.memory.transient_bytes for lane in self._lanes)
         for lane, own, growth in zip(self._lanes, held, growing, strict=True):
             beside_bytes = sum(held) - own + step_bytes - lane.facts.memory.transient_bytes
             lane.share(beside_bytes, sum(growing) - growth)
-            is_shared = any(other.may_leave or other.is_busy for other in self.others(lane))
-            lane.scheduler.room.is_shared = is_shared
-            lane.residence.is_short = is_shared and lane.lacking_bytes > 0
+            others, room = self.others(lane), lane.scheduler.room
+            room.is_shared = any(other.may_leave or other.is_busy for other in others)
+            room.first_beside = min((other.scheduler.room.first_id for other in others), default=math.inf)
+            lane.residence.is_short = room.is_shared and lane.lacking_bytes > 0
         wanting = [
             lane for lane in self._lanes if (lane.residence.is_short and not lane.has_rows) or lane.wants_weights
         ]
@@ -39,14 +48,12 @@ class SharedMemory:
         for lane in wanting:
             lane.residence.is_short |= lane.runner is None and (is_loading or lane is not first)
 
-    def lane_to_leave(self) -> Lane | None:
+    def _lane_to_leave(self) -> Lane | None:
         """Return the lane whose weights leave now for the one whose first sequence has waited longest and has no room.
 
         Models without work leave at once. One that is busy leaves once the sequence has waited for some loads: it
         serves what has come until then, and nothing that comes later.
         """
-        if len(self._lanes) == 1:
-            return None
         short = [lane for lane in self._lanes if lane.residence.is_short]
         idle = [lane for lane in self._lanes if lane.may_leave and not lane.is_busy]
         if not short:

@@ -135,16 +135,13 @@ class EngineThread:
         self.residences = [lane.residence for lane in engine.lanes]
         self._loaded.set_result([lane.facts for lane in engine.lanes])
         try:
-            while self._take_messages(engine):
-                if engine.has_work:
-                    self.step_started_s = time.monotonic()
-                    engine.step(self._deliver)
-                    self.step_started_s = None
-                    if not engine.has_work:
-                        engine.rest()
-                else:
-                    engine.yield_memory(self._deliver)
+            is_idle = False
+            while self._take_messages(engine, engine.idle_s if is_idle and not engine.is_busy else 0.0):
                 self.step_started_s = time.monotonic()
+                if is_idle := not engine.has_work:
+                    engine.yield_memory(self._deliver)
+                else:
+                    engine.step(self._deliver)
                 engine.move(self._deliver)
                 self.step_started_s = None
         except BaseException as error:
@@ -170,12 +167,11 @@ class EngineThread:
             if isinstance(message, _Question) and message.answer.set_running_or_notify_cancel():
                 message.answer.set_exception(error)
 
-    def _take_messages(self, engine: Engine) -> bool:
-        """Handle all messages. Without work, wait a moment for one first. Returns False after a stop message."""
-        block = not engine.is_busy
+    def _take_messages(self, engine: Engine, wait_s: float) -> bool:
+        """Wait up to `wait_s` for a message, and handle all. Returns False after a stop message."""
         while True:
             try:
-                message = self._inbox.get(block, engine.idle_s)
+                message = self._inbox.get(wait_s > 0, wait_s)
             except Empty:
                 return True
             match message:
@@ -185,7 +181,7 @@ class EngineThread:
                     settle(answer, partial(engine.ask, ask, self._deliver))
                 case act:
                     act(engine)
-            block = False
+            wait_s = 0.0
 
 
 def _nobody_listens(_: object) -> None:
