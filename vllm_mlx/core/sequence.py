@@ -225,6 +225,11 @@ class Sequence:
         """The position where prefill stops. The decode step feeds the last known token, and samples after it."""
         return self.num_tokens - 1
 
+    @property
+    def decode_end(self) -> int:
+        """The position where decode stops: the last token that the reply may have is not fed."""
+        return len(self.prompt.token_ids) + self.max_tokens - 1
+
     def take(self, token_id: int) -> FinishReason | None:
         """Add a token to the reply. Returns the reason why the reply ends with it, if it does."""
         self.num_faults = 0
@@ -232,7 +237,7 @@ class Sequence:
         if token_id in self.stop_token_ids:
             self.stop_token_id = token_id
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
+        return FinishReason.LENGTH if len(self.output_token_ids) >= self.max_tokens else None
 
     def tokens(self, start: int, end: int) -> list[int]:
         """The ids at positions `[start, end)` of prompt + output."""

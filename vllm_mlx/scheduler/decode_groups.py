@@ -13,7 +13,7 @@ memory, so that no row is preempted for it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 
 from ..core.memory import ALLOCATION_STEP, RowFootprint
@@ -42,7 +42,7 @@ class DecodeGroups:
     """The decode groups, kept from one step to the next."""
 
     def __init__(self, footprint: RowFootprint, can_batch: bool, shares_forward: bool):
-        self._shared: list[Group] = []  # all groups but those of isolated rows
+        self.shared: list[Group] = []  # all groups but those of isolated rows
         self.has_merged = False  # whether groups were put together in the last plan
         self._formed: dict[Group, int] = {}  # plans before each of them was formed
         self._footprint = footprint
@@ -63,28 +63,26 @@ class DecodeGroups:
         self.has_merged = False
         for row in drafting:
             self._drafted[row] = self._num_plans
-            if (row,) not in self._shared:
+            if (row,) not in self.shared:
                 self.leave(row)
-        grouped = {row for group in self._shared for row in group}
         shared = {row: length for row, length in lengths.items() if self._can_batch and row not in self._isolated}
         if self._shares_forward:
-            kept, new = _kept(self._shared, shared, self._pays)
-            self._shared = self._merge_two([*kept, *((row,) for row in new)], shared, free_bytes)
-            self._formed = {group: self._formed.get(group, self._num_plans) for group in self._shared}
-        elif shared.keys() != grouped or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
-            self._shared, self.has_merged = regroup(self._shared, shared), True
-        return [*self._shared, *((row,) for row in lengths if row not in shared)]
+            kept, new = _kept(self.shared, shared, self._pays)
+            self.shared = self._merge_two([*kept, *((row,) for row in new)], shared, free_bytes)
+            self._formed = {group: self._formed.get(group, self._num_plans) for group in self.shared}
+        elif self._is_due(shared.keys()):
+            self.shared, self.has_merged = regroup(self.shared, shared), True
+        return [*self.shared, *((row,) for row in lengths if row not in shared)]
+
+    def _is_due(self, rows: Collection[int]) -> bool:
+        """Whether rows have joined or left, or groups may merge by now."""
+        may_merge = len(self.shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0
+        return may_merge or rows != {row for group in self.shared for row in group}
 
     @property
     def merged(self) -> frozenset[int]:
         """The rows whose group has others."""
-        return frozenset(row for group in self._shared if len(group) > 1 for row in group)
-
-    def padded(self, lengths: Lengths) -> Lengths:
-        """The padded length of each row that is in a group: the length of the longest row of its group."""
-        present = ([row for row in group if row in lengths] for group in self._shared)
-        longest = ((rows, max(lengths[row] for row in rows)) for rows in present if rows)
-        return {row: length for rows, length in longest for row in rows}
+        return frozenset(row for group in self.shared if len(group) > 1 for row in group)
 
     def isolated(self, rows: Iterable[int]) -> frozenset[int]:
         """The rows whose group shares no forward pass with another group."""
@@ -94,6 +92,8 @@ class DecodeGroups:
 
     def _merge_two(self, groups: list[Group], lengths: Lengths, free_bytes: Callable[[], float]) -> list[Group]:
         """Merge the two groups of similar length whose copy is the smallest, once it pays."""
+        if len(groups) < 2:
+            return groups
         parked = self._num_plans - _PARKED
         resting = [group for group in groups if all(self._drafted.get(row, parked) <= parked for row in group)]
         ordered = sorted(resting, key=lambda group: max(lengths[row] for row in group))
@@ -145,8 +145,8 @@ class DecodeGroups:
 
     def leave(self, row: int) -> None:
         """Remove a row from its group. An isolated row stays isolated."""
-        left = (tuple(member for member in group if member != row) for group in self._shared)
-        self._shared = [group for group in left if group]
+        left = (tuple(member for member in group if member != row) for group in self.shared)
+        self.shared = [group for group in left if group]
 
     def forget(self, row: int) -> None:
         """Forget a row that has ended."""

@@ -164,9 +164,9 @@ class Room:
         cached = 0 if self._prefix_cache is None else self._prefix_cache.held_bytes
         return cached + (0 if self._images is None else self._images.used_bytes)
 
-    def bytes_of(self, row: Sequence) -> int:
-        """Bytes of one row with its complete prompt, without padding."""
-        return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens))
+    def bytes_of(self, row: Sequence, extra: int = 0) -> int:
+        """Bytes of one row with its complete prompt, without padding, once it has grown by `extra` tokens."""
+        return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens) + extra)
 
     @property
     def first_id(self) -> float:
@@ -194,9 +194,12 @@ class Room:
 
     def rows_bytes(self, *, extra: int = 0) -> int:
         """Bytes of all rows, padded and with complete prompts, once each has grown by `extra` tokens."""
-        lengths = {seq.seq_id: max(seq.num_tokens, seq.num_computed_tokens) for seq in self._seqs.rows()}
-        lengths |= self._groups.padded({seq.seq_id: seq.num_computed_tokens for seq in self._seqs.rows()})
-        return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
+        num_bytes, lengths = 0, {seq.seq_id: seq.num_computed_tokens for seq in self._seqs.rows()}
+        for group in self._groups.shared:
+            if padded := [lengths.pop(row) for row in group if row in lengths]:
+                num_bytes += len(padded) * self._footprint.bytes_at(max(padded) + extra)
+        alone = (self._seqs.by_id[row] for row in lengths)
+        return num_bytes + sum(self.bytes_of(row, extra) for row in alone)
 
     def shrink_cache(self, rows_bytes: int | None = None) -> None:
         """Keep features of images, and then cached state, within the memory that rows leave of the pool.

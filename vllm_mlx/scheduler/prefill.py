@@ -48,10 +48,10 @@ class PrefillPlanner:
     def plan(self, prefilling: Rows[Sequence], now: float, *, is_decoding: bool) -> tuple[PrefillChunk, ...]:
         """Plan the chunks of one step, and count their tokens as computed."""
         self.is_prefilling, self.is_decoding = bool(prefilling), is_decoding
-        if not self.beside_s:
+        longest_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, now)
+        if not prefilling or not self.beside_s:
             return ()
-        most_s = min(self.beside_s, self._turns.longest_prefill_s(self._pacer.max_stall_s, now))
-        budget = self._pacer.budget(decoding=is_decoding, most_s=most_s)
+        budget = self._pacer.budget(decoding=is_decoding, most_s=min(self.beside_s, longest_s))
         chunks = plan_prefill(self._turns.in_turn(prefilling), self._pacer, self._chunk, budget)
         if chunks:
             self._turns.prefill(chunks[0].seq)
@@ -89,8 +89,6 @@ def plan_prefill(
 
     `chunk` plans a row's chunk up to a position at most; the chunk may be empty.
     """
-    if not queue:
-        return ()
     riders, spent_s, at = [], 0.0, queue[0].num_computed_tokens
     head_s = pacer.chunk_s(pacer.shortest_chunk(budget.seconds, at), at)
     for seq in queue[1:]:

@@ -33,40 +33,36 @@ class RunningSet:
 
     def __init__(self) -> None:
         self.waiting: deque[Sequence] = deque()
-        self._running: dict[int, Sequence] = {}  # in order of admission, the youngest last
+        self.by_id: dict[int, Sequence] = {}  # those that run, in order of admission, the youngest last
         self._drained: set[int] = set()
 
     def __len__(self) -> int:
         """Number of running sequences."""
-        return len(self._running)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[Sequence]:
         """The running sequences, the youngest last."""
-        return iter(self._running.values())
+        return iter(self.by_id.values())
 
     def __contains__(self, seq_id: int) -> bool:
-        return seq_id in self._running
-
-    @property
-    def by_id(self) -> dict[int, Sequence]:
-        return self._running
+        return seq_id in self.by_id
 
     def rows(self) -> list[Sequence]:
         """The running sequences that hold state, the youngest last."""
-        return [seq for seq in self if seq.seq_id not in self._drained]
+        return [seq for seq in self.by_id.values() if seq.seq_id not in self._drained]
 
     def prefilling(self) -> list[Sequence]:
-        return [seq for seq in self if seq.status is SequenceStatus.PREFILLING]
+        return [seq for seq in self.by_id.values() if seq.status is SequenceStatus.PREFILLING]
 
     def decoding(self) -> list[Sequence]:
         return [seq for seq in self.rows() if seq.status is SequenceStatus.DECODING]
 
     def find(self, seq_id: int) -> Sequence | None:
-        return self._running.get(seq_id) or next((seq for seq in self.waiting if seq.seq_id == seq_id), None)
+        return self.by_id.get(seq_id) or next((seq for seq in self.waiting if seq.seq_id == seq_id), None)
 
     def admit(self, seq: Sequence) -> None:
         self.waiting.remove(seq)
-        self._running[seq.seq_id] = seq
+        self.by_id[seq.seq_id] = seq
 
     def drain(self, seq: Sequence) -> None:
         """Note that the sequence has no row from now on. It runs until its last sample is read."""
@@ -81,7 +77,7 @@ class RunningSet:
 
     def remove(self, seq: Sequence) -> bool:
         """Forget a sequence. Returns whether it had a row."""
-        if seq.seq_id in self._running:
+        if seq.seq_id in self.by_id:
             return self._stop(seq)
         self.waiting.remove(seq)
         return False
@@ -93,7 +89,7 @@ class RunningSet:
         return [seq for seq in self if seq.num_faults >= MAX_FAULTS]
 
     def _stop(self, seq: Sequence) -> bool:
-        del self._running[seq.seq_id]
+        del self.by_id[seq.seq_id]
         had_row = seq.seq_id not in self._drained
         self._drained.discard(seq.seq_id)
         return had_row

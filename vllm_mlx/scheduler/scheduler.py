@@ -79,8 +79,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        has_trims = self.prefix_cache is not None and self.prefix_cache.has_trims
-        return bool(self._seqs.waiting or len(self._seqs) or self._pending.release or has_trims)
+        is_busy = bool(self._seqs.by_id or self._seqs.waiting or self._pending.release)
+        return is_busy or (self.prefix_cache is not None and self.prefix_cache.has_trims)
 
     def add(self, seq: Sequence) -> None:
         if self.prefix_cache is not None:
@@ -150,7 +150,7 @@ class Scheduler:
             self.speculation.rest()
         return StepPlan(
             decode=decode,
-            isolated=self._groups.isolated(row.seq_id for group in decode for row in group),
+            isolated=self._groups.isolated([row.seq_id for group in decode for row in group]),
             drafts=drafts,
             reads=reads,
             prefill=prefill,
@@ -325,7 +325,7 @@ class Scheduler:
         """
         rows = {}
         for seq in self._seqs.decoding():
-            if seq.num_output_tokens + seq.num_in_flight < seq.max_tokens:
+            if seq.num_computed_tokens < seq.decode_end:
                 rows[seq.seq_id] = seq
             else:
                 self._seqs.drain(seq)
@@ -353,14 +353,12 @@ class Scheduler:
 
     def _take_tokens(self, outputs: Iterable[TokenOutput], drafted: Collection[int]) -> list[SequenceUpdate]:
         """`drafted` are the rows whose drafts were verified."""
-        taken: dict[int, list[TokenOutput]] = {}
-        touched: dict[int, Sequence] = {}
+        taken: dict[Sequence, list[TokenOutput]] = {}
         for output in outputs:
-            seq = touched.get(output.seq_id) or self._seqs.find(output.seq_id)
-            if seq is None or seq.status is SequenceStatus.FINISHED:
+            seq = self._seqs.find(output.seq_id)
+            if seq is None:
                 continue  # it ended while this sample was in flight
-            touched[seq.seq_id] = seq
-            taken.setdefault(seq.seq_id, []).append(output)
+            taken.setdefault(seq, []).append(output)
             end = seq.take(output.token_id)
             if seq.seq_id in drafted:
                 seq.num_computed_tokens = seq.num_tokens - 1  # the runner has kept the state of as many
@@ -368,7 +366,7 @@ class Scheduler:
                 self.speculation.take(seq, output.token_id)
             if end is not None:
                 self._finish(seq, end)
-        return [SequenceUpdate.of(seq, tuple(taken[seq_id])) for seq_id, seq in touched.items()]
+        return [SequenceUpdate.of(seq, tuple(tokens)) for seq, tokens in taken.items()]
 
     def _report_admitted(self) -> list[SequenceUpdate]:
         """Report rows once their state is restored and before a long chunk runs. Tokens of chunks do not count yet."""

@@ -56,8 +56,10 @@ class Turns:
         for seq in waiting:
             if seq.seq_id not in but:
                 first.setdefault(seq.tenant, seq)
+        if not first:
+            return None
         num_rows = Counter(row.tenant for row in rows)
-        return min(first.values(), key=lambda seq: (num_rows[seq.tenant], _turn(self._admitted, seq)), default=None)
+        return min(first.values(), key=lambda seq: (num_rows[seq.tenant], _turn(self._admitted, seq)))
 
     def admit(self, seq: Sequence) -> None:
         """Note that a sequence was admitted."""
