@@ -126,8 +126,9 @@ def read_models(texts: Sequence[str]) -> dict[str, Any]:
         name, is_named, model = text.partition("=")
         if not is_named or Path(text).expanduser().is_dir():
             name, model = "", text
-        elif not name:
-            raise WrongFlag(f"`{text}` has no name before `=`. Write NAME=MODEL, or MODEL alone.")
+        elif not (name and model):
+            lacking = "model after" if name else "name before"
+            raise WrongFlag(f"`{text}` has no {lacking} `=`. Write NAME=MODEL, or MODEL alone.")
         models.append({"model": model} | ({"name": name} if name else {}))
     if len(models) > 1:
         return {"models": models}

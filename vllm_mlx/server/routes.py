@@ -4,7 +4,7 @@ import time
 import uuid
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -162,17 +162,17 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
     async def show_model(model_id: str) -> Response:
         return as_json(card(model_id))
 
-    @router.post("/v1/models/{model_id:path}/{act}", responses=_OF_COMMAND)
-    async def move_weights(
-        model_id: str, act: Literal["load", "unload"], http: Request, wait: bool = False
-    ) -> Response:
+    @router.post("/v1/models/{model_id:path}/load", responses=_OF_COMMAND)
+    @router.post("/v1/models/{model_id:path}/unload", responses=_OF_COMMAND)
+    async def move_weights(model_id: str, http: Request, wait: bool = False) -> Response:
         """Bring the weights into memory, or let them leave until a request or a command loads them again.
 
         The answer comes at once, or with `wait` at the end. A model in use stays: 409.
         """
         require_admin(http.scope)
         _, position = models.resolve(model_id)
-        await (engine.load_model if act == "load" else engine.unload_model)(position, wait=wait)
+        is_load = http.url.path.endswith("/load")
+        await (engine.load_model if is_load else engine.unload_model)(position, wait=wait)
         return as_json(card(models.entries[position].name))
 
     return router
