@@ -76,6 +76,7 @@ def test_each_table_describes_its_own_model(file: Path) -> None:
             "model = 'b'\n[[models]]\nmodel = 'a'\n",
             "`model` in FILE describes one model, and `[[models]]` in FILE lists",
         ),
+        ("[[models]]\nmodel = 'a'\n[[models]]\nmodel = 'b'\ntop_p = 3\n", "b: --top-p: `top_p` must be at most 1"),
         ("top_k = 3\n[[models]]\nmodel = 'a'\n", "`top_k` in FILE describes one model, and `[[models]]` in FILE lists"),
     ],
 )
@@ -115,6 +116,10 @@ def test_a_name_that_is_given_twice_is_refused() -> None:
 def test_a_name_or_a_model_that_is_empty_is_refused() -> None:
     assert "`=demo` has no name before `=`. Write NAME=MODEL, or MODEL alone." in refused("=demo")
     assert "`a=` has no model after `=`. Write NAME=MODEL, or MODEL alone." in refused("a=")
+
+
+def test_what_a_checkpoint_refuses_names_its_model() -> None:
+    assert "b: No folder ./nowhere. Give a folder that exists" in refused("a=demo", "b=./nowhere")
 
 
 def test_a_model_of_the_list_answers_to_all_its_names(checkpoint: Callable[..., Path], tmp_path: Path) -> None:

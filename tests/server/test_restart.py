@@ -16,12 +16,10 @@ from vllm_mlx.api.openai.decode import decode_chat
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import Finished
-from vllm_mlx.disk.folder import Folder
-from vllm_mlx.disk.kept import Memories
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import serve_checkpoint, start_engine
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.prompt.processor import PreparedRequest
-from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from ..media.samples import encode
 
@@ -30,19 +28,14 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 KEYS = ("first", "second")
 
 
-def memories_in(root: Path, fingerprint: str) -> Memories:
-    folder = Folder(root, max_bytes=1 << 33, daily_bytes=1 << 33, floor_bytes=0)
-    memories = Memories.at(folder, fingerprint, cap_bytes=1 << 33)
-    folder.close()  # what is remembered opens it again
-    return memories
+def demo_in(folder: Path) -> EngineClient:
+    config = EngineConfig(model="demo", memory_budget_bytes=2 << 30, cache_dir=str(folder), cache_disk_bytes=1 << 33)
+    return start_engine(config, open_disk(config))
 
 
 @contextmanager
 def started(folder: Path, **settings: Any) -> Iterator[Running]:
-    config = EngineConfig(model="demo", memory_budget_bytes=2 << 30)
-    checkpoint = find_checkpoint("demo")
-    memories = memories_in(folder, checkpoint.fingerprint())
-    with serving(serve_checkpoint(config, checkpoint, memories=memories), **settings) as running:
+    with serving(demo_in(folder), **settings) as running:
         yield running
 
 
@@ -78,13 +71,6 @@ def conversation(running: Running) -> list[dict[str, Any]]:
     return messages
 
 
-@contextmanager
-def started_with_disk(folder: Path) -> Iterator[Running]:
-    config = EngineConfig(model="demo", memory_budget_bytes=2 << 30, cache_dir=str(folder), cache_disk_bytes=1 << 30)
-    with serving(start_engine(config, open_disk(config))) as running:
-        yield running
-
-
 def answered(running: Running, messages: list[dict[str, Any]]) -> tuple[int, int]:
     """Ask for a reply, which joins the conversation. Returns the tokens of the prompt, and how many were cached."""
     body = {"messages": messages, "tools": TOOLS, "max_tokens": 60}
@@ -102,11 +88,11 @@ def test_restarts_between_turns_cost_no_cached_token(tmp_path: Path) -> None:
     shown = {"type": "image_url", "image_url": {"url": PNG}}
     question = {"role": "user", "content": [{"type": "text", "text": "What is in this image?"}, shown]}
     lasting, restarted = ([{"role": "system", "content": rules}, question] for _ in range(2))
-    with started_with_disk(tmp_path / "lasting") as running:
+    with started(tmp_path / "lasting") as running:
         expected = [answered(running, lasting) for _ in range(2)]
     found = []
     for _ in range(2):
-        with started_with_disk(tmp_path / "restarted") as running:
+        with started(tmp_path / "restarted") as running:
             found.append(answered(running, restarted))
     assert (restarted, found) == (lasting, expected)
     assert all(num_cached > 0.95 * num_tokens for num_tokens, num_cached in found[1:])
@@ -136,9 +122,7 @@ def test_the_next_turn_of_a_conversation_with_an_image_is_the_same(tmp_path: Pat
 
 
 def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path) -> None:
-    checkpoint = find_checkpoint("demo")
-    memories = memories_in(tmp_path, checkpoint.fingerprint())
-    engine = serve_checkpoint(EngineConfig(model="demo", memory_budget_bytes=2 << 30), checkpoint, memories=memories)
+    engine = demo_in(tmp_path)
     body = {"messages": [{"role": "user", "content": "Say: hello"}], "temperature": 0, "max_tokens": 40}
     request = decode_chat(ChatCompletionBody.model_validate(body), reply_id="r", model="", created=0).requests[0]
 

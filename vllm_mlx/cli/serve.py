@@ -108,7 +108,7 @@ def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
     """Make the settings of engine and server. Raises ConfigError for one that is refused with every checkpoint."""
     from ..engine.loading import check_settings
 
-    engine, server = settings.engine_config(), settings.server_config()
+    server, engine = settings.server_config(), settings.engine_config()
     has_keys = not all(key.is_admin for key in server.api_keys)
     refuse_open_door(settings.host, has_keys=has_keys, insecure=settings.insecure)
     check_settings(engine)

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from ..core import errors
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import EngineConfig, MediaConfig, ModelConfig, SamplingDefaults, SettingsGroup
-from ..core.errors import ConfigError, InvalidParameter
+from ..core.errors import ConfigError, InvalidParameter, about
 from ..core.request import RequestLimits, SamplingParams
 from ..core.tenants import APIKey
 from ..server.config import MAX_BODY_BYTES, ConnectionLimits, ServerConfig
@@ -232,14 +232,14 @@ class Settings(_Values):
 
     def catalogue(self) -> Catalogue:
         """The models that are served. Raises ConfigError."""
-        tables = self.models or (None,)
-        return Catalogue(tuple(one.entry(table) for one, table in zip(self.each(), tables, strict=True)))
-
-    def entry(self, table: OwnModel | None) -> Entry:
-        """Return the only model as an entry. `table` may say more of it."""
-        name, *aliases = self.served_model_names
-        more: dict[str, Any] = {} if table is None else {"patterns": table.match, "pin": table.pin}
-        return Entry(config=self.engine_config(), name=name, aliases=tuple(aliases), **more)
+        entries = []
+        for one, table in zip(self.each(), self.models or (None,), strict=True):
+            name, *aliases = one.served_model_names
+            with about(name if len(self.models) > 1 else None):
+                config = one.engine_config()
+            more: dict[str, Any] = {} if table is None else {"patterns": table.match, "pin": table.pin}
+            entries.append(Entry(config=config, name=name, aliases=tuple(aliases), **more))
+        return Catalogue(tuple(entries))
 
     @property
     def keys(self) -> tuple[APIKey, ...]:

@@ -27,6 +27,8 @@ VLLMMLXError
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _LONGEST_SHOWN = 80  # characters of a name that a client chose
 
@@ -66,6 +68,17 @@ class ConfigError(VLLMMLXError):
 
 class ModelLoadError(ConfigError):
     pass
+
+
+@contextmanager
+def about(model: str | None) -> Iterator[None]:
+    """Say in a ConfigError of the block which of several models it is about. None stands for an only model."""
+    try:
+        yield
+    except ConfigError as error:
+        if model is None:
+            raise
+        raise type(error)(f"{model}: {error.message}") from error
 
 
 class RequestError(VLLMMLXError):

@@ -52,17 +52,17 @@ def build_lane(
     checkpoint: Checkpoint,
     measured: MeasuredModel,
     budget: Budget,
+    watch: DeviceWatch,
     tree: PrefixTree | None = None,
-    watch: DeviceWatch | None = None,
     *,
     name: str = "",
     pin: bool = False,
     ranks: Ranks | None = None,
-) -> tuple[Lane, DeviceWatch]:
-    """Build the lane of a model that is loaded and measured already, and the watch of the device.
+) -> Lane:
+    """Build the lane of a model that is loaded and measured already.
 
-    `tree` and `watch` are those of the lanes before, if there are any. With `ranks`, this is rank 0, and its runner
-    leads the others. Raises ConfigError.
+    `tree` is that of the lanes before, if there are any. With `ranks`, this is rank 0, and its runner leads the others.
+    Raises ConfigError.
     """
     attention = attention_cost(config, checkpoint, measured, budget)
     facts = engine_facts(config, checkpoint, measured, attention, budget)
@@ -76,7 +76,6 @@ def build_lane(
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory, tree)
     scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
-    watch = watch or device_watch(budget)
     watch.raise_cache_limit(cache_limit_bytes(budget.total_bytes, facts.memory.transient_bytes))
     saving = prefill_context(measured, budget)
     run: Callable[[Model], Runner]
@@ -85,7 +84,7 @@ def build_lane(
     else:
         run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving)
     reload = _reload(config, checkpoint, measured, run)
-    return Lane(scheduler, run(measured.model), reload, facts, name=name, pin=pin), watch
+    return Lane(scheduler, run(measured.model), reload, facts, name=name, pin=pin)
 
 
 def prefill_context(measured: MeasuredModel, budget: Budget) -> Callable[[], AbstractContextManager[None]]:

@@ -1,14 +1,13 @@
 """From a checkpoint to an engine that serves: a measured model, sizes that fit this machine, threads and client."""
 
 import logging
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
-from ..core.errors import ConfigError, setting
+from ..core.errors import ConfigError, about, setting
 from ..core.fair_queue import FairThreads
 from ..core.memory import Budget
 from ..disk.kept import NO_MEMORIES, Memories
@@ -89,53 +88,36 @@ def start_engine(
             undone.callback(disk.close)
         if len(entries) > 1 and config.no_unload is not None:
             raise ConfigError(f"{config.no_unload} Serve one model only, or leave it out.")
-        sources: list[Source] = []
+        prepared: list[tuple[Source, Tokenizer, CheckpointFormats]] = []
         for entry in entries:
-            own = config.with_model(entry.config)
-            check_settings(own)
-            checkpoint = find_checkpoint(own.model, own.revision, trust_remote_code=own.trust_remote_code)
-            if sources:
-                memories = sources[0].memories.of(checkpoint.fingerprint())
-            else:
-                memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
-                undone.callback(memories.close)
-            sources.append(Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin))
-        engine = _serve(sources, disk, ranks)
+            with about(entry.name if len(entries) > 1 else None):
+                own = config.with_model(entry.config)
+                check_settings(own)
+                checkpoint = find_checkpoint(own.model, own.revision, trust_remote_code=own.trust_remote_code)
+                if prepared:
+                    memories = prepared[0][0].memories.of(checkpoint.fingerprint())
+                else:
+                    memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
+                    undone.callback(memories.close)
+                source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
+                prepared.append(_prepare(source, has_ranks=ranks is not None))
+        thread = EngineThread(lambda: load_engines([source for source, *_ in prepared], disk, ranks))
+        thread.start()
+        pool, decoders = PromptPool(), image_decoders()
+        parts = zip(prepared, thread.facts, strict=True)
+        fronts = [_front(*own, facts, thread, pool, decoders) for own, facts in parts]
         undone.pop_all()
-    return engine
+    return EngineClient(prepared[0][0].config, fronts, thread, pool)
 
 
-def serve_checkpoint(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    disk: OpenDisk | None = None,
-    *,
-    memories: Memories = NO_MEMORIES,
-) -> EngineClient:
-    """Load everything, here and on the engine thread, and return when requests can come. Raises ConfigError.
-
-    `memories` are the checkpoint's; the client closes them.
-    """
-    return _serve([Source(name=config.model, config=config, checkpoint=checkpoint, memories=memories)], disk)
-
-
-def _serve(sources: Items[Source], disk: OpenDisk | None, ranks: Ranks | None = None) -> EngineClient:
-    tokenizers = [checked_tokenizer(source.config, source.checkpoint) for source in sources]
-    formats = [reply_formats(source.config, own) for source, own in zip(sources, tokenizers, strict=True)]
-    sources = [
-        replace(
-            source,
-            vision=load_vision(source.config, source.checkpoint, own),
-            known=None if ranks is not None else KnownFacts.of(source.memories, source.config, source.checkpoint),
-        )
-        for source, own in zip(sources, tokenizers, strict=True)
-    ]
-    thread = EngineThread(lambda: load_engines(sources, disk, ranks))
-    thread.start()
-    pool, decoders = PromptPool(), image_decoders()
-    parts = zip(sources, tokenizers, formats, thread.facts, strict=True)
-    fronts = [_front(*own, thread, pool, decoders) for own in parts]
-    return EngineClient(sources[0].config, fronts, thread, pool)
+def _prepare(source: Source, *, has_ranks: bool) -> tuple[Source, Tokenizer, CheckpointFormats]:
+    """Read the small files of the checkpoint. Raises ConfigError."""
+    config, checkpoint = source.config, source.checkpoint
+    tokenizer = checked_tokenizer(config, checkpoint)
+    formats = reply_formats(config, tokenizer)
+    vision = load_vision(config, checkpoint, tokenizer)
+    known = None if has_ranks else KnownFacts.of(source.memories, config, checkpoint)
+    return replace(source, vision=vision, known=known), tokenizer, formats
 
 
 def _front(
@@ -216,47 +198,35 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
             engine.attach(None, disk.report)
         return engine
     lanes: list[Lane] = []
-    watch: DeviceWatch | None = None
-    names: dict[str, str] = {}
+    budget = budget_of(sources[0].config)
+    watch = device_watch(budget)
     for source in sources:
-        config, probe = within_kernels(source.config, source.checkpoint), source.probe
-        pinned = [other for other in sources if other is not source and other.pin]
-        budget = budget_of(config, sum(other.checkpoint.file_bytes for other in pinned))
         _make_room(lanes, budget, source.checkpoint.file_bytes)
-        with _naming(source.name if len(sources) > 1 else None):
-            measured = load_measured(config, source.checkpoint, probe, budget, source.known)
-            warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-            tree = next((cache.tree for lane in lanes if (cache := lane.scheduler.prefix_cache) is not None), None)
-            lane, watch = build_lane(
-                config, source.checkpoint, measured, budget, tree, watch, name=source.name, pin=source.pin
-            )
-        lanes.append(lane)
-        del measured, lane  # so that the weights can leave
-        if (cache := lanes[-1].scheduler.prefix_cache) is not None:
-            names.setdefault(cache.fingerprint, config.model)
-    assert watch is not None, "there is a model"
+        pinned_bytes = sum(other.checkpoint.file_bytes for other in sources if other.pin and other is not source)
+        with about(source.name if len(sources) > 1 else None):
+            lanes.append(_load_lane(source, budget_of(source.config, pinned_bytes), watch, lanes))
     _make_room(lanes, budget)
     engine = Engine(lanes, watch)
     if disk is not None and (tree := engine.cache_tree) is not None:
+        caches = [(lane.scheduler.prefix_cache, lane.facts.info.model) for lane in lanes]
+        names = {cache.fingerprint: model for cache, model in caches if cache is not None}
         engine.attach(disk.start(tree, names), disk.report)
     return engine
 
 
-@contextmanager
-def _naming(model: str | None) -> Iterator[None]:
-    """Say in a ConfigError of the block which of several models it is about."""
-    try:
-        yield
-    except ConfigError as error:
-        if model is None:
-            raise
-        raise ConfigError(f"{model}: {error.message}") from error
+def _load_lane(source: Source, budget: Budget, watch: DeviceWatch, before: Items[Lane]) -> Lane:
+    config = within_kernels(source.config, source.checkpoint)
+    tree = next((cache.tree for lane in before if (cache := lane.scheduler.prefix_cache) is not None), None)
+    measured = load_measured(config, source.checkpoint, source.probe, budget, source.known)
+    warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
+    return build_lane(config, source.checkpoint, measured, budget, watch, tree, name=source.name, pin=source.pin)
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
     with ranks.loading():
         config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-        lane, watch = build_lane(config, checkpoint, measured, budget, ranks=ranks)
+        watch = device_watch(budget)
+        lane = build_lane(config, checkpoint, measured, budget, watch, ranks=ranks)
         ranks.exchange("ready", True)
     ranks.progress.ready()
     engine = Engine([lane], watch)
@@ -311,8 +281,9 @@ def build_engine(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget | None = None
 ) -> Engine:
     """Build an engine for a model that is loaded and measured already. Raises ConfigError."""
-    lane, watch = build_lane(config, checkpoint, measured, budget or budget_of(config))
-    return Engine([lane], watch)
+    budget = budget or budget_of(config)
+    watch = device_watch(budget)
+    return Engine([build_lane(config, checkpoint, measured, budget, watch)], watch)
 
 
 def check_settings(config: EngineConfig) -> None:
