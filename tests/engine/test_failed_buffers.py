@@ -215,7 +215,7 @@ def test_a_chunk_without_memory_runs_again_at_half_its_length(
         long = driver.add(prompt, LENGTH)
         driver.run()
     assert [driver.replies[seq_id].token_ids for seq_id in (beside, long)] == expected
-    report = driver.engine.report()
+    report = driver.engine.report().lanes[0]
     assert device.num_failed == 2 and report.num_shortened >= 2
     assert report.num_restarts == 2, "no other row restarts"
 
@@ -293,7 +293,7 @@ def test_a_fault_that_a_question_between_steps_meets_is_everyones_too(checkpoint
         driver.engine.ask(meets_a_fault, driver.deliver)
     assert driver.engine.num_rows == 0
     driver.run()
-    assert [driver.replies[seq_id].token_ids] == expected and driver.engine.report().num_restarts == 1
+    assert [driver.replies[seq_id].token_ids] == expected and driver.engine.report().lanes[0].num_restarts == 1
 
 
 def meets_a_fault(engine: Engine) -> None:
@@ -333,5 +333,5 @@ def test_features_of_a_failed_encoder_run_are_not_stored(checkpoint: Callable[..
     with failing_device(driver.engine.runner) as device:
         device.fail_next("encode", 1, INTERACTIVITY)
         assert driver.generate(prompts, max_tokens=LENGTH) == expected
-    assert device.num_failed == 1 and driver.engine.report().num_restarts
+    assert device.num_failed == 1 and driver.engine.report().lanes[0].num_restarts
     assert driver.generate(prompts, max_tokens=LENGTH) == expected

@@ -34,7 +34,7 @@ def test_chunks_and_cache_and_rows_give_way(checkpoint: Callable[..., Path], nam
     tight.run()
     assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == expected
     report = tight.engine.report()
-    assert report.num_shortened
+    assert report.lanes[0].num_shortened
     assert report.cache is not None and report.cache.evictions
     assert report.device.active_bytes <= report.device.limit_bytes
     assert report.device.peak_bytes > report.device.limit_bytes, "it was measured, not foreseen"

@@ -310,39 +310,3 @@ class EngineReport:
     disk: DiskReport | None = None  # None if a setting turns it or the prefix cache off
     reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
     ranks: tuple[RankRow, ...] = ()  # of a model that several Macs run
-
-    @property
-    def num_running(self) -> int:
-        return sum(lane.num_running for lane in self.lanes)
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(lane.num_waiting for lane in self.lanes)
-
-    @property
-    def num_preemptions(self) -> int:
-        return sum(lane.num_preemptions for lane in self.lanes)
-
-    @property
-    def num_restarts(self) -> int:
-        return sum(lane.num_restarts for lane in self.lanes)
-
-    @property
-    def num_shortened(self) -> int:
-        return sum(lane.num_shortened for lane in self.lanes)
-
-    @property
-    def num_skipped_captures(self) -> int:
-        return sum(lane.num_skipped_captures for lane in self.lanes)
-
-    @property
-    def live_bytes(self) -> int:
-        return sum(lane.live_bytes for lane in self.lanes)
-
-    @property
-    def media_bytes(self) -> int:
-        return sum(lane.media_bytes for lane in self.lanes)
-
-    @property
-    def taken_bytes(self) -> int:
-        return sum(lane.taken_bytes for lane in self.lanes)

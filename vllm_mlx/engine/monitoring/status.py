@@ -65,7 +65,7 @@ class Moment:
     def rows_bytes(self) -> int:
         """The memory that is planned for rows and caches beside the weights that are in memory now."""
         kept_bytes = sum(memory.media_bytes + memory.grammars_bytes for memory in self.memory)
-        rest_bytes = self.memory[0].total_bytes - self.report.taken_bytes - kept_bytes
+        rest_bytes = self.memory[0].total_bytes - sum(lane.taken_bytes for lane in self.report.lanes) - kept_bytes
         return rest_bytes - max(memory.transient_bytes for memory in self.memory)
 
 
@@ -81,10 +81,10 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "max_model_len": moment.facts["max_model_len"],
         "uptime_s": round(now - totals.started_s, 1),
         "steps_executed": report.num_steps,
-        "num_running": report.num_running,
-        "num_waiting": report.num_waiting,
-        "num_preemptions": report.num_preemptions,
-        "num_restarts": report.num_restarts,
+        "num_running": sum(lane.num_running for lane in report.lanes),
+        "num_waiting": sum(lane.num_waiting for lane in report.lanes),
+        "num_preemptions": sum(lane.num_preemptions for lane in report.lanes),
+        "num_restarts": sum(lane.num_restarts for lane in report.lanes),
         **_counts(totals, now),
         "rate_window_s": RATE_WINDOW_S,
         "latency": _latency(totals, now),
@@ -177,14 +177,15 @@ def memory_status(moment: Moment) -> MemoryStatus:
     `lacking_bytes` were planned for them too, but the device turned out not to have them.
     """
     report = moment.report
-    live_bytes, media_bytes = report.live_bytes, report.media_bytes
+    live_bytes = sum(lane.live_bytes for lane in report.lanes)
+    media_bytes = sum(lane.media_bytes for lane in report.lanes)
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
     free_bytes = max(0, moment.rows_bytes - live_bytes - cache_bytes - media_bytes)
     lacking_bytes = min(free_bytes, max(lane.lacking_bytes for lane in report.lanes))
     transient_bytes = max(memory.transient_bytes for memory in moment.memory)
     return {
         "total_bytes": moment.memory[0].total_bytes,
-        "weights_bytes": report.taken_bytes,
+        "weights_bytes": sum(lane.taken_bytes for lane in report.lanes),
         "transient_bytes": transient_bytes + sum(memory.grammars_bytes for memory in moment.memory),
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
@@ -197,11 +198,11 @@ def memory_status(moment: Moment) -> MemoryStatus:
 
 def _pressure(report: EngineReport, num_refused: int) -> PressureStatus:
     return {
-        "shorter_chunks": report.num_shortened,
+        "shorter_chunks": sum(lane.num_shortened for lane in report.lanes),
         "cache_evictions": 0 if report.cache is None else report.cache.evictions,
         "image_evictions": sum(lane.images["evictions"] for lane in report.lanes),
-        "waiting": report.num_waiting,
-        "preemptions": report.num_preemptions,
+        "waiting": sum(lane.num_waiting for lane in report.lanes),
+        "preemptions": sum(lane.num_preemptions for lane in report.lanes),
         "refused": num_refused,
     }
 
@@ -260,7 +261,7 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
         "num_states": stats.num_states,
         "num_buffers": stats.used_buffers,
         "index_mb": round(stats.index_bytes / _MB, 3),
-        "inserts_refused": stats.inserts_refused + report.num_skipped_captures,
+        "inserts_refused": stats.inserts_refused + sum(lane.num_skipped_captures for lane in report.lanes),
         "shortfalls": {kind.value: totals.shortfalls[kind] for kind in Shortfall},
         "disk": report.disk,
     }
