@@ -7,7 +7,7 @@ import difflib
 import json
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -218,16 +218,10 @@ def models(
     else:
         console().print(_table(found))
         print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
-    for line in () if as_json else map(_line, _without_aliases(served)):
-        print(line)
-
-
-def _without_aliases(served: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the first of the cards of each model."""
     told: set[str] = set()
-    for card in served:
-        if card["id"] not in told:
-            yield card
+    for card in () if as_json else served:
+        if card["id"] not in told:  # it is no alias of a card before
+            print(_line(card))
         told.update(card.get("aliases") or ())
 
 

@@ -92,9 +92,9 @@ class DiskTier:
         """Return whether nothing waits to be written, or nothing can be written now."""
         return not self.is_on or not (self.writer.is_writing or self.writer.is_due_soon)
 
-    def free_memory(self, fingerprint: str) -> int:
-        """Remove what is on disk too of a model from memory. Returns the bytes freed."""
-        memory, before = self.store.memory, self.store.memory.used_bytes
+    def free_memory(self, fingerprint: str) -> None:
+        """Remove what is on disk too of a model from memory."""
+        memory = self.store.memory
         own = [node for node in memory.nodes() if node.space[0] == fingerprint]
         for leaf, key in [(node, node.key) for node in own if node.key is not None]:
             node: Node | None = leaf
@@ -102,7 +102,6 @@ class DiskTier:
                 node = node.parent
             if self.tree.common_length(leaf.space, key) >= leaf.end:
                 memory.trim(leaf.space, key, 0 if node is None else node.end)
-        return before - memory.used_bytes
 
     def raise_fault(self) -> None:
         """Raise the device fault that a tick met, if any did."""

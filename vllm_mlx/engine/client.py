@@ -72,6 +72,8 @@ class EngineClient:
         self._seq_ids = itertools.count()
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
+        for residence in thread.residences:  # loads of other models do not count as time without a request
+            residence.use(time.monotonic())
 
     @property
     def is_healthy(self) -> bool:
