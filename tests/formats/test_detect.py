@@ -1,11 +1,16 @@
 """Formats are found from templates and vocabularies shaped like those of the families."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.rows import row
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.formats import detect_formats, make_parser, resolve_formats
+from vllm_mlx.formats import detect_formats
 from vllm_mlx.formats.families import FAMILIES as ROWS
+from vllm_mlx.formats.tokenizer import Tokenizer
+from vllm_mlx.prompt.reply_formats import check_parsers, reply_formats
 
 QWEN3 = (
     "{%- if tools %}<tools></tools>\nreturn <tool_call>\n"
@@ -159,20 +164,22 @@ VLLM_TOOLS = """
 
 @pytest.mark.parametrize("name", [*VLLM_REASONING.split(), *SGLANG_REASONING.split()])
 def test_reasoning_names_of_other_servers_are_taken(name: str) -> None:
-    make_parser(name, None)
-    resolve_formats(name, "none", chat_template=QWEN3, vocabulary=THINK_TOKENS)
+    check_parsers(EngineConfig(model="m", reasoning_parser=name))
 
 
 @pytest.mark.parametrize("name", VLLM_TOOLS.split())
 def test_tool_names_of_other_servers_are_taken(name: str) -> None:
-    make_parser(None, name)
-    resolve_formats("none", name, chat_template=QWEN3, vocabulary=THINK_TOKENS)
+    check_parsers(EngineConfig(model="m", tool_call_parser=name))
 
 
 @row("S0-8")
-def test_the_users_choice_wins() -> None:
+def test_the_users_choice_wins(qwen_folder: Path) -> None:
+    tokenizer = Tokenizer.load(qwen_folder, chat_template=QWEN3)
+
     def resolve(reasoning: str, tools: str) -> tuple[str | None, str | None]:
-        return resolve_formats(reasoning, tools, chat_template=QWEN3, vocabulary=THINK_TOKENS)
+        config = EngineConfig(model="m", reasoning_parser=reasoning, tool_call_parser=tools)
+        found = reply_formats(config, tokenizer)
+        return found.reasoning_name, found.calls_name
 
     assert resolve("auto", "auto") == ("qwen3", "hermes")
     assert resolve("none", "none") == (None, None)

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from tests.support.rows import row
-from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.formats import make_parser
 
@@ -144,11 +143,6 @@ def test_call_ids_are_unique() -> None:
 def run_with_own_ids():
     parser = make_parser("qwen3", "hermes")
     return parser.feed('<tool_call>{"name": "f"}')
-
-
-def test_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hermes"):
-        make_parser(None, "no_such_parser")
 
 
 def test_without_formats_all_is_text() -> None:

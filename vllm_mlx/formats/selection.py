@@ -6,7 +6,6 @@ import string
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..core.errors import ConfigError, setting
 from . import families
 from .bodies import Schemas
 from .bodies.tool_schema import ANY_ARGUMENTS
@@ -47,17 +46,6 @@ def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tup
     return reasoning, calls
 
 
-def resolve_formats(
-    reasoning: str, tools: str, *, chat_template: str | None, vocabulary: Container[str]
-) -> tuple[str | None, str | None]:
-    """Apply the user's choices: a name, "none", or "auto". Raises ConfigError for an unknown name."""
-    detected_reasoning, detected_tools = detect_formats(chat_template, vocabulary)
-    return (
-        _choose(setting("reasoning_parser"), reasoning, detected_reasoning, families.reasoning_by_name()),
-        _choose(setting("tool_call_parser"), tools, detected_tools, families.calls_by_name()),
-    )
-
-
 def make_parser(
     reasoning: families.ReasoningChoice | None,
     tools: families.CallChoice | None,
@@ -69,20 +57,14 @@ def make_parser(
     call_ids: Callable[[], str] | None = None,
     takes_undeclared: bool = False,
 ) -> OutputParser:
-    """Make the parser of one reply. Raises ConfigError for an unknown name.
+    """Make the parser of one reply. `reasoning`, `tools`: formats or their names, for the parts that the reply has.
 
-    `reasoning`, `tools`: formats, or names of formats as the flags take them, for the parts that the reply has.
     `schemas`: the schemas of the declared tools. Without them, calls to all names are calls; if they are empty, every
     call is text.
     `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
     `call_ids` makes ids for calls without one; by default, they have the form that the format's templates accept.
     `takes_undeclared`: a call in the format of `tools` is a call to any tool.
     """
-    reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
-    tools = "generic" if tools in CHECKPOINT_NAMES else tools
-    for choice, known in ((reasoning, families.reasoning_by_name()), (tools, families.calls_by_name())):
-        if isinstance(choice, str) and choice not in known:
-            raise ConfigError(f"Unknown parser {choice}. Known: {', '.join(sorted(known))}.")
     reasoning_format = None if reasoning is None else families.reasoning_format(reasoning)
     tool_format = None if tools is None else families.call_format(tools).reads
     if tool_format is not None and schemas is not None and not schemas:
@@ -121,13 +103,3 @@ def _by_tokens(vocabulary: Container[str], rows: Sequence[tuple[str, Sequence[st
     """Return the name of the last row that matches: without a template, the plainest format is the likeliest."""
     found = (name for name, tokens in reversed(rows) if tokens and all(token in vocabulary for token in tokens))
     return next(found, None)
-
-
-def _choose(name: str, choice: str, detected: str | None, known: Iterable[str]) -> str | None:
-    if choice == "auto" or choice in CHECKPOINT_NAMES:
-        return detected
-    if choice == "none":
-        return None
-    if choice not in known:
-        raise ConfigError(f"{name} {choice} is not known. Choose auto, none or one of: {', '.join(sorted(known))}.")
-    return choice

@@ -4,15 +4,15 @@ The code of a package runs only if the operator named its parser.
 """
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, setting
-from ..formats import Family, ReplyFormats, resolve_formats
-from ..formats.families import call_format, calls_by_name, reasoning_by_name
+from ..formats import Family, ReplyFormats, detect_formats
+from ..formats.families import calls_by_name, reasoning_by_name
 from ..formats.response_template import UnreadableTemplate, read_response_template
 from ..formats.selection import CHECKPOINT_NAMES
 from ..formats.tokenizer import Tokenizer
@@ -36,67 +36,67 @@ class CheckpointFormats:
     judge: CheckpointReasoning | None  # also where the parser shows no reasoning, if a budget may end it
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """The user's choice for one part of replies, and its meaning without the checkpoint's own rules."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part(Generic[F]):
+    """One part of replies: reasoning, or tool calls."""
 
     setting: str
-    name: str
-    installed: Family | None  # what an installed package has by that name
-    known: str | None  # otherwise the name of a format of this server
+    formats: Mapping[str, F]  # this server's, by name
+    of: Callable[[Family], F | None]
+    other: str  # what a parser reads that does not read this part
 
-    def resolve(self, rules: Family, part: Callable[[Family], F | None]) -> tuple[str | None, str | F | None]:
-        """Return the name and the format of this part. `rules`: the checkpoint's own.
+    def choose(self, name: str, detected: str | None, rules: Family) -> tuple[str | None, F | None]:
+        """Return the format that the user's choice `name` means, and its name. `rules`: the checkpoint's own.
 
-        Raises ConfigError for an installed parser that does not read this part.
+        Raises ConfigError for a name that neither this server nor an installed package knows, and for an installed
+        parser that does not read this part.
         """
-        if (own := part(rules)) is not None and _asks_rules(self.name, self.known):
-            return rules.name, own
-        if self.installed is None:
-            return self.known, self.known
-        if (format := part(self.installed)) is None:
-            only = "tool calls" if self.setting == "reasoning_parser" else "reasoning"
-            raise ConfigError(f"{setting(self.setting)} {self.name}: this parser reads {only} only.")
-        return self.name, format
+        if name == "none":
+            return None, None
+        if name == "auto" or name in CHECKPOINT_NAMES:
+            own = self.of(rules)
+            if own is not None and (name != "auto" or detected in (None, "generic")):  # nothing else shows the format
+                return rules.name, own
+            return detected, None if detected is None else self.formats[detected]
+        if name in self.formats:
+            return name, self.formats[name]
+        if (installed := _installed(self.setting, name)) is None:
+            known = ", ".join(sorted(self.formats))
+            raise ConfigError(f"{setting(self.setting)} {name} is not known. Choose auto, none or one of: {known}.")
+        if (format := self.of(installed)) is None:
+            raise ConfigError(f"{setting(self.setting)} {name}: this parser reads {self.other} only.")
+        return name, format
+
+
+_REASONING = _Part(
+    setting="reasoning_parser", formats=reasoning_by_name(), of=lambda family: family.reasoning, other="tool calls"
+)
+_CALLS = _Part(setting="tool_call_parser", formats=calls_by_name(), of=lambda family: family.calls, other="reasoning")
 
 
 def check_parsers(config: EngineConfig) -> None:
     """Check the names of parsers without a checkpoint. Raises ConfigError as `reply_formats` does."""
-    _choices(config, None, ())
+    _REASONING.choose(config.reasoning_parser, None, Family(_RULES))
+    _CALLS.choose(config.tool_call_parser, None, Family(_RULES))
 
 
 def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> CheckpointFormats:
     """Raises ConfigError for a name that neither this server nor an installed package knows."""
-    reasoning, calls = _choices(config, tokenizer.chat_template, tokenizer)
-    rules = _rules(tokenizer, is_asked_for=bool({reasoning.name, calls.name} & {*CHECKPOINT_NAMES}))
-    reasoning_name, format = reasoning.resolve(rules, lambda family: family.reasoning)
-    calls_name, call_choice = calls.resolve(rules, lambda family: family.calls)
+    chosen = config.reasoning_parser, config.tool_call_parser
+    detected_reasoning, detected_calls = detect_formats(tokenizer.chat_template, tokenizer)
+    rules = _rules(tokenizer, is_asked_for=not {*CHECKPOINT_NAMES}.isdisjoint(chosen))
+    reasoning_name, format = _REASONING.choose(chosen[0], detected_reasoning, rules)
+    calls_name, calls = _CALLS.choose(chosen[1], detected_calls, rules)
     strings = config.reasoning_config
     judge = None if format is None and strings is None else CheckpointReasoning(tokenizer, format, strings)
-    if judge is not None and format is None and reasoning.name != "none":
+    if judge is not None and format is None and chosen[0] != "none":
         reasoning_name = "reasoning_config"
     replies = ReplyFormats(
         None if judge is None or reasoning_name is None else judge.format,
-        None if call_choice is None else call_format(call_choice),
+        calls,
         takes_undeclared=config.undeclared_calls == "call",
     )
     return CheckpointFormats(replies, reasoning_name, calls_name, judge)
-
-
-def _choices(config: EngineConfig, chat_template: str | None, vocabulary: Container[str]) -> tuple[_Choice, _Choice]:
-    """Return the choices for reasoning and for tool calls. Raises ConfigError for an unknown name."""
-    reasoning = _installed("reasoning_parser", config.reasoning_parser, reasoning_by_name())
-    calls = _installed("tool_call_parser", config.tool_call_parser, calls_by_name())
-    known_reasoning, known_calls = resolve_formats(
-        config.reasoning_parser if reasoning is None else "none",
-        config.tool_call_parser if calls is None else "none",
-        chat_template=chat_template,
-        vocabulary=vocabulary,
-    )
-    return (
-        _Choice("reasoning_parser", config.reasoning_parser, reasoning, known_reasoning),
-        _Choice("tool_call_parser", config.tool_call_parser, calls, known_calls),
-    )
 
 
 def _rules(tokenizer: Tokenizer, *, is_asked_for: bool) -> Family:
@@ -119,18 +119,11 @@ def _rules(tokenizer: Tokenizer, *, is_asked_for: bool) -> Family:
     return Family(_RULES, rules.reasoning, rules.calls)
 
 
-def _asks_rules(choice: str, detected: str | None) -> bool:
-    """Whether the checkpoint's rules count: if they were asked for, or if nothing else shows the format."""
-    return choice in CHECKPOINT_NAMES or (choice == "auto" and detected in (None, "generic"))
-
-
-def _installed(name: str, choice: str, known: Container[str]) -> Family | None:
-    """Return the family of this name that an installed package has. None if the name means a format of this server.
+def _installed(name: str, choice: str) -> Family | None:
+    """Return the family of this name that an installed package has, or None.
 
     Only the metadata of packages is read to find it. Then the package that was named is imported, which runs its code.
     """
-    if choice in known or choice in ("auto", "none", *CHECKPOINT_NAMES):
-        return None
     found = {(entry.value, _package(entry)): entry for entry in entry_points(group=GROUP, name=choice)}
     if len(found) > 1:
         packages = ", ".join(sorted(package for _, package in found))
