@@ -1,6 +1,7 @@
 """Events → replies of chat and completions, streamed or complete. A streamed text costs one escape and one join."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 from typing import Any
 
@@ -26,20 +27,7 @@ from . import replies
 from .decode import ReplySpec
 
 DONE = b"data: [DONE]\n\n"
-TEXT = "\ue000text\ue000"  # the mark of the text that a template leaves open
-
-
-class _Template:
-    """An event of a stream as JSON that leaves one text open. To write it costs one escape and one join.
-
-    `event` holds `TEXT` as the value of one or several fields, which get the same text.
-    """
-
-    def __init__(self, event: str) -> None:
-        self._parts = event.split(f'"{TEXT}"')
-
-    def write(self, text: str) -> bytes:
-        return escape(text).join(self._parts).encode()
+TEXT = "\ue000text\ue000"  # the mark of a text in the template of an event: to write one costs an escape and a join
 
 
 class _Stream:
@@ -52,6 +40,7 @@ class _Stream:
             self._chunk["usage"] = None
         self._head, _, self._tail = _event(self._chunk).rpartition("[]")
         self._usages: dict[int, Usage] = {}
+        self._templates: dict[Hashable, list[str]] = {}  # by the place of a text: the event around it
 
     def close(self) -> bytes:
         if not self._spec.include_usage:
@@ -68,6 +57,12 @@ class _Stream:
 
     def _send(self, choice: Mapping[str, Any]) -> bytes:
         return self._around(choice).encode()
+
+    def _write(self, place: Hashable, choice: Callable[[str], Mapping[str, Any]], text: str) -> bytes:
+        """Send a choice with this text. `choice(TEXT)` is called once for each place, as its template."""
+        if (parts := self._templates.get(place)) is None:
+            parts = self._templates[place] = self._around(choice(TEXT)).split(f'"{TEXT}"')
+        return escape(text).join(parts).encode()
 
 
 def _event(data: Any) -> str:
@@ -93,9 +88,6 @@ class ChatStream(_Stream):
         self._names = names
         self._views = [ReasoningView(spec.reasoning) for _ in range(spec.num_choices)]
         self._sees_all = spec.reasoning == "separate"
-        self._texts: dict[int, _Template] = {}
-        self._reasonings: dict[int, _Template] = {}
-        self._arguments: dict[tuple[int, int], _Template] = {}
         self._custom: dict[tuple[int, int], list[str]] = {}  # arguments of open calls of custom tools
 
     def open(self) -> bytes:
@@ -116,10 +108,9 @@ class ChatStream(_Stream):
             case TextDelta():
                 return self._text(index, event)
             case ReasoningDelta():
-                if (template := self._reasonings.get(index)) is None:
-                    delta = _delta(index, reasoning_content=TEXT, reasoning=TEXT)
-                    template = self._reasonings[index] = _Template(self._around(delta))
-                return template.write(event.text)
+                return self._write(
+                    ("reasoning", index), lambda text: _delta(index, reasoning_content=text, reasoning=text), event.text
+                )
             case ToolCallStart(number, call_id, name):
                 function = {"name": name, "arguments": ""}
                 call = {"index": number, "id": call_id, "type": "function", "function": function}
@@ -133,7 +124,11 @@ class ChatStream(_Stream):
                 return self._custom_text(index, number)
             case ToolCallDelta():
                 return self._call_arguments(index, event.index, event.arguments)
-            case ToolCallEnd(number) if (index, number) not in self._arguments:  # the call has no arguments so far
+            case ToolCallEnd(number) if (
+                "call",
+                index,
+                number,
+            ) not in self._templates:  # the call has no arguments so far
                 return self._call_arguments(index, number, "{}")
             case Finished():
                 self._usages[index] = event.usage
@@ -150,17 +145,13 @@ class ChatStream(_Stream):
         if event.logprobs and self._spec.logprobs:
             logprobs = replies.ChatLogprobs.of(event.logprobs, self._names)
             return self._send(_delta(index, logprobs, content=event.text))
-        if not event.text:
-            return b""
-        if (template := self._texts.get(index)) is None:
-            template = self._texts[index] = _Template(self._around(_delta(index, content=TEXT)))
-        return template.write(event.text)
+        return self._write(index, lambda text: _delta(index, content=text), event.text) if event.text else b""
 
     def _call_arguments(self, index: int, number: int, text: str) -> bytes:
-        if (template := self._arguments.get((index, number))) is None:
-            delta = _delta(index, tool_calls=[{"index": number, "function": {"arguments": TEXT}}])
-            template = self._arguments[index, number] = _Template(self._around(delta))
-        return template.write(text)
+        def choice(arguments: str) -> dict[str, Any]:
+            return _delta(index, tool_calls=[{"index": number, "function": {"arguments": arguments}}])
+
+        return self._write(("call", index, number), choice, text)
 
 
 class CompletionStream(_Stream):
@@ -170,7 +161,6 @@ class CompletionStream(_Stream):
         super().__init__(spec, "text_completion")
         self._names = names
         self._num_chars = [0] * spec.num_choices  # written with log-probabilities, which give offsets
-        self._templates: dict[int, _Template] = {}
 
     def open(self) -> bytes:
         return b""
@@ -185,11 +175,7 @@ class CompletionStream(_Stream):
                 self._num_chars[index] += sum(map(len, logprobs.tokens))
                 return self._send(_text_choice(index, event.text, logprobs))
             case TextDelta() | ReasoningDelta():
-                if not event.text:
-                    return b""
-                if (template := self._templates.get(index)) is None:
-                    template = self._templates[index] = _Template(self._around(_text_choice(index, TEXT)))
-                return template.write(event.text)
+                return self._write(index, partial(_text_choice, index), event.text) if event.text else b""
             case Finished():
                 self._usages[index] = event.usage
                 return self._send({**_text_choice(index, ""), **_end(event)})
