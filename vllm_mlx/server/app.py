@@ -18,7 +18,7 @@ from .bodies import BodyLimit, body_turns
 from .config import ServerConfig
 from .connection import refuse_connection
 from .error_handlers import HANDLERS
-from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, SiteCheck, own_names
+from .guards import METRICS_PATH, GuardMiddleware, KeyCheck, RateLimit, names_with, refuse_host, refuse_site
 from .log import RECEIPT_HEADER
 from .recorder import RequestRecorder
 from .request_log import UNKNOWN_HEADER, OpenRequests, RequestLog
@@ -97,8 +97,8 @@ def _middleware(
     """
     layers = [Middleware(RequestLog, recent=recent, requests=requests, recorder=recorder)]
     layers += [Middleware(GuardMiddleware, guard=partial(refuse_connection, config.connections))]
-    layers += [Middleware(GuardMiddleware, guard=HostCheck((*own_names(), *config.host_names)))]
-    layers += [Middleware(GuardMiddleware, guard=SiteCheck(config.cors_origins))]
+    layers += [Middleware(GuardMiddleware, guard=partial(refuse_host, names_with(config.host_names)))]
+    layers += [Middleware(GuardMiddleware, guard=partial(refuse_site, config.cors_origins))]
     if config.cors_origins:
         layers.append(
             Middleware(

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from starlette.datastructures import Headers
@@ -50,60 +50,53 @@ class GuardMiddleware:
         await (refusal or self._app)(scope, receive, send)
 
 
-class HostCheck:
-    """Answers 403 to requests for other host names.
-
-    A web page may point its own name at this machine. Addresses and missing names are accepted: no page can own them.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = _ALWAYS | {_bare(name) for name in names}
-
-    def __call__(self, scope: Scope) -> Response | None:
-        asked = [_bare(value) for value in Headers(scope=scope).getlist("host") if value]
-        wrong = [shown(name) for name in asked if not self._is_ours(name)]
-        if not wrong:
-            return None
-        message = (
-            f"This server does not answer to the host name `{wrong[0]}`. To allow it, start the server with "
-            f"{setting('allowed_host')} {wrong[0]}."
-        )
-        return http_error(scope["path"], 403, message)
-
-    def _is_ours(self, name: str) -> bool:
-        return name in self._names or ANY in self._names or name.endswith(".localhost") or is_address(name)
-
-
-class SiteCheck:
-    """Answers 403 to requests from web pages of other origins, which could start or end work without reading the reply.
-
-    Browsers name the page's origin, or say that it is another one; other programs say nothing. A link may lead to `/`.
-    """
-
-    def __init__(self, origins: Iterable[str]) -> None:
-        self._origins = frozenset(origins)
-
-    def __call__(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
-        origins, site = headers.getlist("origin"), headers.get("sec-fetch-site", "none")
-        foreign = [origin for origin in origins if origin.partition("://")[2] not in headers.getlist("host")]
-        is_link = scope["path"] == "/" and not origins and headers.get("sec-fetch-mode") == "navigate"
-        is_own = not foreign and site in ("none", "same-origin")
-        if is_own or is_link or ANY in self._origins or (origins and self._origins.issuperset(origins)):
-            return None
-        origin = shown(foreign[0]) if foreign else "ORIGIN"
-        message = (
-            "A web page of another origin sent this request. To let it use the server, start the server with "
-            f"{setting('cors_origin')} {origin}."
-        )
-        return http_error(scope["path"], 403, message)
-
-
 def own_names() -> tuple[str, ...]:
     """Return the names of this machine in its network."""
     name = _bare(socket.gethostname())
     first = name.partition(".")[0]
     return tuple(dict.fromkeys((name, first, f"{first}.local"))) if first else ()
+
+
+def names_with(given: Iterable[str]) -> frozenset[str]:
+    """Return the host names to which the server answers: those of this machine, and the given ones."""
+    return _ALWAYS.union(map(_bare, (*own_names(), *given)))
+
+
+def refuse_host(names: frozenset[str], scope: Scope) -> Response | None:
+    """Answer 403 to requests for other host names than `names`.
+
+    A web page may point its own name at this machine. Addresses and missing names are accepted: no page can own them.
+    """
+    asked = [_bare(value) for value in Headers(scope=scope).getlist("host") if value]
+    foreign = [name for name in asked if name not in names and not (name.endswith(".localhost") or is_address(name))]
+    if not foreign or ANY in names:
+        return None
+    name = shown(foreign[0])
+    message = (
+        f"This server does not answer to the host name `{name}`. To allow it, start the server with "
+        f"{setting('allowed_host')} {name}."
+    )
+    return http_error(scope["path"], 403, message)
+
+
+def refuse_site(allowed: Collection[str], scope: Scope) -> Response | None:
+    """Answer 403 to requests from web pages of other origins, which could start or end work without reading the reply.
+
+    Browsers name the page's origin, or say that it is another one; other programs say nothing. A link may lead to `/`.
+    """
+    headers = Headers(scope=scope)
+    origins, site = headers.getlist("origin"), headers.get("sec-fetch-site", "none")
+    foreign = [origin for origin in origins if origin.partition("://")[2] not in headers.getlist("host")]
+    is_link = scope["path"] == "/" and not origins and headers.get("sec-fetch-mode") == "navigate"
+    is_own = not foreign and site in ("none", "same-origin")
+    if is_own or is_link or ANY in allowed or (origins and set(allowed).issuperset(origins)):
+        return None
+    origin = shown(foreign[0]) if foreign else "ORIGIN"
+    message = (
+        "A web page of another origin sent this request. To let it use the server, start the server with "
+        f"{setting('cors_origin')} {origin}."
+    )
+    return http_error(scope["path"], 403, message)
 
 
 def is_address(name: str) -> bool:

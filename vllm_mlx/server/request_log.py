@@ -34,7 +34,7 @@ class RequestLog:
         self._recent = recent
         self._requests = requests
         self._recorder = recorder
-        self._unknown = UnknownFieldLog()
+        self._warned: set[tuple[str, str, str]] = set()  # clients, paths, and fields that were left out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,7 +68,7 @@ class RequestLog:
         finally:
             record.key_name = scope["state"].get("key_name")
             self._note(record, tenant_of(scope))
-            self._unknown.warn(record)
+            self._warn(record)
             body, record.body = record.body, None
             line = record.line(time.monotonic())
             if self._recorder is not None and body is not None:
@@ -99,6 +99,20 @@ class RequestLog:
                 tenant=tenant,
             )
 
+    def _warn(self, record: RequestRecord) -> None:
+        """Warn once of each field or tool that was left out, for each client that sent it."""
+        client = record.client or "A client"
+        for unknown in record.unknown_fields.patterns:
+            about = (client, record.path, unknown)
+            if about in self._warned or len(self._warned) >= MAX_WARNINGS:
+                continue
+            self._warned.add(about)
+            logger.warning(
+                "%s sent the field %s to %s, which this server does not know or cannot run: it was left out.%s",
+                *(quoted(text) for text in (client, unknown, record.path)),
+                f" This is the last such warning of {MAX_WARNINGS}." if len(self._warned) == MAX_WARNINGS else "",
+            )
+
 
 async def _refuse(record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request to which the server has not replied before its end, so that the client may send it again."""
@@ -127,26 +141,6 @@ class OpenRequests:
         for task, record in self._records.items():
             if record.reply_id is None and not record.status:
                 task.cancel()
-
-
-class UnknownFieldLog:
-    """Warns once of each field or tool that was left out, for each client that sent it."""
-
-    def __init__(self) -> None:
-        self._warned: set[tuple[str, str, str]] = set()
-
-    def warn(self, record: RequestRecord) -> None:
-        client = record.client or "A client"
-        for unknown in record.unknown_fields.patterns:
-            about = (client, record.path, unknown)
-            if about in self._warned or len(self._warned) >= MAX_WARNINGS:
-                continue
-            self._warned.add(about)
-            logger.warning(
-                "%s sent the field %s to %s, which this server does not know or cannot run: it was left out.%s",
-                *(quoted(text) for text in (client, unknown, record.path)),
-                f" This is the last such warning of {MAX_WARNINGS}." if len(self._warned) == MAX_WARNINGS else "",
-            )
 
 
 def _as_header(field: str) -> str:

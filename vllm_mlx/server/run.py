@@ -79,7 +79,7 @@ def run(
     sock: socket.socket,
     *,
     drain_s: float,
-    started: Callable[[], None] | None = None,
+    started: Callable[[], object] = lambda: None,
 ) -> None:
     """Serve what `create_app` made until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` to finish.
 
@@ -104,8 +104,8 @@ class EngineServer(uvicorn.Server):
         engine: "EngineClient",
         *,
         drain_s: float,
-        started: Callable[[], None] | None = None,
-        tick: Callable[[], None] | None = None,
+        started: Callable[[], object],
+        tick: Callable[[], object] = lambda: None,
     ) -> None:
         """`tick` is called ten times a second."""
         config = uvicorn.Config(
@@ -154,8 +154,7 @@ class EngineServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Decide whether to stop. uvicorn calls this ten times a second."""
         should_exit = await super().on_tick(counter)
-        if self._tick is not None:
-            self._tick()
+        self._tick()
         if self._engine.is_dead and self._died_s is None:
             self._died_s = time.monotonic()
         else:
@@ -164,8 +163,7 @@ class EngineServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._on_start is not None:
-            self._on_start()
+        self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._stopped_by is not None:
