@@ -42,7 +42,7 @@ def everything(ranks: Ranks, path: str, apart: bool = False) -> Any:
     found = work_of(driver, path)
     driver.engine.clear_cache()
     gc.collect()
-    left = len(driver.engine.runner.names)
+    left = len(driver.engine.runner.log.names)
     return {"ranks": found, "one": work_of(Driver(Path(path), max_model_len=4096), path), "left": left}
 
 
@@ -126,7 +126,7 @@ def noted(ranks: Ranks) -> Notes:
 
     class NotingWorker(Worker):
         def _begin(self, plan: StepPlan) -> Any:
-            notes.add(len(notes) + 1, self.names)
+            notes.add(len(notes) + 1, set(self.kept))
             return super()._begin(plan)
 
         def follow(self, message: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def noted(ranks: Ranks) -> Notes:
     class NotingLeader(Leader):
         def _send(self, plan: StepPlan) -> None:
             super()._send(plan)
-            notes.add(self.num_plans, self.names)
+            notes.add(self.num_plans, self.log.names)
             if plan == StepPlan(decode=plan.decode):
                 notes.bytes_beyond_rows.append(self.plan_bytes - 20 * sum(map(len, plan.decode)))
 
@@ -160,7 +160,7 @@ def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
     driver.step()
     driver.engine.rest()
     assert len(notes) == before, "a plan for nothing"
-    found |= {"left": len(driver.engine.runner.names), "beyond": max(notes.bytes_beyond_rows)}
+    found |= {"left": len(driver.engine.runner.log.names), "beyond": max(notes.bytes_beyond_rows)}
     return {**found, "notes": all_notes(driver, notes)}
 
 

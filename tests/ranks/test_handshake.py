@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import mlx.core as mx
@@ -12,8 +13,10 @@ import pytest
 
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.tasks import settle
+from vllm_mlx.ranks import watch
 from vllm_mlx.ranks.channel import Channel, Door, Lost, join
-from vllm_mlx.ranks.handshake import Joined, facts_of, follow, lead
+from vllm_mlx.ranks.handshake import facts_of, follow, lead
+from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 SECRET = b"a secret of the tests"
@@ -39,16 +42,23 @@ class Told(list[str]):
             assert self._changed.wait_for(lambda: text in self, WAIT_S), self
 
 
-def later(work: Callable[[], Joined]) -> "Future[Joined]":
-    done: Future[Joined] = Future()
+def later(work: Callable[[], Ranks]) -> "Future[Ranks]":
+    done: Future[Ranks] = Future()
     threading.Thread(target=settle, args=(done, work), daemon=True).start()
     return done
 
 
-def refusal(of: "Future[Joined]") -> str:
+def refusal(of: "Future[Ranks]") -> str:
     error = of.exception(WAIT_S)
     assert isinstance(error, ConfigError), error
     return error.message
+
+
+def heard(channel: Channel, key: str) -> dict[str, Any]:
+    """The first message that has such a key."""
+    while key not in (message := channel.hear(WAIT_S)):
+        pass
+    return message
 
 
 def nothing(*_: object) -> None:
@@ -61,19 +71,27 @@ class Sides:
     def __init__(self) -> None:
         self.door = Door(HOST, 0, SECRET)
         self.told = Told()
+        self.ends: SimpleQueue[Exception | None] = SimpleQueue()  # what rank 0's watch reports
 
     def lead(
         self, size: int = 2, check: Callable[..., object] = nothing, devices: Any = None, **facts: str
-    ) -> "Future[Joined]":
+    ) -> "Future[Ranks]":
         own = {**FACTS, **facts}
         work = lambda: lead(  # noqa: E731
-            self.door, size, own, told={"n": 7}, devices=devices, check=check, tell=self.told.append, ended=nothing
+            self.door,
+            size,
+            own,
+            told={"n": 7},
+            devices=devices,
+            check=check,
+            tell=self.told.append,
+            ended=self.ends.put,
         )
         return later(work)
 
     def follow(
         self, told: Told | None = None, check: Callable[..., object] = nothing, own: Any = None, facts: Any = ()
-    ) -> "Future[Joined]":
+    ) -> "Future[Ranks]":
         tell = nothing if told is None else told.append
         own = own or (lambda: FACTS | dict(facts))
         return later(lambda: follow((HOST, self.door.port), SECRET, own, check=check, tell=tell, ended=nothing))
@@ -122,7 +140,7 @@ def test_a_worker_that_cannot_take_part_ends_all(sides: Sides) -> None:
 
 def test_a_worker_without_a_checkpoint_ends_all(sides: Sides) -> None:
     zero, one = sides.lead(), sides.follow(own=refuse)
-    assert refusal(zero) == refusal(one) == "Rank 1 (127.0.0.1) refuses to start: its 3 heads do not divide by 2."
+    assert refusal(zero) == f"Rank 1 (127.0.0.1) refuses to start: {refusal(one)}"
 
 
 def test_a_worker_without_a_checkpoint_waits_for_no_server(sides: Sides) -> None:
@@ -169,21 +187,20 @@ def test_rank_0_that_ends_after_all_have_joined_is_a_loss(sides: Sides) -> None:
     channel.hear(WAIT_S)
     link: dict[str, Any] = {"hosts": [], "devices": None, "coordinator": ""}
     channel.say({"rank": 1, "size": 2, "told": {}, "link": link})
-    assert channel.hear(WAIT_S) == {"ready": True}
-    channel.say({"waits": True})
+    heard(channel, "ready")
     channel.close()
     assert isinstance(one.exception(WAIT_S), Lost)
 
 
-def test_ranks_hear_that_rank_0_is_there_while_one_checks_its_model(sides: Sides) -> None:
-    zero = sides.lead()
+def test_a_worker_that_freezes_while_it_checks_its_model_is_lost(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LOADING_SILENCE_S", 1.0)
+    sides.lead()
     guest = join(HOST, sides.door.port, SECRET, WAIT_S)
     guest.say({"facts": FACTS, "host": "127.0.0.1:20000"})
-    while "rank" not in guest.hear(WAIT_S):
-        pass
-    assert guest.hear(WAIT_S) == {"waits": True}
-    guest.say({"refused": "its heads do not divide"})
-    assert refusal(zero) == "Rank 1 (127.0.0.1) refuses to start: its heads do not divide"
+    heard(guest, "rank")
+    heard(guest, "beat")
+    assert "Rank 1 (127.0.0.1) is lost: it has said nothing for 1." in str(sides.ends.get(timeout=WAIT_S))
+    assert "Rank 1 (127.0.0.1) is lost" in heard(guest, "stop")["stop"]
 
 
 def test_a_worker_of_another_protocol_is_told(sides: Sides) -> None:
@@ -202,7 +219,6 @@ def test_a_machine_without_rdma_refuses_it(sides: Sides) -> None:
     channel = sides.door.accept(WAIT_S)
     channel.hear(WAIT_S)
     channel.say({"rank": 1, "size": 2, "told": {}, "link": {"hosts": [], "devices": devices, "coordinator": ""}})
-    refused = channel.hear(WAIT_S)["refused"]
-    assert refused.startswith("This machine has no RDMA")
-    channel.say({"refused": refused})
-    assert refusal(one) == refused
+    refused = heard(channel, "stop")
+    assert refused == {"stop": refusal(one), "refuses": True}
+    assert refused["stop"].startswith("Rank 1 (127.0.0.1) refuses to start: This machine has no RDMA")

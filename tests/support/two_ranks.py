@@ -19,11 +19,13 @@ import mlx.core as mx
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.faults import Fault, device_fault
 from vllm_mlx.engine.loading import Source, load_engines, work
 from vllm_mlx.ranks.channel import Door, join
 from vllm_mlx.ranks.lockstep import Ranks
+from vllm_mlx.ranks.shards import shard_of
 from vllm_mlx.ranks.watch import Watch
-from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
 
 from .engine_driver import Driver
 
@@ -82,11 +84,14 @@ def main(spec: str) -> None:
     os.environ |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": f"{folder}/hosts.json"}
     peer = join(HOST, control, SECRET, _JOIN_S) if rank else Door(HOST, control, SECRET).accept(_JOIN_S)
     watch = Watch(rank, {1 - rank: peer}, _ended)
-    ranks = Ranks(mx.distributed.init(strict=True, backend="ring"), watch.peers, watch)
+    ranks = Ranks(watch, 2, {})
+    ranks.group = mx.distributed.init(strict=True, backend="ring")
     try:
         result = getattr(importlib.import_module(module), name)(ranks, **arguments)
     except Exception as error:
         traceback.print_exc()
+        if device_fault(error) is Fault.PARTED:
+            time.sleep(2 * _LAST_S)  # the watch ends the process if it knows why
         watch.leave(error)
         _leave(error)
     if rank == 0:
@@ -113,7 +118,14 @@ def config_of(path: str, **settings: Any) -> EngineConfig:
 
 def follow(ranks: Ranks, path: str, **settings: Any) -> None:
     """A worker, until rank 0 stops."""
-    work(config_of(path, **settings), find_checkpoint(path), ranks)
+    work(config_of(path, **settings), _cut(ranks, path), ranks)
+
+
+def _cut(ranks: Ranks, path: str) -> Checkpoint:
+    """Find the checkpoint, and note what this rank takes of it."""
+    checkpoint = find_checkpoint(path)
+    ranks.shard = shard_of(checkpoint, ranks.size)
+    return checkpoint
 
 
 class RankedDriver(Driver):
@@ -122,7 +134,7 @@ class RankedDriver(Driver):
     def __init__(self, ranks: Ranks, path: str, **settings: Any):
         config = config_of(path, **settings)
         self.ranks = ranks
-        self.engine = load_engines([Source(name="m", config=config, checkpoint=find_checkpoint(path))], ranks=ranks)
+        self.engine = load_engines([Source(name="m", config=config, checkpoint=_cut(ranks, path))], ranks=ranks)
         self.replies, self.seqs = {}, {}
 
 

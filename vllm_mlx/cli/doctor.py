@@ -334,8 +334,8 @@ def check_workers(settings: Settings) -> Iterator[Check]:
                 raise ConfigError(f"Say how many Macs with --tensor-parallel-size, from 2 to {MOST_RANKS}.")
             yield Check(name, "good", "all have joined, with the same versions and files of the checkpoint")
             name = "Link"
-            link = check_link(lead.joined.ranks, lead.checkpoint, config.max_prefill_chunk)
-            for own, text in lead.facts(link):
+            link = check_link(lead.ranks, lead.checkpoint, config.max_prefill_chunk)
+            for own, text in lead.facts():
                 yield Check(own, "good", text)
             speed = f"{readable(link.bytes_per_s)} leave each Mac in a second"
             yield Check(

@@ -73,7 +73,7 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
 
     started_s = time.monotonic()
     disk = open_disk(engine_config)
-    engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.joined.ranks)
+    engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.ranks)
     if lead is not None:
         lead.engine = engine
     banner = Banner(
@@ -92,7 +92,7 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
         install=install_command(sys.argv[0]),
-        macs=[] if lead is None else lead.facts(lead.joined.ranks.link),
+        macs=[] if lead is None else lead.facts(),
     )
     app = create_app(engine, config, engine.memories.responses, recorder)
     run(

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,8 +26,7 @@ from .terminal import BrokeDown, ExitCode, console, printable
 
 if TYPE_CHECKING:  # no model code before the settings are accepted
     from ..engine.client import EngineClient
-    from ..ranks.figures import Link
-    from ..ranks.handshake import Joined
+    from ..ranks.lockstep import Ranks
 
 logger = logging.getLogger(__name__)
 SETTINGS = frozenset({
@@ -110,6 +109,7 @@ def leading(
     if config.tensor_parallel_size == 1:
         yield None
         return
+    _on_signals(lambda number: sys.exit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.DONE))
     try:
         found = Leading(settings, config, screen, only_checks=only_checks)
         try:
@@ -117,9 +117,9 @@ def leading(
         except BaseException as error:
             if device_fault(error) is Fault.PARTED:
                 time.sleep(_VERDICT_S)  # the watch ends the process as soon as it knows which rank is lost
-            found.joined.watch.leave(error if isinstance(error, Exception) else EngineDead("it was stopped."))
+            found.ranks.watch.leave(error)
             raise
-        found.joined.watch.leave()
+        found.ranks.watch.leave()
     except RuntimeError as error:
         if device_fault(error) is Fault.PARTED:
             raise BrokeDown(str(error)) from error
@@ -141,25 +141,25 @@ class Leading:
         secret = _secret(settings, setting("tensor_parallel_size"), "worker_port")
         door = Door(settings.worker_host, settings.worker_port or 0, secret)
         self.checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
-        cut = cache(partial(shard_of, self.checkpoint, text_only=config.text_only, trust_remote_code=trusts))
+        cut = partial(shard_of, self.checkpoint, text_only=config.text_only, trust_remote_code=trusts)
         tell = partial(screen.print, markup=False, soft_wrap=True)
         tell(f"On each other Mac: vllm-mlx worker {settings.model} --join {door.host}:{door.port} --secret-file FILE")
-        self.joined: Joined = lead(
+        self.ranks: Ranks = lead(
             door,
             size,
             facts_of(self.checkpoint),
             told={name: getattr(config, name) for name in _TOLD} | {_ONLY_CHECKS: only_checks},
             devices=_devices(settings, size),
-            check=lambda *_: cut(size),
+            check=lambda size, _: cut(size),
             tell=tell,
             ended=self._ended,
         )
-        self._shard, self._whole = cut(size), cut(1)
+        self._whole = cut(1)
 
-    def facts(self, link: "Link | None") -> list[tuple[str, str]]:
-        """Return the lines of the start-up block: what each Mac takes, and what the link costs."""
-        macs = [("Macs", f"experimental: {self._shard.beside(self._whole)}")]
-        return macs if link is None else [*macs, ("Link", link.text(self._shard.num_sums))]
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the lines of the start-up block, once the link is measured: what each Mac takes, and what it costs."""
+        shard, link = self.ranks.shard, self.ranks.link
+        return [("Macs", f"experimental: {shard.beside(self._whole)}"), ("Link", link.text(shard.num_sums))]
 
     def _ended(self, error: Exception | None) -> None:
         """End the process from the watch's thread: the engine thread may never come back from a collective."""
@@ -187,9 +187,7 @@ def run_worker(settings: Settings, log: LogFile | None = None) -> None:
     configure_logging(settings.log_level, log)
     check_working(settings)
     found = _Working(settings)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: found.stop(number))
+    _on_signals(found.stop)
     error = found.wait()
     if isinstance(error, ConfigError):
         raise error
@@ -200,10 +198,16 @@ def run_worker(settings: Settings, log: LogFile | None = None) -> None:
     logger.info("The server has stopped.")
 
 
+def _on_signals(stop: Callable[[int], object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: stop(number))
+
+
 class _Working:
     """A worker, on a thread of its own: the main thread stays free for signals while native code runs."""
 
-    joined: "Joined | None" = None
+    ranks: "Ranks | None" = None
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -220,17 +224,17 @@ class _Working:
         if device_fault(error) is not None and not isinstance(error, Lost):
             with suppress(Empty):
                 error = self._ends.get(timeout=_VERDICT_S)
-        if self.joined is not None and isinstance(error, Exception):
-            self.joined.watch.leave(error)
+        if self.ranks is not None and isinstance(error, Exception):
+            self.ranks.watch.leave(error)
         return error
 
     def stop(self, number: int) -> None:
         """End the process after a signal."""
         from .main import end
 
-        if self.joined is not None:
-            self.joined.watch.leave(EngineDead(f"it was stopped by {signal.Signals(number).name}."))
-        end(0 if self.joined is not None or number != signal.SIGINT else ExitCode.INTERRUPTED)
+        if self.ranks is not None:
+            self.ranks.watch.leave(EngineDead(f"it was stopped by {signal.Signals(number).name}."))
+        end(0 if self.ranks is not None or number != signal.SIGINT else ExitCode.INTERRUPTED)
 
     def _work(self) -> None:
         from ..engine.loading import work
@@ -242,7 +246,7 @@ class _Working:
         settings, config = self._settings, self._settings.engine_config()
         trusts = config.trust_remote_code
         find = cache(partial(find_checkpoint, config.model, config.revision, trust_remote_code=trusts))
-        self.joined = follow(
+        self.ranks = follow(
             _address(settings),
             _secret(settings, "A worker", "join"),
             lambda: facts_of(find()),
@@ -250,8 +254,8 @@ class _Working:
             tell=partial(console().print, markup=False, soft_wrap=True),
             ended=self._ends.put,
         )
-        told, ranks = dict(self.joined.told), self.joined.ranks
+        told = dict(self.ranks.told)
         if told.pop(_ONLY_CHECKS):
-            check_link(ranks, find(), told["max_prefill_chunk"])
+            check_link(self.ranks, find(), told["max_prefill_chunk"])
         else:
-            work(replace(config, **told), find(), ranks)
+            work(replace(config, **told), find(), self.ranks)

@@ -17,7 +17,6 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
-from ..ranks.channel import Message
 from ..ranks.figures import figures
 from ..ranks.lockstep import Ranks
 from ..ranks.sums import check_link
@@ -223,32 +222,28 @@ def _load_lane(source: Source, budget: Budget, watch: DeviceWatch, before: Items
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
-    with ranks.loading():
-        config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-        watch = device_watch(budget)
-        lane = build_lane(config, checkpoint, measured, budget, watch, ranks=ranks)
-        ranks.exchange("ready", True)
-    ranks.progress.ready()
+    config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+    watch = device_watch(budget)
+    lane = build_lane(config, checkpoint, measured, budget, watch, ranks=ranks)
+    _loaded(ranks, watch)
     engine = Engine([lane], watch)
-    engine.rank_reports = lambda: ranks.progress.reports(_figures(ranks, watch))
+    engine.rank_reports = ranks.watch.rows
     return engine
 
 
 def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
     """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
-    with ranks.loading():
-        _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
-        watch = device_watch(budget)
-        worker = Worker(measured.model, watch, ranks, prefill_context(measured, budget))
-        ranks.exchange("ready", True)
-    ranks.progress.report = lambda: _figures(ranks, watch)
-    ranks.progress.ready()
+    _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+    watch = device_watch(budget)
+    worker = Worker(measured.model, watch, ranks, prefill_context(measured, budget))
+    _loaded(ranks, watch)
     worker.work()
 
 
-def _figures(ranks: Ranks, watch: DeviceWatch) -> Message:
-    assert ranks.link is not None, "it is measured before the load"
-    return figures(watch.usage(), ranks.link.sum_s)
+def _loaded(ranks: Ranks, watch: DeviceWatch) -> None:
+    ranks.exchange("loaded", True)
+    ranks.watch.report = lambda: figures(watch.usage(), ranks.link.sum_s)
+    ranks.watch.ready()
 
 
 def _load_in_lockstep(
@@ -256,7 +251,7 @@ def _load_in_lockstep(
 ) -> tuple[EngineConfig, MeasuredModel, Budget]:
     config = within_kernels(config, checkpoint)
     budget = budget_of(config)
-    ranks.link = check_link(ranks, checkpoint, config.max_prefill_chunk)
+    check_link(ranks, checkpoint, config.max_prefill_chunk)
     measured = load_measured(config, checkpoint, budget=budget, ranks=ranks)
     warm_up(measured.model, fences=Unfenced)
     return config, *agreed(ranks, measured, budget)

@@ -8,12 +8,12 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.config import EngineConfig, ModelInfo
-from ..core.errors import ConfigError, ModelLoadError, setting
+from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
 from ..ranks.lockstep import Ranks
-from ..ranks.shards import several_macs, shard_of
+from ..ranks.shards import several_macs
 from ..runner.attention import assumed, can_force, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint
@@ -99,15 +99,11 @@ def load_measured(
 
 def _check_weights(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, ranks: Ranks | None) -> None:
     """Raise ConfigError if the weights alone do not fit, and say how many Macs could hold them."""
-    trust = config.trust_remote_code
-    if ranks is not None:
-        shard = shard_of(checkpoint, ranks.size, text_only=config.text_only, trust_remote_code=trust)
-        budget.check_weights(config.model, shard.weights_bytes)
-        return
     try:
-        budget.check_weights(config.model, checkpoint.file_bytes)
+        budget.check_weights(config.model, checkpoint.file_bytes if ranks is None else ranks.shard.weights_bytes)
     except ConfigError as error:
-        macs = several_macs(checkpoint, budget.total_bytes, trust_remote_code=trust) if not budget.held_bytes else ""
+        trust, is_alone = config.trust_remote_code, ranks is None and not budget.held_bytes
+        macs = several_macs(checkpoint, budget.total_bytes, trust_remote_code=trust) if is_alone else ""
         raise ConfigError(error.message + macs) from None
 
 
@@ -135,13 +131,13 @@ def begin_drafting(
 
 
 def agreed(ranks: Ranks, measured: MeasuredModel, budget: Budget) -> tuple[MeasuredModel, Budget]:
-    """The sizes that hold on every rank: the least memory, and the most that a chunk takes. Raises ModelLoadError."""
-    model, calibration = measured.model, measured.calibration
-    weights, row = weights_bytes(model.weights), repr(model.footprint)
-    told = ranks.exchange("sizes", [budget.total_bytes - weights, calibration.chunk_bytes_per_token, row])
-    free_bytes, chunk_bytes, rows = zip(*told, strict=True)
-    if len(set(rows)) > 1:
-        raise ModelLoadError("The state of a row takes more memory on some ranks than on others.")
+    """The sizes that hold on every rank: the least memory, and the most that a chunk takes.
+
+    The state of a row takes the same on all of them, because mlx-lm divides equally or not at all.
+    """
+    calibration, weights = measured.calibration, weights_bytes(measured.model.weights)
+    told = ranks.exchange("sizes", [budget.total_bytes - weights, calibration.chunk_bytes_per_token])
+    free_bytes, chunk_bytes = zip(*told, strict=True)
     calibration = replace(calibration, chunk_bytes_per_token=max(chunk_bytes))
     return replace(measured, calibration=calibration), Budget(weights + min(free_bytes))
 

@@ -22,10 +22,11 @@ _NUM_RUNS = 5
 
 
 def check_link(ranks: Ranks, checkpoint: Checkpoint, chunk: int) -> Link:
-    """Prove and measure sums as large as the model's. Raises ModelLoadError."""
+    """Prove sums as large as the model's, and note what they take. Raises ModelLoadError."""
     width = int(text_config(checkpoint.config).get("hidden_size") or _WIDTH)
     prove_sums(ranks, width, chunk)
-    return measure_link(ranks, width, chunk)
+    ranks.link = measure_link(ranks, width, chunk)
+    return ranks.link
 
 
 def prove_sums(ranks: Ranks, width: int, chunk: int, *, seed: int = 0) -> None:

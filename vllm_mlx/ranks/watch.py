@@ -9,19 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 from ..core.errors import ConfigError
 from .channel import Channel, Lost, Message
 from .figures import RankRow
-from .lockstep import STOP, Progress
 
 logger = logging.getLogger(__name__)
+STOP = "stop"  # the key of a rank's last message: the reason, or True in good order
 BEAT_S = 0.5  # between two heartbeats
 SILENCE_S = 3.0  # without any message, after which a rank counts as lost
 LOADING_SILENCE_S = 9.0  # the same while a rank loads, when its interpreter may be busy for long
-STEP_S = 60.0  # after which a step counts as hung, unless it was reckoned to take long
-STEP_RATIO = 10  # times the reckoned time of a step
+STEP_S = 60.0  # after which a step counts as hung
+STEP_TOKEN_S = 0.1  # longer for each token of its chunks: ten times what a slow machine takes
 _LOOK_S = 0.25
 _MOMENT_S = 1.0  # the most that a look counts, however long this process did not run
 _LEAVE_S = 1.0  # for the last message
@@ -34,13 +34,17 @@ class Peer:
 
     def __init__(self, rank: int, channel: Channel):
         self.rank = rank
-        self.host, self.own_host = channel.peer, channel.host
-        self.name = channel.name = f"Rank {rank} ({self.host})"
+        self.own_host = channel.host
+        self.name = channel.name = f"Rank {rank} ({channel.peer})"
         self.beat: Message = {}  # the last heartbeat
-        self.plans: Plans = (0, 0)
         self.silent_s = 0.0  # since its last message
         self._channel = channel
         self._inbox: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
+
+    @property
+    def plans(self) -> Plans:
+        begun, done = self.beat.get("beat", (0, 0))
+        return begun, done
 
     @property
     def num_waiting(self) -> int:
@@ -64,43 +68,43 @@ class Peer:
 
     def listen(self) -> Exception | None:
         """Read until the peer's last message. Returns why the peer has ended; None if it did so in good order."""
-        end: Exception | None
-        while True:
-            try:
-                message = self._channel.hear()
-            except Lost as error:
-                message, end = {}, error
-            else:
+        message: Message = {}
+        try:
+            while STOP not in (message := self._channel.hear()):
                 self.silent_s = 0.0
                 if "beat" in message:
-                    self.beat, self.plans = message, tuple(message["beat"])
-                    continue
-                end = self._end(message)
-            self._inbox.put(message if end is None else end)
-            if end is not None or STOP in message:
-                return end
+                    self.beat = message
+                else:
+                    self._inbox.put(message)
+            end = self._end(message)
+        except Lost as error:
+            end = error
+        self._inbox.put(end or message)
+        return end
 
     def _end(self, message: Message) -> Exception | None:
-        reason = message.get(STOP, True)
-        kind = ConfigError if message.get("refuses") else Lost
-        return None if reason is True else kind(f"{self.name} has ended: {reason}")
+        if (reason := message[STOP]) is True:
+            return None
+        kind, has_ended = (ConfigError, "refuses to start") if message["refuses"] else (Lost, "has ended")
+        return kind(reason if reason.startswith("Rank ") else f"{self.name} {has_ended}: {reason}")
 
 
-class Watch(Progress):
+class Watch:
     """Says this rank's heartbeats and watches those of its peers: a worker watches rank 0, and rank 0 all workers."""
+
+    report: Callable[[], Message] = dict  # this rank's figures
 
     def __init__(self, rank: int, channels: Mapping[int, Channel], ended: Ended):
         """`rank` is this process's. `ended` is called once, on any thread, with the reason why the ranks cannot go on;
         None if rank 0 has stopped in good order.
         """
-        self._rank = rank
+        self.rank = rank
         self.peers = tuple(Peer(rank, channel) for rank, channel in channels.items())
         self._ended = ended
         self._is_loading = True
         self._plans: Plans = (0, 0)
         self._limit_s = STEP_S
-        self._num_tokens, self._begun_s = 0, 0.0  # of the last plan that was begun
-        self._token_s = 0.0  # the longest time that a token of a chunk took
+        self._begun_s = 0.0  # when the last plan was begun
         self._has_ended = threading.Lock()
         for peer in self.peers:
             threading.Thread(target=self._listen, args=(peer,), name=peer.name, daemon=True).start()
@@ -108,23 +112,27 @@ class Watch(Progress):
             threading.Thread(target=target, name="watch of ranks", daemon=True).start()
 
     def ready(self) -> None:
-        """From now on, this rank is always able to say something."""
+        """The model is loaded: from now on, this rank is always able to say something."""
         self._is_loading = False
-        if self._rank:
-            logger.info("Rank %d is ready", self._rank)
+        if self.rank:
+            logger.info("Rank %d is ready", self.rank)
 
     def begin(self, number: int, num_tokens: int) -> None:
-        self._num_tokens, self._begun_s = num_tokens, time.monotonic()
-        self._limit_s = max(STEP_S, STEP_RATIO * num_tokens * self._token_s)
+        """Plan `number` begins, which is more than the last one's; its chunks compute so many tokens."""
+        self._begun_s, self._limit_s = time.monotonic(), STEP_S + STEP_TOKEN_S * num_tokens
         self._plans = (number, self._plans[1])
 
     def done(self) -> None:
-        if self._num_tokens:
-            self._token_s = max(self._token_s, (time.monotonic() - self._begun_s) / self._num_tokens)
+        """The last plan that began is done."""
         self._plans = (self._plans[0], self._plans[0])
 
-    def leave(self, error: Exception | None = None) -> None:
-        """Tell the peers that this rank ends, and why; without an error, that it ends in good order."""
+    @property
+    def is_working(self) -> bool:
+        """Whether a plan has begun that is not done."""
+        return self._plans[0] > self._plans[1]
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Tell the peers that this rank ends, and why. Without an error, or with an exit, it ends in good order."""
         self._has_ended.acquire(blocking=False)
         self._tell(error).join(_LEAVE_S)
 
@@ -134,9 +142,12 @@ class Watch(Progress):
             self._tell(error)
             self._ended(error)
 
-    def _tell(self, error: Exception | None) -> threading.Thread:
+    def _tell(self, error: BaseException | None) -> threading.Thread:
         """Say the last message on a thread of its own, which a frozen peer may block."""
-        message = {STOP: True if error is None else str(error), "refuses": isinstance(error, ConfigError)}
+        message = {
+            STOP: str(error) if isinstance(error, Exception) else True,
+            "refuses": isinstance(error, ConfigError),
+        }
         thread = threading.Thread(target=self._say, args=(message,), daemon=True)
         thread.start()
         return thread
@@ -151,20 +162,24 @@ class Watch(Progress):
 
     def _beat(self) -> None:
         while True:
-            self._say(self._message(self.report()))
+            self._say({"beat": self._plans, "is_loading": self._is_loading, "row": self._row()})
             time.sleep(BEAT_S)
 
-    def _message(self, figures: Message) -> Message:
+    def _row(self) -> RankRow:
         begun, done = self._plans
-        waiting = sum(peer.num_waiting for peer in self.peers) if self._rank else 0
-        lag_s = time.monotonic() - self._begun_s if begun > done else 0.0
-        lag = [begun - done + waiting, round(lag_s, 4)]
-        return {"beat": [begun, done], "is_loading": self._is_loading, "lag": lag, **figures}
+        row = {
+            "rank": self.rank,
+            "host": self.peers[0].own_host,
+            "plan": done,
+            "lag_plans": begun - done + sum(peer.num_waiting for peer in self.peers),
+            "lag_s": round(time.monotonic() - self._begun_s, 4) if self.is_working else 0.0,
+        }
+        return cast(RankRow, row | self.report())
 
-    def reports(self, own: Message) -> tuple[RankRow, ...]:
-        beats = {(self._rank, self.peers[0].own_host): self._message(own)}
-        beats |= {(peer.rank, peer.host): peer.beat for peer in self.peers if "sum_s" in peer.beat}
-        return tuple(_row(*place, **beat) for place, beat in beats.items())
+    def rows(self) -> tuple[RankRow, ...]:
+        """Describe all ranks that have loaded, on rank 0."""
+        rows = (self._row(), *(peer.beat.get("row", {}) for peer in self.peers))
+        return tuple(row for row in rows if "sum_s" in row)
 
     def _look(self) -> None:
         """Add up times in short pieces, so that a sleep of the whole machine counts as a moment."""
@@ -179,7 +194,7 @@ class Watch(Progress):
                 is_loading = self._is_loading or peer.beat.get("is_loading", True)
                 if peer.silent_s > (LOADING_SILENCE_S if is_loading else SILENCE_S):
                     self.end(Lost(f"{peer.name} is lost: it has said nothing for {peer.silent_s:.1f} s."))
-            if self._rank:
+            if self.rank:
                 continue  # only rank 0 knows how long a step may take
             plans = {0: self._plans} | {peer.rank: peer.plans for peer in self.peers}
             for rank, (begun, done) in plans.items():
@@ -188,9 +203,3 @@ class Watch(Progress):
                 if stuck_s[rank] > self._limit_s:
                     self.end(Lost(f"Rank {rank} has hung for {stuck_s[rank]:.0f} s after plan {done}."))
             seen = plans
-
-
-def _row(rank: int, host: str, *, beat: Plans, lag: tuple[int, float], is_loading: bool, **figures: Any) -> RankRow:
-    """What a heartbeat says of its rank."""
-    row = {"rank": rank, "host": host, "plan": beat[1], "lag_plans": lag[0], "lag_s": lag[1], **figures}
-    return cast(RankRow, row)

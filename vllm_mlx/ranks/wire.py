@@ -3,36 +3,30 @@
 The ids that decoding rows feed are not in the plan: they may not be read yet, and travel between the devices.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..cache.node import Match, Piece
-from ..cache.shared import Event
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
 from ..core.step import Capture, PrefillChunk, Restore, StepPlan
 from .channel import Message
 
-NUM_NAMES = 2  # of a capture: its segment, and its state under the next number
 
-
-def packed(plan: StepPlan, number: int, events: list[Event], name_of: Callable[[Capture], int]) -> Message:
-    """`events` are those of shared state since the last plan, and `name_of` gives the new names of a capture."""
+def packed(plan: StepPlan) -> Message:
     message = {
-        "n": number,
-        "events": events,
-        "captures": [_capture(capture, name_of) for capture in plan.captures],
+        "captures": [_capture(capture) for capture in plan.captures],
         "release": plan.release,
         "restores": [_restore(restore) for restore in plan.restores],
         "decode": [[seq.seq_id for seq in group] for group in plan.decode],
         "isolated": sorted(plan.isolated),
-        "prefill": [_chunk(chunk, name_of) for chunk in plan.prefill],
+        "prefill": [_chunk(chunk) for chunk in plan.prefill],
     }
     return {key: value for key, value in message.items() if value}
 
 
-def _capture(capture: Capture, name_of: Callable[[Capture], int]) -> list[int]:
-    return [capture.seq.seq_id, capture.start, capture.end, capture.row_length, name_of(capture)]
+def _capture(capture: Capture) -> list[int]:
+    return [capture.seq.seq_id, capture.start, capture.end, capture.row_length]
 
 
 def _restore(restore: Restore) -> list[Any]:
@@ -42,9 +36,9 @@ def _restore(restore: Restore) -> list[Any]:
     return [restore.seq.seq_id, restore.seq.num_tokens, match.length, pieces, state]
 
 
-def _chunk(chunk: PrefillChunk, name_of: Callable[[Capture], int]) -> list[Any]:
+def _chunk(chunk: PrefillChunk) -> list[Any]:
     seq, start, end = chunk.seq, chunk.start, chunk.end
-    capture = None if chunk.capture is None else _capture(chunk.capture, name_of)
+    capture = None if chunk.capture is None else _capture(chunk.capture)
     return [seq.seq_id, start, end, seq.num_tokens, seq.tokens(start, end), capture]
 
 
@@ -75,10 +69,8 @@ class Unpacker:
         """`kept`: this rank's slices of shared state, by name."""
         self._kept = kept
         self._seqs: dict[int, Shadow] = {}
-        self.names: dict[int, int] = {}  # of the captures of the last plan, by their id
 
     def plan(self, message: Message) -> StepPlan:
-        self.names.clear()
         release = tuple(message.get("release", ()))
         for seq_id in release:
             self._seq(seq_id).num_computed_tokens = 0
@@ -107,10 +99,8 @@ class Unpacker:
             seq.capacity = capacity
         return seq
 
-    def _capture(self, seq_id: int, start: int, end: int, row_length: int, name: int) -> Capture:
-        capture = Capture(self._seq(seq_id), start, end, row_length, b"")
-        self.names[id(capture)] = name
-        return capture
+    def _capture(self, seq_id: int, start: int, end: int, row_length: int) -> Capture:
+        return Capture(self._seq(seq_id), start, end, row_length, b"")
 
     def _restore(self, seq_id: int, capacity: int, length: int, pieces: list[list[int]], state: int | None) -> Restore:
         seq = self._seq(seq_id, capacity)

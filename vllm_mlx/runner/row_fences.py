@@ -1,8 +1,7 @@
 """What a failure of one row's device work ends: that row, its batch, or the work of all ranks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from contextlib import contextmanager
 from typing import TypeVar
 
 from ..core.errors import GenerationError, RequestError, VLLMMLXError
@@ -40,20 +39,13 @@ class RowFences:
         self.suspects.update((seq.seq_id, None) for seq in seqs if seq.seq_id not in failed)
 
 
-@contextmanager
-def ending_ranks() -> Iterator[None]:
-    """Turn each error of the block into RanksParted: the other ranks have not met it, and go on."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) or device_fault(error) is Fault.PARTED:
-            raise
-        raise RanksParted(f"This rank failed: {type(error).__name__}: {error}") from error
-
-
 class Unfenced(RowFences):
-    """Lets every failure pass, for a model of which other ranks run a part."""
+    """Turns each failure into RanksParted, because the other ranks of the model have not met it, and go on."""
 
     def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
-        with ending_ranks():
+        try:
             return work()
+        except BaseException as error:
+            if not isinstance(error, Exception) or device_fault(error) is Fault.PARTED:
+                raise
+            raise RanksParted(f"This rank failed: {type(error).__name__}: {error}") from error
