@@ -135,7 +135,10 @@ def test_a_wrong_secret_is_told_on_both_sides(door: Door, caplog: pytest.LogCapt
         join(HOST, door.port, SECRET + b"!", WAIT_S)
     with pytest.raises(TimeoutError):
         door.accept(0.1)
-    assert "A worker has another secret and was refused: 127.0.0.1" in caplog.text
+    assert (
+        "The worker at 127.0.0.1 has another secret and was refused. Copy the file of --secret-file to it"
+        in caplog.text
+    )
 
 
 def test_a_door_that_knows_another_secret_is_not_believed() -> None:
@@ -194,7 +197,7 @@ def test_a_worker_may_start_first_and_says_what_it_waits_for() -> None:
     assert door.accept(WAIT_S).peer == HOST
     thread.join(WAIT_S)
     assert joined
-    assert told == [f"{HOST}:{port} does not answer (Connection refused)."]
+    assert told == [f"{HOST}:{port} does not answer, or has all its workers (Connection refused)."]
     door.close()
 
 
@@ -207,15 +210,12 @@ def test_without_a_server_a_limit_ends_the_wait() -> None:
 
 def test_a_door_says_why_it_cannot_open(door: Door) -> None:
     with pytest.raises(
-        ConfigError, match=f"Port {door.port} on 127.0.0.1 cannot be used: .* Choose another with --worker-port"
+        ConfigError, match=rf"Workers cannot join at 127\.0\.0\.1:{door.port} \(.* in use\): .*--worker-port a free"
     ):
         Door(HOST, door.port, SECRET)
-    with pytest.raises(ConfigError, match=r"--worker-host 192\.0\.2\.1 is not an IPv4 address of this machine"):
-        Door("192.0.2.1", 0, SECRET)
-    with pytest.raises(ConfigError, match="must be one address of this machine"):
-        Door("0.0.0.0", 0, SECRET)
-    with pytest.raises(ConfigError, match="is not an IPv4 address"):
-        Door("::1", 0, SECRET)
+    for host in ("192.0.2.1", "0.0.0.0", "::1"):
+        with pytest.raises(ConfigError, match=rf"Workers cannot join at {host}:0 \(.*: --worker-host is an IPv4 addr"):
+            Door(host, 0, SECRET)
 
 
 def test_a_closed_door_lets_another_open() -> None:

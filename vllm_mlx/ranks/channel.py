@@ -28,7 +28,6 @@ MIN_SECRET = 16  # characters
 _PROOF_S = 5.0  # for the proof of the secret; a visitor who takes longer is disconnected
 _MAX_VISITORS = 16  # who prove the secret at the same time
 _RETRY_S = 0.5
-_NO_MESSAGE = "it has sent something that is not a message"
 Message = dict[str, Any]
 
 
@@ -44,7 +43,8 @@ class Channel:
     """One end of a connection to a peer that knows the secret. Any thread may `say`; one thread hears."""
 
     def __init__(self, sock: socket.socket):
-        """`sock` is connected and blocks."""
+        """`sock` is connected."""
+        sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._connection: Connection[bytes, bytes] = Connection(os.dup(sock.fileno()))
@@ -53,7 +53,7 @@ class Channel:
         self.peer: str = sock.getpeername()[0]  # the other end's
         self.name = self.peer  # of the peer, for messages
 
-    def prove(self, secret: bytes, *, first: bool) -> None:
+    def prove(self, secret: bytes, *, first: bool) -> "Channel":
         """Let both ends prove the secret; one of them asks `first`. Raises AuthenticationError, OSError, EOFError."""
         timer = threading.Timer(_PROOF_S, self.close)
         timer.daemon = True
@@ -61,10 +61,14 @@ class Channel:
         try:
             for challenge in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
                 challenge(self._connection, secret)
-        except AssertionError as error:  # Python 3.11 asserts that it reads a challenge
-            raise OSError("it speaks another protocol") from error
+        except BaseException as error:
+            self.close()
+            if isinstance(error, AssertionError):  # Python 3.11 asserts that it reads a challenge
+                raise OSError("it speaks another protocol") from error
+            raise
         finally:
             timer.cancel()
+        return self
 
     def say(self, message: Message) -> int:
         """Send a message, from any thread. Returns its number of bytes. Raises Lost."""
@@ -82,11 +86,11 @@ class Channel:
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
                 raise Silent(f"{self.name} is lost: it has said nothing for {timeout_s:g} s.")
-            message = json.loads(self._connection.recv_bytes(MAX_BYTES))
+            message: Message = json.loads(self._connection.recv_bytes(MAX_BYTES))
+            if not isinstance(message, dict):
+                raise ValueError
         except (EOFError, OSError, ValueError, RecursionError) as error:
             raise Lost(f"{self.name} is lost: {_reason(error)}.") from error
-        if not isinstance(message, dict):
-            raise Lost(f"{self.name} is lost: {_NO_MESSAGE}.")
         return message
 
     def close(self) -> None:
@@ -103,7 +107,7 @@ def _reason(error: Exception) -> str:
         case OSError():
             return error.strerror or str(error)
         case _:
-            return _NO_MESSAGE
+            return "it has sent something that is not a message"
 
 
 class Door:
@@ -133,18 +137,20 @@ class Door:
     def _receive(self) -> None:
         while self._sock.fileno() != -1:
             with suppress(OSError):  # no visitor came for a while, or a visitor has left
-                visitor, _ = self._sock.accept()
+                visitor, address = self._sock.accept()
                 if self._visitors.acquire(blocking=False):
-                    threading.Thread(target=self._admit, args=(visitor,), name="visitor", daemon=True).start()
+                    threading.Thread(
+                        target=self._admit, args=(visitor, address[0]), name="visitor", daemon=True
+                    ).start()
                 else:
                     visitor.close()
 
-    def _admit(self, visitor: socket.socket) -> None:
+    def _admit(self, visitor: socket.socket, host: str) -> None:
         try:
-            self._admitted.put(_proven(visitor, self._secret, first=True))
-        except AuthenticationError as error:
-            name = setting("secret_file")
-            logger.warning("A worker has another secret and was refused: %s. Copy the file of %s to it.", error, name)
+            self._admitted.put(Channel(visitor).prove(self._secret, first=True))
+        except AuthenticationError:
+            what = "The worker at %s has another secret and was refused. Copy the file of %s to it, and start it again."
+            logger.warning(what, host, setting("secret_file"))
         except (OSError, EOFError) as error:
             logger.debug("A visitor did not prove the secret: %s", error)
         finally:
@@ -161,12 +167,12 @@ def join(
     start_s, told = time.monotonic(), ""
     while True:
         try:
-            return _proven(socket.create_connection((host, port), timeout=_PROOF_S), secret, first=False)
+            return Channel(socket.create_connection((host, port), timeout=_PROOF_S)).prove(secret, first=False)
         except AuthenticationError as error:
             advice = f"Give both sides a copy of one file with {setting('secret_file')}."
             raise ConfigError(f"The server at {host}:{port} has another secret. {advice}") from error
         except (OSError, EOFError) as error:
-            reason = f"{host}:{port} does not answer ({_reason(error)})."
+            reason = f"{host}:{port} does not answer, or has all its workers ({_reason(error)})."
         if timeout_s is not None and time.monotonic() - start_s >= timeout_s:
             raise Lost(reason)
         if reason != told:
@@ -174,37 +180,18 @@ def join(
         time.sleep(_RETRY_S)
 
 
-def _proven(sock: socket.socket, secret: bytes, *, first: bool) -> Channel:
-    sock.setblocking(True)
-    channel = Channel(sock)
-    try:
-        channel.prove(secret, first=first)
-    except AuthenticationError as error:
-        channel.close()
-        raise AuthenticationError(channel.peer) from error
-    except (OSError, EOFError):
-        channel.close()
-        raise
-    return channel
-
-
 def _listen(host: str, port: int) -> socket.socket:
-    name = f"{setting('worker_host')} {host}"
     try:
         address = socket.gethostbyname(host)  # MLX takes IPv4 addresses only
         if ip_address(address).is_unspecified:
-            raise ConfigError(f"{name} must be one address of this machine, on the network of the other Macs.")
-        with socket.socket() as sock:
-            sock.bind((address, 0))
-    except OSError as error:
-        raise ConfigError(
-            f"{name} is not an IPv4 address of this machine. Name one that the other Macs reach."
-        ) from error
-    try:
+            raise OSError("it is not one address")
         return socket.create_server((address, port))
     except OSError as error:
-        advice = f"Choose another with {setting('worker_port')}, below 32768."
-        raise ConfigError(f"Port {port} on {host} cannot be used: {_reason(error)}. {advice}") from error
+        reason = _reason(error).partition(" (")[0]  # Python adds the address
+        raise ConfigError(
+            f"Workers cannot join at {host}:{port} ({reason}): {setting('worker_host')} is an IPv4 address of this "
+            f"machine that the other Macs reach, and {setting('worker_port')} a free port below 32768."
+        ) from error
 
 
 def read_secret(path: Path) -> bytes:
