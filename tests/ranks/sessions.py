@@ -123,6 +123,16 @@ class Notes(list[Any]):
 def noted(ranks: Ranks) -> Notes:
     """Let the runners of this process note their plans. A worker tells its notes if it is asked."""
     notes = Notes()
+    said: list[int] = []  # bytes of each plan
+    say = ranks.peers[0].say
+
+    def noting(message: dict[str, Any]) -> int:
+        num_bytes = say(message)
+        if "n" in message:
+            said.append(num_bytes)
+        return num_bytes
+
+    ranks.peers[0].say = noting
 
     class NotingWorker(Worker):
         def _begin(self, plan: StepPlan) -> Any:
@@ -140,7 +150,7 @@ def noted(ranks: Ranks) -> Notes:
             super()._send(plan)
             notes.add(self.num_plans, self.log.names)
             if plan == StepPlan(decode=plan.decode):
-                notes.bytes_beyond_rows.append(self.plan_bytes - 20 * sum(map(len, plan.decode)))
+                notes.bytes_beyond_rows.append(said[-1] - 20 * sum(map(len, plan.decode)))
 
     loading.Worker, lane_parts.Leader = NotingWorker, NotingLeader
     gc.disable()  # so that names are dropped where the program drops them

@@ -124,6 +124,14 @@ def test_a_lost_rank_ends_all_at_any_moment(cluster: Macs, alone: str, seed: int
 
 
 @pytest.mark.full
+def test_a_server_that_is_stopped_while_it_loads_ends_workers_in_good_order(both: Macs) -> None:
+    worker, server = both.start_worker(), both.start_server()
+    server.wait_for("Loading")
+    server.send(signal.SIGTERM)
+    assert (server.code(), worker.code()) == (0, 0), worker.printed
+
+
+@pytest.mark.full
 def test_after_all_losses_the_ranks_reply_as_before(cluster: Macs, alone: str) -> None:
     cluster.start()
     assert reply(cluster.url, PROMPT, 60) == reply(alone, PROMPT, 60)

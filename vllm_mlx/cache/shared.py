@@ -42,20 +42,13 @@ class SharedLog:
 class Shared:
     """A segment or a state, as the tree sees it. All slices have the same size."""
 
-    __slots__ = ("_log", "name", "own")
+    __slots__ = ("_log", "name", "nbytes", "num_buffers", "own")
 
     def __init__(self, log: SharedLog, name: int, own: Any):
         """`own` is this rank's slice."""
         self._log, self.name, self.own = log, name, own
+        self.nbytes, self.num_buffers = int(own.nbytes), int(own.num_buffers)
         log.names.add(name)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.own.nbytes)
-
-    @property
-    def num_buffers(self) -> int:
-        return int(self.own.num_buffers)
 
     def split(self, at: int) -> "tuple[Shared, Shared]":
         try:

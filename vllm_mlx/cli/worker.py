@@ -188,13 +188,7 @@ def run_worker(settings: Settings, log: LogFile | None = None) -> None:
     check_working(settings)
     found = _Working(settings)
     _on_signals(found.stop)
-    error = found.wait()
-    if isinstance(error, ConfigError):
-        raise error
-    if error is not None:
-        if not isinstance(error, RanksParted):
-            logger.error("The worker failed", exc_info=error)
-        raise BrokeDown(str(error)) from error
+    found.wait()
     logger.info("The server has stopped.")
 
 
@@ -216,17 +210,23 @@ class _Working:
         done.add_done_callback(lambda done: self._ends.put(done.exception()))
         threading.Thread(target=settle, args=(done, self._work), name="worker", daemon=True).start()
 
-    def wait(self) -> BaseException | None:
-        """Return why the worker ends; None if the server stops. The other ranks have been told."""
+    def wait(self) -> None:
+        """Wait until the server stops. Tell the other ranks of any other end, and raise ConfigError or BrokeDown."""
         from ..ranks.channel import Lost
 
         error = self._ends.get()
         if device_fault(error) is not None and not isinstance(error, Lost):
             with suppress(Empty):
                 error = self._ends.get(timeout=_VERDICT_S)
-        if self.ranks is not None and isinstance(error, Exception):
+        if error is None:
+            return
+        if self.ranks is not None:
             self.ranks.watch.leave(error)
-        return error
+        if isinstance(error, ConfigError):
+            raise error
+        if not isinstance(error, RanksParted):
+            logger.error("The worker failed", exc_info=error)
+        raise BrokeDown(str(error)) from error
 
     def stop(self, number: int) -> None:
         """End the process after a signal."""

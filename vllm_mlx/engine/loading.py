@@ -235,7 +235,7 @@ def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
     """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
     _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
     watch = device_watch(budget)
-    worker = Worker(measured.model, watch, ranks, prefill_context(measured, budget))
+    worker = Worker(measured.model, watch, prefill_context(measured, budget), ranks)
     _loaded(ranks, watch)
     worker.work()
 

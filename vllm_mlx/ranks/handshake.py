@@ -48,7 +48,7 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
     """What must be the same on all ranks."""
     files = sorted(checkpoint.path.glob("model*.safetensors"))
     return {
-        "protocol": "1",
+        "protocol": "2",
         "vllm-mlx": __version__,
         "mlx": version("mlx"),
         "mlx-lm": version("mlx-lm"),

@@ -3,9 +3,7 @@
 Drawing, masks and seeds stay here. The state that the prefix cache gets stays on all ranks, and has a name here.
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 from ..cache.shared import Shared, SharedLog
 from ..core.faults import RanksParted
@@ -13,17 +11,16 @@ from ..core.step import NO_WORK, Restore, Snapshot, StepOutput, StepPlan
 from ..runner.device import DeviceWatch
 from ..runner.model import Model
 from .lockstep import Ranks
-from .runner import NUM_NAMES, RankRunner
+from .runner import NUM_NAMES, PrefillContext, RankRunner
 from .wire import packed
 
 
 class Leader(RankRunner):
-    def __init__(self, model: Model, watch: DeviceWatch, ranks: Ranks, prefill_context: Any = nullcontext):
-        super().__init__(model, watch, ranks, prefill_context)
+    def __init__(self, model: Model, watch: DeviceWatch, prefill_context: PrefillContext, ranks: Ranks):
+        super().__init__(model, watch, prefill_context, ranks)
         self.log = SharedLog()
         self._is_reset = False
         self.num_plans = 0
-        self.plan_bytes = 0  # of the last plan
 
     def decode(self, plan: StepPlan) -> StepOutput:
         if plan != NO_WORK or self.batches:
@@ -53,7 +50,7 @@ class Leader(RankRunner):
         if self._is_reset:
             message["reset"], self._is_reset = True, False
         for peer in self._ranks.peers:
-            self.plan_bytes = peer.say(message)
+            peer.say(message)
 
     def _stored(self, name: int, snapshot: Snapshot) -> Snapshot:
         state = None if snapshot.state is None else Shared(self.log, name + 1, snapshot.state)

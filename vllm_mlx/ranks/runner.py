@@ -3,10 +3,9 @@
 Copies of cached state are the exception: all ranks go on without those that one of them could not make.
 """
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 from ..core.step import Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
 from ..runner.device import DeviceWatch
@@ -15,13 +14,14 @@ from ..runner.row_fences import Unfenced
 from ..runner.runner import Runner
 from .lockstep import Ranks
 
+PrefillContext = Callable[[], AbstractContextManager[None]]
 NUM_NAMES = 2  # of a capture: its segment, and its state under the next number
 
 
 class RankRunner(Runner):
     fences = Unfenced
 
-    def __init__(self, model: Model, watch: DeviceWatch, ranks: Ranks, prefill_context: Any = nullcontext):
+    def __init__(self, model: Model, watch: DeviceWatch, prefill_context: PrefillContext, ranks: Ranks):
         super().__init__(model, watch, prefill_context)
         self._ranks = ranks
         self._names: dict[int, int] = {}  # of the captures of the running plan, by their id

@@ -37,19 +37,10 @@ class Peer:
         self.own_host = channel.host
         self.name = channel.name = f"Rank {rank} ({channel.peer})"
         self.beat: Message = {}  # the last heartbeat
+        self.plans: Plans = (0, 0)
         self.silent_s = 0.0  # since its last message
+        self.inbox: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
         self._channel = channel
-        self._inbox: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
-
-    @property
-    def plans(self) -> Plans:
-        begun, done = self.beat.get("beat", (0, 0))
-        return begun, done
-
-    @property
-    def num_waiting(self) -> int:
-        """Messages that have arrived and that no thread has read."""
-        return self._inbox.qsize()
 
     def say(self, message: Message) -> int:
         """Send a message, from any thread. Returns its number of bytes. Raises Lost."""
@@ -58,28 +49,27 @@ class Peer:
     def hear(self, timeout_s: float | None = None) -> Message:
         """Wait for the next message but heartbeats. Raises why the peer has ended, and Lost after `timeout_s`."""
         try:
-            message = self._inbox.get(timeout=timeout_s)
+            message = self.inbox.get(timeout=timeout_s)
         except queue.Empty:
             raise Lost(f"{self.name} has not answered for {timeout_s:g} s.") from None
         if isinstance(message, Exception):
-            self._inbox.put(message)
+            self.inbox.put(message)
             raise message
         return message
 
     def listen(self) -> Exception | None:
         """Read until the peer's last message. Returns why the peer has ended; None if it did so in good order."""
-        message: Message = {}
         try:
             while STOP not in (message := self._channel.hear()):
                 self.silent_s = 0.0
                 if "beat" in message:
-                    self.beat = message
+                    self.beat, self.plans = message, tuple(message["beat"])
                 else:
-                    self._inbox.put(message)
+                    self.inbox.put(message)
             end = self._end(message)
         except Lost as error:
             end = error
-        self._inbox.put(end or message)
+        self.inbox.put(end or message)
         return end
 
     def _end(self, message: Message) -> Exception | None:
@@ -171,7 +161,7 @@ class Watch:
             "rank": self.rank,
             "host": self.peers[0].own_host,
             "plan": done,
-            "lag_plans": begun - done + sum(peer.num_waiting for peer in self.peers),
+            "lag_plans": begun - done + sum(peer.inbox.qsize() for peer in self.peers),
             "lag_s": round(time.monotonic() - self._begun_s, 4) if self.is_working else 0.0,
         }
         return cast(RankRow, row | self.report())

@@ -90,14 +90,12 @@ class Unpacker:
             seq.chunks.clear()
 
     def _seq(self, seq_id: int, capacity: int | None = None) -> Shadow:
-        seq = self._seqs.get(seq_id)
-        if seq is None:
+        if seq_id not in self._seqs:
             prompt = PromptInputs(token_ids=())
-            seq = Shadow(seq_id=seq_id, prompt=prompt, sampling=TokenSampling(), max_tokens=0)
-            self._seqs[seq_id] = seq
+            self._seqs[seq_id] = Shadow(seq_id=seq_id, prompt=prompt, sampling=TokenSampling(), max_tokens=0)
         if capacity is not None:
-            seq.capacity = capacity
-        return seq
+            self._seqs[seq_id].capacity = capacity
+        return self._seqs[seq_id]
 
     def _capture(self, seq_id: int, start: int, end: int, row_length: int) -> Capture:
         return Capture(self._seq(seq_id), start, end, row_length, b"")

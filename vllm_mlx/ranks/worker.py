@@ -3,7 +3,6 @@
 It branches on no clock, on no memory and on nothing that fails here alone, so that all ranks compute the same.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -15,14 +14,14 @@ from ..runner.model import Model
 from ..runner.row_fences import RowFences
 from .channel import Message
 from .lockstep import Ranks
-from .runner import RankRunner
+from .runner import PrefillContext, RankRunner
 from .watch import STOP
 from .wire import Unpacker
 
 
 class Worker(RankRunner):
-    def __init__(self, model: Model, watch: DeviceWatch, ranks: Ranks, prefill_context: Any = nullcontext):
-        super().__init__(model, watch, ranks, prefill_context)
+    def __init__(self, model: Model, watch: DeviceWatch, prefill_context: PrefillContext, ranks: Ranks):
+        super().__init__(model, watch, prefill_context, ranks)
         self.kept: dict[int, Any] = {}  # this rank's slices of shared state, by name
         self._unpacker = Unpacker(self.kept)
 
