@@ -18,8 +18,7 @@ from .model import TextModel
 class Lockstep(Protocol):
     """Keeps the loads of all ranks alike."""
 
-    @property
-    def group(self) -> mx.distributed.Group: ...
+    group: mx.distributed.Group
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
         """Return what each rank says, by rank. Raises RanksParted if one does not take part in time."""
@@ -44,16 +43,15 @@ class Ranked(TextModel):
         return super().decode(seqs, positions, ids, caches)
 
     def agree(self, likeness: float, error: Exception | None) -> float:
-        failure = None if error is None else f"{type(error).__name__}: {first_line(error, 200)}"
+        rank = self._lockstep.group.rank()
+        failure = None if error is None else f"{rank} alone: {type(error).__name__}: {first_line(error, 200)}"
         try:
             told = self._lockstep.exchange("proof", [likeness, failure], PROOF_S)
-        except RanksParted as lost:
+        except RanksParted:
             if failure is None:
                 raise
-            rank = self._lockstep.group.rank()
-            raise ModelLoadError(f"A proof failed on rank {rank} alone: {failure}") from lost
-        failures = {rank: failure for rank, (_, failure) in enumerate(told) if failure is not None}
-        if failures and len(failures) < len(told):
-            rank, failure = next(iter(failures.items()))
-            raise ModelLoadError(f"A proof failed on rank {rank} alone: {failure}")
+            told = [[0.0, failure], [0.0, None]]  # the others hang in a collective
+        failures = [failure for _, failure in told if failure is not None]
+        if 0 < len(failures) < len(told):
+            raise ModelLoadError(f"A proof failed on rank {failures[0]}")
         return float(told[0][0])
