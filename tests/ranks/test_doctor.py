@@ -1,14 +1,13 @@
-"""What the terminal and the status say of a model on several Macs: two processes of the command line."""
+"""What `doctor` says of a model on several Macs: two processes of the command line."""
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.commands import run
-from tests.support.rank_processes import Macs, macs, reply
+from tests.support.rank_processes import Macs, macs
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.timeout(120)
@@ -56,21 +55,3 @@ def test_a_model_that_cannot_be_cut_is_bad(both: Macs, checkpoint: Make) -> None
     code, found = checked(both, "--tensor-parallel-size", "2")
     assert code == 1
     assert "mlx-lm has no tensor parallelism for 'gemma3_text'" in found[f"Model {both.model}"][1]
-
-
-def test_status_and_metrics_describe_each_mac(both: Macs) -> None:
-    server, _ = both.start()
-    assert "Macs" in server.printed and "experimental: " in server.printed and "Link" in server.printed
-    assert "On disk" not in server.printed
-    reply(both.url, list(range(20, 60)), 20)
-    while True:  # the worker's last heartbeat may be older than its last plan
-        status = httpx.get(f"{both.url}/v1/status").json()
-        first, second = status["ranks"]
-        if first["plan"] == second["plan"] > 20:
-            break
-    assert [first["rank"], second["rank"], first["host"]] == [0, 1, "127.0.0.1"]
-    assert second["lag_plans"] == 0 and second["active_bytes"] > 0 and second["sum_s"] > 0
-    metrics = httpx.get(f"{both.url}/metrics").text
-    assert f'vllm_mlx_rank_plan{{model_name="{Path(both.model).name}",rank="1"}} {second["plan"]:.1f}' in metrics
-    view = run("status", "--once", "--url", both.url).stdout
-    assert "Rank 1    127.0.0.1, " in view
