@@ -76,8 +76,10 @@ def test_a_key_rests_after_a_long_body_where_others_share_the_server(
     with serving(FakeEngine(), api_keys=keys) as server:
         post(server, "ann", long)
         with socket.create_connection(("127.0.0.1", server.port)) as second:
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: ann\r\ncontent-length: {len(small)}\r\n"
-            second.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + small)
+            second.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: ann\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(small), small)
+            )
             post(server, keys[-1], small)
             is_answered = bool(select.select([second], [], [], 0.0 if rests else 60.0)[0])
         assert is_answered != rests
