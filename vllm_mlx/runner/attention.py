@@ -138,19 +138,18 @@ def forcing(threshold_bytes: int) -> Iterator[None]:
 @contextmanager
 def by_groups() -> Iterator[None]:
     """Let attention run once per group in the block, where keys and values lie in groups."""
-
-    def attend(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
-        if not isinstance(keys, GroupedKV):
-            return original(queries, keys, values, **options)
-        return keys.attend(original, queries, values, options.pop("mask", None), options)
-
-    def where(original: Callable[..., Any], condition: Any, *others: Any, **options: Any) -> Any:
-        return (condition.where if isinstance(condition, GroupMasks) else partial(original, condition))(
-            *others, **options
-        )
-
-    with _replaced(attend), _replaced(where, mx, "where"):
+    with _replaced(_attend), _replaced(_where, mx, "where"):
         yield
+
+
+def _attend(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
+    if not isinstance(keys, GroupedKV):
+        return original(queries, keys, values, **options)
+    return keys.attend(original, queries, values, options.pop("mask", None), options)
+
+
+def _where(original: Callable[..., Any], condition: Any, *others: Any, **options: Any) -> Any:
+    return (condition.where if isinstance(condition, GroupMasks) else partial(original, condition))(*others, **options)
 
 
 @contextmanager

@@ -204,8 +204,7 @@ class MultimodalModel(Model):
     def in_grid(self, seqs: Rows[Sequence], positions: Rows[int], num_tokens: int) -> np.ndarray:
         """The positions of each row's next tokens of text, from its own position on: `(3, rows, num_tokens)`."""
         at = [text_delta(self.items_in_grid(seq)) + position for seq, position in zip(seqs, positions, strict=True)]
-        in_grid = np.array(at, dtype=np.int32)[:, None] + np.arange(num_tokens, dtype=np.int32)
-        return np.tile(in_grid, (3, 1, 1))
+        return np.array([at] * 3, dtype=np.int32)[..., None] + np.arange(num_tokens, dtype=np.int32)
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
         """The language model's inputs beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
@@ -247,7 +246,7 @@ class MultimodalModel(Model):
     def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
         """`positions: (3, rows, n)`; families without grids compute their own."""
         if self.has_grid:
-            inputs["position_ids"] = mx.array(positions.astype(np.int32))
+            inputs["position_ids"] = mx.array(positions)
         logits: mx.array = self._language(tokens, cache=caches, **inputs).logits
         return logits
 
