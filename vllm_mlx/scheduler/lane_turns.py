@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 
 class LaneTurns:
-    """Owns the seconds that each lane was served. Lanes are named by their positions.
+    """Owns the seconds that each lane was served while others were busy. Lanes are named by their positions.
 
     Of two lanes with equal tenants, each gets half of the time. A tenant counts in each of its lanes for a part, so
     that it gets no more by using several models.
