@@ -138,7 +138,7 @@ def test_memory_that_the_device_refuses_fails_the_load_and_the_next_one_works(mo
 def test_a_question_is_answered_between_two_slices() -> None:
     async def loaded(served: Serving) -> list[float]:
         def look(engine: Engine) -> float:
-            return engine.lane.report().progress or 0.0
+            return engine.lane.report().row["progress"] or 0.0
 
         await served.client.load_model(0, wait=False)
         seen = [0.0]

@@ -8,9 +8,8 @@ from vllm_mlx.core.memory import NO_OVERRUN, MemoryBudget, Overrun
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.lane import Lane
+from vllm_mlx.engine.lane import Lane, Reload
 from vllm_mlx.engine.monitoring.schema import EngineFacts
-from vllm_mlx.engine.reload import Reload
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.scheduler.scheduler import Scheduler
 

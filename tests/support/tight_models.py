@@ -149,7 +149,7 @@ class Watch:
         self.most_bytes = max(self.most_bytes, promised_bytes(engine))
         self.most_active_bytes = max(self.most_active_bytes, mx.get_active_memory())
         num_preemptions = sum(lane.scheduler.num_preemptions for lane in engine.lanes)
-        if any(lane.is_coming for lane in engine.lanes):
+        if any(lane.residence.state == "loading" for lane in engine.lanes):
             self.num_preempted += num_preemptions - self._num_before
         self._num_before = num_preemptions
         num_loads = sum(sum(lane.residence.loads.values()) for lane in engine.lanes)
@@ -163,6 +163,6 @@ def promised_bytes(engine: Engine) -> int:
     total = max(lane.facts.memory.transient_bytes for lane in engine.lanes)
     for lane in engine.lanes:
         memory = lane.facts.memory
-        total += lane.report().taken_bytes + lane.scheduler.room.rows_bytes()
+        total += lane.report().row["weights_bytes"] + lane.scheduler.room.rows_bytes()
         total += memory.media_bytes + memory.grammars_bytes
     return total

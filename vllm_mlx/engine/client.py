@@ -262,7 +262,7 @@ class EngineClient:
 
     def _in_the_way(self, model: int) -> str | None:
         """Name the models in memory and what they run, if requests for another one wait for that memory."""
-        if not self._thread.residences[model].is_short:
+        if not (self._thread.residences[model].is_short or self._thread.residences[model].is_yielding):
             return None
         running = [reply for reply in self._running_replies() if reply.phase != "queued"]
         return "; ".join(

@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def _is_leaving(self) -> bool:
-        return any(lane.is_leaving for lane in self.lanes)
+        return any(lane.residence.state == "leaving" for lane in self.lanes)
 
     @property
     def lane(self) -> Lane:

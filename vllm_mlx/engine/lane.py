@@ -7,8 +7,10 @@ queue as it would for a place. Weights come back in slices between steps, and no
 import logging
 import math
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import mlx.core as mx
 
@@ -16,6 +18,7 @@ from ..cache.media import MediaCache
 from ..core.errors import ModelBusy, ModelLoadError, ModelUnavailable, first_line
 from ..core.faults import Fault, device_fault
 from ..core.fence import clear_locals
+from ..core.memory import readable
 from ..core.sequence import Sequence
 from ..disk.tier import DiskTier
 from ..runner.loading import Loading
@@ -25,13 +28,25 @@ from ..scheduler.residence import Reason, Residence
 from ..scheduler.scheduler import Scheduler
 from .monitoring.schema import EngineFacts, LaneReport
 from .monitoring.status import draft_status, image_status
-from .reload import Reload
 
 logger = logging.getLogger(__name__)
 _PATIENT_LOADS = 4  # times that a load takes, before a busy model takes no more work for the sake of another
 _LEAST_PATIENCE_S = 0.1
 _CHUNK_SHARE = 0.75  # of a stall budget
 _MUCH_MISSING = 1 << 20  # bytes that do not come back before the log says so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """How to load the weights again, with what the first load measured."""
+
+    begin: Callable[[], Loading[Model]]  # raises ModelLoadError, also for a checkpoint that has changed on disk
+    run: Callable[[Model], Runner]
+    weights_bytes: int
+    room_bytes: int  # for what is in memory beside the weights while they are read
+    load_s: float = 0.0  # what the first load took
+    no_unload: str | None = None  # why the weights never leave; None if they may
+    idle_unload_s: float = 0.0
 
 
 class Lane:
@@ -52,8 +67,6 @@ class Lane:
         self.scheduler, self.media, self.facts = scheduler, runner.media, facts
         self.is_pinned = pin
         self._held: list[Sequence] = []  # what came since the weights are to leave for another model
-        self.is_yielding = False
-        self.came_s = time.monotonic()  # when its weights came
         self.runner: Runner | None = runner
         self.residence = Residence(idle_unload_s=reload.idle_unload_s)
         self.residence.use(time.monotonic())
@@ -70,8 +83,9 @@ class Lane:
     @property
     def has_work(self) -> bool:
         """Whether a step can do anything before the next message."""
-        if self.runner is None or (self.residence.is_short and not self.has_rows):
-            return self.has_trims
+        if self.runner is None or (self.residence.is_short and not self.scheduler.num_running):
+            cache = self.scheduler.prefix_cache
+            return cache is not None and cache.has_trims  # to remove cached state needs no model
         return self.scheduler.has_work and not self.is_stalled
 
     @property
@@ -97,7 +111,7 @@ class Lane:
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. While the lane yields, it waits until the weights have left and come back."""
         self.is_stalled = False
-        if self.is_yielding:
+        if self.residence.is_yielding:
             self._held.append(seq)
         else:
             self.scheduler.add(seq)
@@ -124,7 +138,7 @@ class Lane:
     @property
     def lacking_bytes(self) -> int:
         """What its first sequence lacks to run, with the weights if they are not in memory. Called after `share`."""
-        if not self.scheduler.waiting or self.is_coming or self.is_leaving or self._is_refused:
+        if not self.wants_weights and (self.residence.state != "ready" or not self.scheduler.waiting):
             return 0
         row_bytes = self.scheduler.room.coming_bytes(self.first)
         if self.runner is None:
@@ -134,24 +148,9 @@ class Lane:
         return needed_bytes - self.scheduler.pool.planned_bytes
 
     @property
-    def has_rows(self) -> bool:
-        """Whether sequences run, so that those that wait have room once these end."""
-        return self.scheduler.num_running > 0
-
-    @property
-    def is_outgrown(self) -> bool:
-        """Whether its rows need more memory for the next step than other lanes leave. Called after `share`."""
-        return self.has_rows and self.scheduler.room.rows_bytes(extra=1) > self.scheduler.pool.planned_bytes
-
-    @property
     def wants_weights(self) -> bool:
         """Whether sequences wait for weights that are not being loaded."""
-        is_unloaded = self.runner is None and not self.is_coming and not self._is_refused
-        return is_unloaded and bool(self.scheduler.waiting)
-
-    @property
-    def _is_refused(self) -> bool:
-        return self.residence.refusal(time.monotonic()) is not None
+        return bool(self.scheduler.waiting) and self.residence.may_load(time.monotonic())
 
     def fits_after(self, freed_bytes: int) -> bool:
         """Whether the weights are in memory, or have room there once others free so much. Called after `share`."""
@@ -164,11 +163,6 @@ class Lane:
         return self._taken_bytes + (0 if self.media is None else self.media.used_bytes)
 
     @property
-    def is_coming(self) -> bool:
-        """Whether the weights are being loaded."""
-        return self.residence.state == "loading"
-
-    @property
     def may_leave(self) -> bool:
         """Whether the weights are in memory, and may leave for another model."""
         return self.runner is not None and not self.is_pinned and self.reload.no_unload is None
@@ -176,7 +170,7 @@ class Lane:
     @property
     def is_stuck(self) -> bool:
         """Whether the weights are in memory, but nothing runs, because all that waits has no room."""
-        has_state = self.has_rows or (self.runner is not None and self.runner.num_rows > 0)
+        has_state = self.scheduler.num_running or (self.runner is not None and self.runner.num_rows)
         return self.residence.is_short and not has_state
 
     @property
@@ -186,13 +180,8 @@ class Lane:
 
     def stay(self) -> None:
         """Take work again, because no other model needs the memory any more."""
-        if self.is_yielding:
-            self.is_yielding = False
-            self._release(self._held)
-
-    def leave(self) -> None:
-        """Free the weights at once for another model. What its conversations know stays in the tree."""
-        self._drop(time.monotonic())
+        self.residence.is_yielding = False
+        self._release(self._held)
 
     def slack_s(self, now: float) -> float:
         """How long its replies can wait for the next step; infinite if none decodes."""
@@ -218,16 +207,7 @@ class Lane:
     @property
     def is_moving(self) -> bool:
         """Whether `move` has something to do at once."""
-        return self.is_coming or (self.wants_weights and not self.residence.is_short)
-
-    @property
-    def has_trims(self) -> bool:
-        """Whether cached state is to be removed, which needs no model."""
-        return self.scheduler.prefix_cache is not None and self.scheduler.prefix_cache.has_trims
-
-    @property
-    def is_leaving(self) -> bool:
-        return self.residence.state == "leaving"
+        return self.residence.state == "loading" or (self.wants_weights and not self.residence.is_short)
 
     @property
     def images(self) -> MediaCache[Any] | None:
@@ -237,8 +217,19 @@ class Lane:
     def report(self) -> LaneReport:
         cache = self.scheduler.prefix_cache
         return LaneReport(
-            num_running=self.scheduler.num_running,
-            num_waiting=len(self.waiting),
+            row={
+                "pinned": self.is_pinned,
+                "state": self.residence.state,
+                "progress": None if self._loading is None else round(self._loading.progress, 4),
+                "weights_bytes": self._taken_bytes,
+                "missing_bytes": self._missing_bytes,
+                "last_used_s": round(time.monotonic() - self.residence.used_s, 1),
+                "running": self.scheduler.num_running,
+                "waiting": len(self.waiting),
+                "loads": {reason: self.residence.loads[reason] for reason in get_args(Reason)},
+                "load_s": round(self._load_s, 3),
+                "cause": self.residence.cause,
+            },
             num_preemptions=self.scheduler.num_preemptions,
             num_restarts=self.scheduler.num_restarts,
             live_bytes=0 if self.runner is None else self.runner.live_bytes(),
@@ -248,16 +239,7 @@ class Lane:
             images=image_status(self.images),
             drafts=draft_status(self.facts.no_drafts, self.scheduler.speculation),
             media_bytes=0 if self.images is None else self.images.used_bytes,
-            pinned=self.is_pinned,
-            state=self.residence.state,
-            progress=None if self._loading is None else self._loading.progress,
-            taken_bytes=self._taken_bytes,
-            unused_s=time.monotonic() - self.residence.used_s,
-            loads=dict(self.residence.loads),
-            load_s=self._load_s,
             build_s=self._build_s,
-            missing_bytes=self._missing_bytes,
-            cause=self.residence.cause,
         )
 
     def reset(self) -> None:
@@ -266,7 +248,6 @@ class Lane:
             self.runner.reset()
         if self.residence.state == "loading":
             self._give_up()
-            self.residence.unloaded(time.monotonic())
 
     def load(self) -> None:
         """Begin to load the weights by command, also during the pause after a failed load."""
@@ -287,7 +268,6 @@ class Lane:
             self.residence.leave(time.monotonic())
         elif self.residence.state == "loading":
             self._give_up()
-            self.residence.unloaded(time.monotonic())
 
     def move(self, disk: DiskTier | None) -> tuple[ModelUnavailable | None, Exception | None]:
         """Bring the weights nearer to where they should be. Called between steps while the lane is not settled.
@@ -307,11 +287,6 @@ class Lane:
         refusal = self.residence.refusal(time.monotonic())
         return (refusal if self.scheduler.waiting else None), fault
 
-    @property
-    def _fingerprint(self) -> str:
-        cache = self.scheduler.prefix_cache
-        return "" if cache is None else cache.fingerprint
-
     def raise_fault(self) -> None:
         """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
         if self.scheduler.prefix_cache is not None:
@@ -320,34 +295,34 @@ class Lane:
     # -- the weights leave
 
     def _leave(self, disk: DiskTier | None, now: float) -> None:
-        if disk is None:
-            self._drop(now)
-        elif disk.is_written or self.residence.is_overdue(now):
-            self._drop(now)
-            disk.free_memory(self._fingerprint)
-            mx.clear_cache()
+        """Free the weights once cached state is on disk, and then its copies in memory too."""
+        if disk is None or disk.is_written or self.residence.is_overdue(now):
+            self.leave()
+            if disk is not None and self.scheduler.prefix_cache is not None:
+                disk.free_memory(self.scheduler.prefix_cache.fingerprint)
+                mx.clear_cache()
 
-    def _drop(self, now: float) -> None:
-        """Free the weights at once, and compare what MLX counts with what is expected."""
+    def leave(self) -> None:
+        """Free the weights at once, and compare what MLX counts with what is expected. The tree keeps what it has."""
+        expected_bytes, before = self.leaving_bytes, mx.get_active_memory()
+        self.free()
+        freed_bytes = before - mx.get_active_memory()
+        self._missing_bytes = max(0, expected_bytes - freed_bytes)
+        logger.info("%s is unloaded: %s are free again", self.name, readable(freed_bytes))
+        if self._missing_bytes > _MUCH_MISSING:
+            logger.warning("%s of the weights of %s are still in memory", readable(self._missing_bytes), self.name)
+
+    def free(self) -> None:
+        """Free the runner, and let what was held back wait for it."""
         assert self.runner is not None and not self.runner.num_rows, "no row needs the weights"
         self.runner.reset()
         if self.scheduler.prefix_cache is not None:
             self.scheduler.prefix_cache.forget_planned()
-        before = mx.get_active_memory()
         self.runner = None
-        mx.clear_cache()
-        freed_bytes = before - mx.get_active_memory()
-        self._missing_bytes = max(0, self.reload.weights_bytes - freed_bytes)
         if self.media is not None:
             self.media.clear()
-        mx.clear_cache()
-        self._take(-self._taken_bytes)
-        self.residence.unloaded(now)
-        self.is_yielding = False
-        self._release(self._held)
-        logger.info("%s is unloaded: %s MB are free again", self.name, f"{freed_bytes / 1e6:,.1f}")
-        if self._missing_bytes > _MUCH_MISSING:
-            logger.warning("%.3f GB of the weights of %s are still in memory", self._missing_bytes / 1e9, self.name)
+        self._give_up()
+        self.stay()
 
     # -- and come back
 
@@ -380,8 +355,7 @@ class Lane:
         self.runner = self.reload.run(model)
         self._loading = None
         self._take(-self.reload.room_bytes)
-        self.came_s = time.monotonic()
-        self._load_s, self._build_s = self.residence.loaded(self.came_s), loading.build_s
+        self._load_s, self._build_s = self.residence.loaded(time.monotonic()), loading.build_s
         mx.clear_cache()
         message = "%s is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
         logger.info(message, self.name, self._load_s, 1000 * self._build_s)
@@ -396,6 +370,7 @@ class Lane:
         self._loading = None
         mx.clear_cache()
         self._take(-self._taken_bytes)
+        self.residence.unloaded(time.monotonic())
 
     def _take(self, num_bytes: int) -> None:
         self.scheduler.pool.take(num_bytes)

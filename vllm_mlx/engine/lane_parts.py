@@ -30,9 +30,8 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from .disk import fingerprint
-from .lane import Lane
+from .lane import Lane, Reload
 from .macos import SystemWatch, memory_calls
-from .reload import Reload
 from .sizing import (
     MeasuredModel,
     attention_cost,

@@ -41,10 +41,12 @@ class SharedMemory:
             room.first_beside = min((other.scheduler.room.first_id for other in others), default=math.inf)
             lane.residence.is_short = room.is_shared and lane.lacking_bytes > 0
         wanting = [
-            lane for lane in self._lanes if (lane.residence.is_short and not lane.has_rows) or lane.wants_weights
+            lane
+            for lane in self._lanes
+            if (lane.residence.is_short and not lane.scheduler.num_running) or lane.wants_weights
         ]
         first = min(wanting, key=lambda lane: lane.first.seq_id, default=None)
-        is_loading = any(lane.is_coming for lane in self._lanes)
+        is_loading = any(lane.residence.state == "loading" for lane in self._lanes)
         for lane in wanting:
             lane.residence.is_short |= lane.runner is None and (is_loading or lane is not first)
 
@@ -59,23 +61,23 @@ class SharedMemory:
         if not short:
             for lane in self._lanes:
                 lane.stay()
-            outgrown = idle and any(lane.is_outgrown for lane in self._lanes)
-            return min(idle, key=lambda lane: lane.residence.used_s) if outgrown else None
+            outgrown = (
+                lane.scheduler.room.rows_bytes(extra=1) > lane.scheduler.pool.planned_bytes
+                for lane in self._lanes
+                if lane.scheduler.num_running
+            )
+            return min(idle, key=lambda lane: lane.residence.used_s) if idle and any(outgrown) else None
         if any(lane.is_moving for lane in self._lanes):
             return None
-        first = min(short, key=lambda lane: (lane.has_rows, lane.first.seq_id))
-        if idle := idle or [lane for lane in self.others(first) if lane.may_leave and lane.is_stuck]:
+        first = min(short, key=lambda lane: (lane.scheduler.num_running > 0, lane.first.seq_id))
+        leaving = [lane for lane in self.others(first) if lane.may_leave]
+        if idle := idle or [lane for lane in leaving if lane.is_stuck]:
             enough = [lane for lane in idle if lane.reload.weights_bytes >= first.lacking_bytes]
             smallest = min(enough, key=lambda lane: lane.reload.weights_bytes, default=None)
             return smallest or min(idle, key=lambda lane: lane.residence.used_s)
-        leaving = [lane for lane in self.others(first) if lane.may_leave]
-        if (
-            leaving
-            and not first.has_rows
-            and self._waits_long(first)
-            and not any(lane.is_yielding for lane in self._lanes)
-        ):
-            min(leaving, key=lambda lane: lane.came_s).is_yielding = True
+        are_yielding = any(lane.residence.is_yielding for lane in self._lanes)
+        if leaving and not first.scheduler.num_running and self._waits_long(first) and not are_yielding:
+            min(leaving, key=lambda lane: lane.residence.begun_s).residence.is_yielding = True
         return None
 
     def _waits_long(self, lane: Lane) -> bool:

@@ -23,8 +23,9 @@ class Residence:
         self.cause: str | None = None  # why the last load failed; None if it did not
         self.used_s = 0.0  # when the model was used last
         self.is_short = False  # whether requests wait for memory that other models hold
+        self.is_yielding = False  # whether what comes now waits until the weights have left for another model
         self._idle_unload_s = idle_unload_s
-        self._begun_s = 0.0  # when the present state began
+        self.begun_s = 0.0  # when the present state began
         self._reason: Reason = "start"  # of the last load
         self._pause_s = 0.0
 
@@ -32,6 +33,10 @@ class Residence:
     def takes_memory(self) -> bool:
         """Whether the weights are in memory, or are being loaded."""
         return self.state in ("ready", "leaving", "loading")
+
+    def may_load(self, now: float) -> bool:
+        """Return whether a request may begin a load: none is running, and no failed one was a moment ago."""
+        return self.state in ("unloaded", "failed") and self.refusal(now) is None
 
     def use(self, now: float) -> None:
         """Note that a request is here, or has just come."""
@@ -47,11 +52,11 @@ class Residence:
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the weights leave now, although not all is on disk."""
-        return now - self._begun_s >= LEAVING_S
+        return now - self.begun_s >= LEAVING_S
 
     def stay(self, now: float) -> bool:
         """Return whether the weights stay after all, because a request came. Its reply needs no load then."""
-        if self.used_s <= self._begun_s:
+        if self.used_s <= self.begun_s:
             return False
         self._enter("ready", now)
         return True
@@ -68,7 +73,7 @@ class Residence:
 
     def loaded(self, now: float) -> float:
         """Note that the model is in memory. Returns the seconds that the load took."""
-        load_s = now - self._begun_s
+        load_s = now - self.begun_s
         self.cause, self._pause_s = None, 0.0
         self._enter("ready", now)
         self.use(now)
@@ -83,10 +88,10 @@ class Residence:
 
     def refusal(self, now: float) -> ModelUnavailable | None:
         """Return the error of requests that wait during the pause after a failed load; None at other times."""
-        left_s = self._begun_s + self._pause_s - now
+        left_s = self.begun_s + self._pause_s - now
         if self.state != "failed" or left_s <= 0:
             return None
         return ModelUnavailable(f"The model could not be loaded: {self.cause}", retry_after_s=left_s)
 
     def _enter(self, state: State, now: float) -> None:
-        self.state, self._begun_s = state, now
+        self.state, self.begun_s = state, now

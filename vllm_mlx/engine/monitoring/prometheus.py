@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from ...cache.stats import DiskReport, TreeStats
 from ...core.receipt import Shortfall, Tier
 from ...ranks.figures import RankRow
-from ...scheduler.residence import Reason, State
+from ...scheduler.residence import State
 from .counters import Histogram, Outcome, Totals
 from .schema import DraftStatus, ImageStatus, LaneReport
 from .status import Moment, memory_status, outcomes
@@ -97,8 +97,8 @@ class _Builder:
 
 def _vllm_counts(vllm: _Builder, moment: Moment, lane: LaneReport, totals: Totals) -> Iterator[Metric]:
     """Yield the metrics that vLLM has too, under its names."""
-    yield vllm.gauge("num_requests_running", "Running replies.", lane.num_running)
-    yield vllm.gauge("num_requests_waiting", "Waiting replies.", lane.num_waiting)
+    yield vllm.gauge("num_requests_running", "Running replies.", lane.row["running"])
+    yield vllm.gauge("num_requests_waiting", "Waiting replies.", lane.row["waiting"])
     rows_bytes = moment.rows_bytes
     used = lane.live_bytes / rows_bytes if rows_bytes else 0.0
     text = "Share of the memory for rows and caches that running replies use, 0 to 1."
@@ -184,15 +184,14 @@ def _own_images(own: _Builder, images: ImageStatus) -> Iterator[Metric]:
 
 
 def _own_model(own: _Builder, lane: LaneReport) -> Iterator[Metric]:
-    states = {state: int(state == lane.state) for state in get_args(State)}
+    states = {state: int(state == lane.row["state"]) for state in get_args(State)}
     yield own.gauge("model_state", "Where the weights are: 1 for the present state.", states, "state")
-    loads = {reason: lane.loads.get(reason, 0) for reason in get_args(Reason)}
-    yield own.counter("model_loads", "Loads of the weights, by what asked for them.", loads, "reason")
-    yield own.gauge("model_load_seconds", "Seconds that the last load after the start took.", lane.load_s)
+    yield own.counter("model_loads", "Loads of the weights, by what asked for them.", lane.row["loads"], "reason")
+    yield own.gauge("model_load_seconds", "Seconds that the last load after the start took.", lane.row["load_s"])
     text = "Seconds of that load in which the model was built, and nothing else ran."
     yield own.gauge("model_build_seconds", text, lane.build_s)
     text = "Bytes of the weights that were still in memory after the last unload."
-    yield own.gauge("model_bytes_missing", text, lane.missing_bytes)
+    yield own.gauge("model_bytes_missing", text, lane.row["missing_bytes"])
 
 
 def _drafts(vllm: _Builder, own: _Builder, drafts: DraftStatus) -> Iterator[Metric]:

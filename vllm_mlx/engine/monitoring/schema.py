@@ -11,7 +11,7 @@ from ...core.config import ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
 from ...ranks.figures import RankRow
 from ...runner.device import DeviceUsage
-from ...scheduler.residence import Reason, State
+from ...scheduler.residence import State
 from .counters import Quantiles, RunningReply, Stalls
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
@@ -186,14 +186,15 @@ class Counts(TypedDict):
     prompt_tps: float
 
 
-class ModelRow(Counts):
-    """A model of the server. Its weights are in memory (ready, leaving), on their way (loading), or not (the others).
+class LaneRow(TypedDict):
+    """A model on the engine thread.
 
-    `weights_bytes` are taken for them now. `progress` is the share of a load that is done, and `cause` says why the
-    last load failed. `last_used_s` counts seconds since the last request, `loads` counts loads by what asked for them.
+    Its weights are in memory (ready, leaving), on their way (loading), or not (the other states), and `weights_bytes`
+    are taken for them now. `progress` is the share of a load that is done, and `cause` says why the last load failed.
+    `last_used_s` counts seconds since the last request, `loads` counts loads by what asked for them, and `load_s` is
+    what the last one after the start took.
     """
 
-    name: str
     pinned: bool
     state: State
     progress: float | None
@@ -205,6 +206,12 @@ class ModelRow(Counts):
     loads: dict[str, int]
     load_s: float
     cause: str | None
+
+
+class ModelRow(Counts, LaneRow):
+    """A model of the server."""
+
+    name: str
     outcomes: dict[str, int]
     drafts: DraftStatus
 
@@ -274,8 +281,7 @@ class EngineFacts:
 class LaneReport:
     """The state of a lane between two steps. Times are seconds."""
 
-    num_running: int
-    num_waiting: int
+    row: LaneRow
     num_preemptions: int
     num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
     live_bytes: int  # state of all rows, including padding
@@ -285,16 +291,7 @@ class LaneReport:
     images: ImageStatus
     drafts: DraftStatus
     media_bytes: int  # image features that are cached
-    pinned: bool
-    state: State
-    progress: float | None  # of a load; None at other times
-    taken_bytes: int  # for weights
-    unused_s: float  # since the last request
-    loads: dict[Reason, int]
-    load_s: float  # of the last load, and in it of the pause in which the model is built
-    build_s: float
-    missing_bytes: int  # that were not free after the last unload
-    cause: str | None  # why the last load failed
+    build_s: float  # of the last load: the pause in which the model is built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...core.receipt import Shortfall, Tier
 from ...prompt.processor import RequestProcessor
-from ...scheduler.residence import Reason
 from ...scheduler.speculation import Speculation
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
 from .schema import (
@@ -65,14 +64,16 @@ class Moment:
     def rows_bytes(self) -> int:
         """The memory that is planned for rows and caches beside the weights that are in memory now."""
         kept_bytes = sum(memory.media_bytes + memory.grammars_bytes for memory in self.memory)
-        rest_bytes = self.memory[0].total_bytes - sum(lane.taken_bytes for lane in self.report.lanes) - kept_bytes
+        rest_bytes = (
+            self.memory[0].total_bytes - sum(lane.row["weights_bytes"] for lane in self.report.lanes) - kept_bytes
+        )
         return rest_bytes - max(memory.transient_bytes for memory in self.memory)
 
 
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
     report, totals, now = moment.report, reduce(add, moment.totals), moment.now
-    models = [(name, lane.state in ("ready", "leaving")) for name, lane, _ in moment.models]
+    models = [(name, lane.row["state"] in ("ready", "leaving")) for name, lane, _ in moment.models]
     running = [reply.describe(now, models, report.reading) for reply in replies]
     return {
         "status": "running" if running else "idle",
@@ -81,8 +82,8 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "max_model_len": moment.facts["max_model_len"],
         "uptime_s": round(now - totals.started_s, 1),
         "steps_executed": report.num_steps,
-        "num_running": sum(lane.num_running for lane in report.lanes),
-        "num_waiting": sum(lane.num_waiting for lane in report.lanes),
+        "num_running": sum(lane.row["running"] for lane in report.lanes),
+        "num_waiting": sum(lane.row["waiting"] for lane in report.lanes),
         "num_preemptions": sum(lane.num_preemptions for lane in report.lanes),
         "num_restarts": sum(lane.num_restarts for lane in report.lanes),
         **_counts(totals, now),
@@ -135,17 +136,7 @@ def outcomes(totals: Totals) -> dict[str, int]:
 def _model(name: str, lane: LaneReport, totals: Totals, now: float) -> ModelRow:
     return {
         "name": name,
-        "pinned": lane.pinned,
-        "state": lane.state,
-        "progress": None if lane.progress is None else round(lane.progress, 4),
-        "weights_bytes": lane.taken_bytes,
-        "missing_bytes": lane.missing_bytes,
-        "last_used_s": round(lane.unused_s, 1),
-        "running": lane.num_running,
-        "waiting": lane.num_waiting,
-        "loads": {reason: lane.loads.get(reason, 0) for reason in get_args(Reason)},
-        "load_s": round(lane.load_s, 3),
-        "cause": lane.cause,
+        **lane.row,
         **_counts(totals, now),
         "outcomes": outcomes(totals),
         "drafts": lane.drafts,
@@ -185,7 +176,7 @@ def memory_status(moment: Moment) -> MemoryStatus:
     transient_bytes = max(memory.transient_bytes for memory in moment.memory)
     return {
         "total_bytes": moment.memory[0].total_bytes,
-        "weights_bytes": sum(lane.taken_bytes for lane in report.lanes),
+        "weights_bytes": sum(lane.row["weights_bytes"] for lane in report.lanes),
         "transient_bytes": transient_bytes + sum(memory.grammars_bytes for memory in moment.memory),
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
@@ -201,7 +192,7 @@ def _pressure(report: EngineReport, num_refused: int) -> PressureStatus:
         "shorter_chunks": sum(lane.num_shortened for lane in report.lanes),
         "cache_evictions": 0 if report.cache is None else report.cache.evictions,
         "image_evictions": sum(lane.images["evictions"] for lane in report.lanes),
-        "waiting": sum(lane.num_waiting for lane in report.lanes),
+        "waiting": sum(lane.row["waiting"] for lane in report.lanes),
         "preemptions": sum(lane.num_preemptions for lane in report.lanes),
         "refused": num_refused,
     }
