@@ -156,6 +156,17 @@ def test_models_that_do_not_fit_take_turns_and_every_reply_is_as_alone() -> None
         assert status["outcomes"]["failed"] == status["outcomes"]["aborted"] == 0
 
 
+def test_a_start_reads_no_weights_of_a_model_that_is_known_and_has_no_room(tmp_path: Path) -> None:
+    replies = []
+    for num_loads in (3, 2):
+        with serving(*NAMES, folder=tmp_path, **{**TIGHT, "memory_budget_bytes": 6_900_000}) as (served, runner):
+            rows = runner.run(served.rows())
+            assert [row["loads"]["start"] for row in rows] == [1, 1, num_loads - 2]
+            assert rows[0]["state"] == "ready" and sum(row["state"] == "unloaded" for row in rows) == 1
+            replies.append([runner.run(served.ask(model, prompt_of(2, 200)))[0] for model in range(3)])
+    assert replies[0] == replies[1]
+
+
 def test_two_lone_rows_that_outgrow_the_memory_together_keep_within_it() -> None:
     """The one that came later waits until the first has ended, and goes on with its own tokens."""
     watch = Watch()

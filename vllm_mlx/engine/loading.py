@@ -33,7 +33,7 @@ from .disk import OpenDisk
 from .engine import Engine
 from .front import Front
 from .generation import Preparations, ReplyKeeper
-from .known import KnownFacts
+from .known import Facts, KnownFacts
 from .lane import Lane
 from .lane_parts import build_lane, device_watch, prefill_context
 from .media_requests import MediaRequests
@@ -46,6 +46,7 @@ from .sizing import (
     budget_of,
     load_measured,
     no_drafts,
+    unread,
     within_kernels,
 )
 from .thread import EngineThread
@@ -188,7 +189,7 @@ def _media_requests(
 def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> Engine:
     """Load weights, measure, and size everything to the available memory. Raises ConfigError.
 
-    Each model is loaded once, so that all is known of it. Those that have no room then leave, the default last.
+    A model of which something is not known is loaded once. Those that have no room then leave, the default last.
     With `ranks`, there is one model, and nothing of its cache is kept on disk.
     """
     if ranks is not None:
@@ -200,10 +201,15 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     budget = budget_of(sources[0].config)
     watch = device_watch(budget)
     for source in sources:
-        _make_room(lanes, budget, source.checkpoint.file_bytes)
+        facts = None if source.known is None else source.known.facts
+        coming_bytes = source.checkpoint.file_bytes
+        is_optional = bool(lanes) and not source.pin and facts is not None and facts.is_built_unread
+        if not (is_optional and _lacks_room(lanes, budget, coming_bytes)):
+            facts = None
+            _make_room(lanes, budget, coming_bytes)
         pinned_bytes = sum(other.checkpoint.file_bytes for other in sources if other.pin and other is not source)
         with about(source.name if len(sources) > 1 else None):
-            lanes.append(_load_lane(source, budget_of(source.config, pinned_bytes), watch, lanes))
+            lanes.append(_load_lane(source, budget_of(source.config, pinned_bytes), watch, lanes, facts))
     _make_room(lanes, budget)
     engine = Engine(lanes, watch)
     if disk is not None and (tree := engine.cache_tree) is not None:
@@ -213,12 +219,22 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     return engine
 
 
-def _load_lane(source: Source, budget: Budget, watch: DeviceWatch, before: Items[Lane]) -> Lane:
-    config = within_kernels(source.config, source.checkpoint)
+def _load_lane(
+    source: Source, budget: Budget, watch: DeviceWatch, before: Items[Lane], unread_facts: Facts | None
+) -> Lane:
+    """With `unread_facts`, which are all of the model, its weights are not read."""
+    config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for lane in before if (cache := lane.scheduler.prefix_cache) is not None), None)
-    measured = load_measured(config, source.checkpoint, source.probe, budget, source.known)
-    warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-    return build_lane(config, source.checkpoint, measured, budget, watch, tree, name=source.name, pin=source.pin)
+    if unread_facts is None:
+        measured = load_measured(config, checkpoint, source.probe, budget, source.known)
+        warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
+    else:
+        measured = unread(config, checkpoint, budget, unread_facts)
+    lane = build_lane(config, checkpoint, measured, budget, watch, tree, name=source.name, pin=source.pin)
+    if unread_facts is not None:
+        lane.free()
+        lane.residence.loads.clear()
+    return lane
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
@@ -257,13 +273,16 @@ def _load_in_lockstep(
     return config, *agreed(ranks, measured, budget)
 
 
+def _lacks_room(lanes: Items[Lane], budget: Budget, coming_bytes: int) -> bool:
+    """Return whether the weights of another model, and a step, have no room beside these."""
+    step_bytes = max(budget.scores_bytes, *(lane.facts.memory.transient_bytes for lane in lanes), 0)
+    return sum(lane.held_bytes for lane in lanes) + coming_bytes + step_bytes > budget.total_bytes
+
+
 def _make_room(lanes: Items[Lane], budget: Budget, coming_bytes: int = 0) -> None:
     """Let models without a pin leave for the weights of another and for a step: the one that was loaded last first."""
-    step_bytes = max(budget.scores_bytes, *(lane.facts.memory.transient_bytes for lane in lanes), 0)
     for lane in reversed(lanes):
-        if sum(each.held_bytes for each in lanes) + coming_bytes + step_bytes <= budget.total_bytes:
-            return
-        if lane.may_leave:
+        if lane.may_leave and _lacks_room(lanes, budget, coming_bytes):
             lane.leave()
 
 

@@ -93,8 +93,27 @@ def load_measured(
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     if known is not None:
-        known.keep(Facts(calibration=calibration, proofs=Proofs.of(model), images=images, video_fault=video_fault))
+        computes = model.copied_whole or model.num_head_layers or model.no_head  # while it is built
+        known.keep(
+            Facts(
+                calibration=calibration,
+                proofs=Proofs.of(model),
+                images=images,
+                video_fault=video_fault,
+                load_s=load_s,
+                is_built_unread=not computes,
+            )
+        )
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault, load_s=load_s)
+
+
+def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, facts: Facts) -> MeasuredModel:
+    """Build a model of which all is known, without reading its weights. Raises ConfigError."""
+    _check_weights(config, checkpoint, budget, None)
+    model = begin_drafting(config, checkpoint).unread()
+    facts.proofs.note_in(model)
+    measured = MeasuredModel(model=model, calibration=facts.calibration, images=facts.images)
+    return replace(measured, video_fault=facts.video_fault, load_s=facts.load_s)
 
 
 def _check_weights(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, ranks: Ranks | None) -> None:

@@ -58,6 +58,11 @@ class Loading(Generic[T]):
         self._read_bytes, self.most_bytes = self._read_bytes + num_bytes, max(self.most_bytes, num_bytes)
         return None
 
+    def unread(self) -> T:
+        """Return the model for the sake of its structure: no weights are read. Raises ModelLoadError."""
+        with self._explaining():
+            return self._make(*self._build())
+
     def complete(self) -> T:
         """Do all at once. Raises ModelLoadError."""
         while (model := self.advance()) is None:

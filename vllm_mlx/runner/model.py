@@ -36,8 +36,8 @@ class Model(ABC):
         self.module = module
         self.structure = self.new_caches()  # the caches that layers have; these stay empty
         caches = self.new_caches()
+        # Only shapes are needed of this pass. Nothing of it is computed, so that no weights are read.
         self.vocab_size = int(self.forward(mx.array([[0]]), caches).shape[-1])  # width of the logits
-        mx.eval(layers.state_arrays(caches))
         self.footprint = footprint(caches, self._whole_sizes())
         self.can_batch = layers.can_batch(caches)
         self.no_shared_forward: str | None = None  # why groups cannot share a forward pass; None if they can
