@@ -1,14 +1,15 @@
 """`vllm-mlx bench` against a real server; its figures against moments that are known."""
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.support.commands import refusal, run
-from vllm_mlx.cli.bench import Sizes, Words, conversations, figures, quantile
+from vllm_mlx.cli.bench import Words, conversations, figures, quantile
 from vllm_mlx.cli.remote import Reply
 
-SIZES = Sizes(prompt_words=20, turns=3)
+SIZES: dict[str, Any] = {"prompt_words": 20, "turns": 3}
 
 
 @pytest.mark.full
@@ -69,16 +70,16 @@ def test_a_quantile_is_one_of_the_values() -> None:
 
 
 def test_workloads_have_in_common_what_they_say() -> None:
-    new = conversations("new", 4, SIZES, Words(1))
+    new = conversations("new", 4, Words(1), **SIZES)
     assert len({each.questions[0] for each in new}) == 4
-    shared = conversations("shared", 4, SIZES, Words(1))
+    shared = conversations("shared", 4, Words(1), **SIZES)
     assert len(shared) == 5  # one to read the beginning
     assert len({each.messages[0]["content"] for each in shared}) == 1
     assert len({each.questions[0] for each in shared}) == 5
 
 
 def test_a_conversation_grows_by_its_answers() -> None:
-    [conversation, _] = conversations("turns", 4, SIZES, Words(1))
+    [conversation, _] = conversations("turns", 4, Words(1), **SIZES)
     seen = []
     for messages in conversation.requests():
         seen.append([message["role"] for message in messages])

@@ -31,7 +31,7 @@ sock = listen("127.0.0.1", 0)
 engine = FakeEngine()
 app = create_app(engine, ServerConfig(models=named("tiny"), api_keys=unnamed_keys(["k"])))
 run(app, engine, sock, drain_s=0, started=lambda: print(sock.getsockname()[1], flush=True))
-write_last(sys.stderr.fileno(), "the last line")
+write_last("the last line")
 """
 
 

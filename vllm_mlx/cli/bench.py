@@ -37,12 +37,6 @@ history party result change morning reason research girl guy moment air teacher 
 _WORDS = tuple(_TEXT.split())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    prompt_words: int
-    turns: int  # turns of one conversation of the workload `turns`
-
-
 class Words:
     """Random words. Another seed gives other prompts, which no server has in its cache."""
 
@@ -67,21 +61,23 @@ class Conversation:
             yield list(self.messages)
 
 
-def conversations(workload: Workload, num_requests: int, sizes: Sizes, words: Words) -> list[Conversation]:
+def conversations(
+    workload: Workload, num_requests: int, words: Words, *, prompt_words: int, turns: int
+) -> list[Conversation]:
     """Make the conversations of a workload.
 
     `new` prompts have nothing in common. `shared` prompts have one long beginning, and one more conversation comes
-    first to cache it. Conversations of `turns` grow.
+    first to cache it. Conversations of the workload `turns` grow, by as many turns.
     """
     match workload:
         case "new":
-            return [Conversation([words.text(sizes.prompt_words)]) for _ in range(num_requests)]
+            return [Conversation([words.text(prompt_words)]) for _ in range(num_requests)]
         case "shared":
-            system = {"role": "system", "content": words.text(sizes.prompt_words)}
+            system = {"role": "system", "content": words.text(prompt_words)}
             return [Conversation([words.text(8)], [system]) for _ in range(num_requests + 1)]
         case "turns":
-            lengths = [sizes.prompt_words, *[max(8, sizes.prompt_words // 10)] * (sizes.turns - 1)]
-            number = -(-num_requests // sizes.turns)
+            lengths = [prompt_words, *[max(8, prompt_words // 10)] * (turns - 1)]
+            number = -(-num_requests // turns)
             return [Conversation([words.text(length) for length in lengths]) for _ in range(number)]
 
 
@@ -240,23 +236,22 @@ def bench(
     server = find_server(url, api_key)
     name = model or server.model().name
     words = Words(int.from_bytes(os.urandom(8)) if seed is None else seed)
-    sizes = Sizes(prompt_words=prompt_words, turns=turns)
     ask_server = partial(ask, server, {"model": name, "max_tokens": reply_tokens, "temperature": 0.0})
     _warm_up(ask_server, words)
     rows = []
     for workload in chosen:
         for step in steps:
             print(f"{workload}, {step} at the same time ...", file=sys.stderr)
-            rows.append(_measure(ask_server, workload, step, requests, sizes, words))
+            # At least as many conversations as requests that run at the same time.
+            num_requests = max(requests, step * (turns if workload == "turns" else 1))
+            todo = conversations(workload, num_requests, words, prompt_words=prompt_words, turns=turns)
+            rows.append(_measure(ask_server, workload, step, todo))
     _show(server, name, rows, as_json=as_json)
     if failed := next((row.first_error for row in rows if row.first_error), None):
         raise CommandFailed(f"{sum(row.failed for row in rows)} requests failed, the first with: {failed}")
 
 
-def _measure(ask: Ask, workload: Workload, step: int, num_requests: int, sizes: Sizes, words: Words) -> Figures:
-    # At least as many conversations as requests that run at the same time.
-    num_requests = max(num_requests, step * (sizes.turns if workload == "turns" else 1))
-    todo = conversations(workload, num_requests, sizes, words)
+def _measure(ask: Ask, workload: Workload, step: int, todo: Sequence[Conversation]) -> Figures:
     if workload == "shared":  # the first request, which caches the beginning, is not measured
         run_load(ask, todo[:1], 1)
         todo = todo[1:]

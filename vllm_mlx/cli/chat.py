@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import mimetypes
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from .remote import KeyOption, ModelOption, Remote, Reply, UrlOption, find_server
-from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds, option, printable
+from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds, option, printable, state_folder
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class LinePrompt:
     """Reads the lines that the user types. With `remember`, a file keeps them for the next time."""
 
     def __init__(self, *, remember: bool = True):
-        self._file = history_file() if remember else None
+        self._file = state_folder() / "chat-history" if remember else None
         try:
             import readline
         except ImportError:  # some Pythons are built without it
@@ -97,11 +96,6 @@ class LinePrompt:
             self._file.touch(mode=0o600)  # only its owner may read it, from the start
             self._readline.set_history_length(_MAX_LINES)
             self._readline.write_history_file(self._file)
-
-
-def history_file() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "vllm-mlx" / "chat-history"
 
 
 def figures(reply: Reply, now_s: float) -> str:

@@ -19,7 +19,7 @@ from .options import load_settings, service_settings
 from .own_server import own_server, run_client
 from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .settings import Settings
-from .terminal import CommandFailed, WrongUsage, option
+from .terminal import CommandFailed, WrongUsage, note, option, state_folder
 
 _ANSWER_S = 5.0
 _OTHER_MODEL = (
@@ -86,14 +86,10 @@ def launch(
 def _run_with_server(row: Client, server: Remote, model: str, context: int | None, arguments: Sequence[str]) -> int:
     """Start a server of `model`, and the client with it. Returns the client's exit code."""
     program = _program(row)
-    with own_server(server, model, _state_folder() / "server.log"):
+    with own_server(server, model, state_folder() / "launch" / "server.log"):
         target = _target(server, None, context, is_own=True)
         command, environment = _prepared(row, target, program, arguments)
         return run_client(command, program, environment)
-
-
-def _state_folder() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "vllm-mlx" / "launch"
 
 
 def _target(server: Remote, name: str | None, context: int | None, *, is_own: bool) -> Target:
@@ -119,7 +115,7 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
         context=context,
         searches=model.searches,
         api_key=server.api_key or NO_KEY,
-        folder=_state_folder(),
+        folder=state_folder() / "launch",
     )
 
 
@@ -138,22 +134,20 @@ def _model_to_serve(name: str | None) -> str | None:
 
 def _warn(client: Client, target: Target) -> None:
     if client.has_small_roles and target.small:
-        print(f"vllm-mlx: titles, summaries and other small tasks go to {target.small}.", file=sys.stderr)
+        note(f"titles, summaries and other small tasks go to {target.small}.")
     advice = "Serve a model with a longer one, or raise --max-model-len."
     if target.context < client.least_context:
-        print(
-            f"vllm-mlx: {client.title} needs a context of at least {client.least_context:,} tokens, and this one has "
-            f"{target.context:,}. {advice}",
-            file=sys.stderr,
+        note(
+            f"{client.title} needs a context of at least {client.least_context:,} tokens, and this one has "
+            f"{target.context:,}. {advice}"
         )
     elif target.context - target.max_reply < client.first_prompt:
-        print(
-            f"vllm-mlx: {client.title}'s first prompt alone has about {client.first_prompt:,} tokens, and the context "
-            f"has {target.context:,}. {advice}",
-            file=sys.stderr,
+        note(
+            f"{client.title}'s first prompt alone has about {client.first_prompt:,} tokens, and the context has "
+            f"{target.context:,}. {advice}"
         )
     if client.key_warning:
-        print(f"vllm-mlx: {client.key_warning}", file=sys.stderr)
+        note(client.key_warning)
 
 
 def _program(row: Client) -> str:

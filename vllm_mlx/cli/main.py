@@ -124,13 +124,13 @@ def _commit() -> str:
 def reported(command: Callable[[], object]) -> None:
     """Run a command whose errors become one line and an exit code."""
     from ..core.errors import VLLMMLXError
-    from .output import descriptor_of, write_last
-    from .terminal import ExitCode, exit_code_of, printable
+    from .output import write_last
+    from .terminal import ExitCode, exit_code_of
 
     try:
         command()
     except VLLMMLXError as error:
-        write_last(descriptor_of(sys.stderr), f"vllm-mlx: {printable(error.message)}\n")
+        write_last(error.message)
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -5,12 +5,15 @@ import itertools
 import logging
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
+
+from .terminal import printable
 
 MAX_BYTES = 4 << 20  # bytes that may wait to be written; further lines are dropped and counted
 MAX_LINE = 16 * 1024  # characters of one line, stack traces included
@@ -128,11 +131,11 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
 
 
-def write_last(fd: int, text: str) -> None:
+def write_last(message: str) -> None:
     """Write the last message of a process, after its log. Give up if it is not read in time."""
     logging.shutdown()
-    last = Output(fd)
-    last.write(text)
+    last = Output(descriptor_of(sys.stderr))
+    last.write(f"vllm-mlx: {printable(message)}\n")
     last.flush(FLUSH_S)
 
 
@@ -142,10 +145,8 @@ class LogFile:
     `path` gets the newest lines. When it is full, it is renamed to `path.1`, and so on; the oldest file is removed.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int = LOG_BYTES, num_files: int = LOG_FILES) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._max_bytes = max_bytes
-        self._num_files = num_files
 
     def open(self) -> None:
         """Make the newest file the standard output and error of this process. Raises OSError."""
@@ -156,14 +157,13 @@ class LogFile:
 
     def make_room(self, num_bytes: int) -> None:
         """Begin a new file if the newest one would grow above its size. Raises OSError."""
-        if os.fstat(2).st_size + num_bytes > self._max_bytes:
-            files = log_files(self._path, self._num_files)
-            for older, newer in itertools.pairwise(files):
+        if os.fstat(2).st_size + num_bytes > LOG_BYTES:
+            for older, newer in itertools.pairwise(log_files(self._path)):
                 with contextlib.suppress(FileNotFoundError):
                     newer.replace(older)
             self.open()
 
 
-def log_files(path: Path, num_files: int = LOG_FILES) -> list[Path]:
+def log_files(path: Path) -> list[Path]:
     """The names that a log's files may have, the oldest lines first."""
-    return [*(path.with_name(f"{path.name}.{number}") for number in range(num_files - 1, 0, -1)), path]
+    return [*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path]

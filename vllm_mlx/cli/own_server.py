@@ -20,7 +20,7 @@ from rich.text import Text
 from .clients import write_own
 from .options import load_settings
 from .remote import Remote
-from .terminal import CommandFailed, SafeConsole, one_line
+from .terminal import CommandFailed, SafeConsole, note, one_line
 
 _LOOK_S = 0.25  # between two checks whether the server is ready
 _ANSWER_S = 2.0  # a server that still loads accepts connections and does not answer
@@ -33,7 +33,7 @@ _SENT_ON = (signal.SIGTERM, signal.SIGHUP)
 @contextmanager
 def own_server(server: Remote, model: str, log: Path) -> Iterator[None]:
     """Run a server of `model` at the address of `server`, and wait until it answers. Raises CommandFailed."""
-    print(f"vllm-mlx: no server runs, so one is started with {model}. Its log is {log}.", file=sys.stderr)
+    note(f"no server runs, so one is started with {model}. Its log is {log}.")
     write_own(log, "")
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -47,7 +47,7 @@ def own_server(server: Remote, model: str, log: Path) -> Iterator[None]:
         _wait_until_ready(process, server, model, log)
         yield
         if process.poll() is not None:
-            print(f"vllm-mlx: the server ended before its client: {_last_line(log)} Its log is {log}.", file=sys.stderr)
+            note(f"the server ended before its client: {_last_line(log)} Its log is {log}.")
     finally:
         _end(process)
 
@@ -61,7 +61,7 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", server: Remote, model:
                 raise CommandFailed(f"The server could not start with {model}: {_last_line(log)} Its log is {log}.")
             status.update(Text(f"{time.monotonic() - started_s:.0f} s: {_last_line(log)}"[:_SHOWN]))
             time.sleep(_LOOK_S)
-    print(f"vllm-mlx: the server is ready after {time.monotonic() - started_s:.1f} s.", file=sys.stderr)
+    note(f"the server is ready after {time.monotonic() - started_s:.1f} s.")
 
 
 def _is_ready(probe: Remote) -> bool:

@@ -270,7 +270,7 @@ def run() -> None:
         if exit_code_of(error) is ExitCode.RESTART:
             raise
         place.write(place.history, replace(history, reason=error.message).text())
-        write_last(2, f"vllm-mlx: {printable(error.message)}\n")
+        write_last(error.message)
         sys.exit(ExitCode.DONE)
 
 

@@ -1,8 +1,10 @@
 """What all commands share: a console that is safe for untrusted text, readable figures, and how a command ends."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -58,6 +60,11 @@ def console() -> SafeConsole:
     return SafeConsole(highlight=False)
 
 
+def note(text: str) -> None:
+    """Say something beside what a command prints."""
+    print(f"vllm-mlx: {text}", file=sys.stderr)
+
+
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
@@ -69,6 +76,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def state_folder() -> Path:
+    """Return the folder of what the commands keep between two runs."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "vllm-mlx"
 
 
 def confirm(what: str, *, is_sure: bool) -> None:

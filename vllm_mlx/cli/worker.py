@@ -3,7 +3,6 @@
 import json
 import logging
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,9 +19,9 @@ from ..core.config import EngineConfig
 from ..core.errors import ConfigError, EngineDead, setting
 from ..core.faults import Fault, RanksParted, device_fault
 from ..core.tasks import settle
-from .output import LogFile, descriptor_of, write_last
+from .output import LogFile, write_last
 from .settings import Settings
-from .terminal import BrokeDown, ExitCode, console, printable
+from .terminal import BrokeDown, ExitCode, console
 
 if TYPE_CHECKING:  # no model code before the settings are accepted
     from ..engine.client import EngineClient
@@ -171,7 +170,7 @@ class Leading:
             time.sleep(_LAST_S)
         from .main import end
 
-        write_last(descriptor_of(sys.stderr), f"vllm-mlx: {printable(reason)}\n")
+        write_last(reason)
         end(ExitCode.FAILED if is_refusal else ExitCode.RESTART)
 
 
