@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.commands import address, served
+from tests.support.running import serving
+from vllm_mlx.core.config import EngineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +17,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="session")
-def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def demo_url() -> Iterator[str]:
     """Address of a server with the bundled demo; its replies are known."""
-    home = tmp_path_factory.mktemp("server-home")
-    with served("--log-level", "warning", HOME=str(home)) as (_, printed):
-        yield address(printed)
+    from vllm_mlx.engine.loading import start_engine  # here, because other tests of this folder load no model
+
+    with serving(start_engine(EngineConfig(model="demo")), served_model_names=("demo",)) as server:
+        yield server.url

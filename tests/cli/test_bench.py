@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import refusal, run
+from tests.support.commands import call, refusal
 from vllm_mlx.cli.bench import Words, conversations, figures, quantile
 from vllm_mlx.cli.remote import Reply
 
@@ -15,7 +15,7 @@ SIZES: dict[str, Any] = {"prompt_words": 20, "turns": 3}
 @pytest.mark.full
 def test_all_workloads_are_measured(demo_url: str) -> None:
     sizes = ("--requests", "3", "--prompt-words", "60", "--reply-tokens", "4", "--turns", "3")
-    result = run("bench", "--url", f"{demo_url}/v1", "--concurrency", "1,2", "--json", *sizes)
+    result = call("bench", "--url", f"{demo_url}/v1", "--concurrency", "1,2", "--json", *sizes)
     assert result.returncode == 0, result.stderr
     rows = {(row["workload"], row["concurrency"]): row for row in json.loads(result.stdout)["figures"]}
     assert rows.keys() == {(name, step) for name in ("new", "shared", "turns") for step in (1, 2)}
@@ -30,7 +30,7 @@ def test_all_workloads_are_measured(demo_url: str) -> None:
 
 
 def test_a_table_is_printed(demo_url: str) -> None:
-    result = run("bench", "--url", demo_url, "--workload", "new", "--concurrency", "1", "--requests", "1",
+    result = call("bench", "--url", demo_url, "--workload", "new", "--concurrency", "1", "--requests", "1",
                  "--prompt-words", "8", "--reply-tokens", "2", COLUMNS="80")  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"demo at {demo_url}")

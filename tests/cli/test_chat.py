@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.cli.terminal import SECONDS, terminal
 from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says
-from tests.support.commands import refusal, run
+from tests.support.commands import call, refusal
 from tests.support.running import eventually, serving
 from vllm_mlx.cli.chat import Conversation, LinePrompt, ReplyPrinter, Talk, figures, image_url
 from vllm_mlx.cli.remote import Remote, Reply
@@ -21,8 +21,8 @@ from vllm_mlx.core.request import Request
 
 
 def test_one_question_in_a_pipe_is_answered_by_text_alone(demo_url: str) -> None:
-    asked = run("chat", "What is 2 + 3?", "--url", demo_url, "--temperature", "0", "--no-thinking")
-    piped = run("chat", "--url", demo_url, "--temperature", "0", "--no-thinking", stdin="What is 2 + 3?")
+    asked = call("chat", "What is 2 + 3?", "--url", demo_url, "--temperature", "0", "--no-thinking")
+    piped = call("chat", "--url", demo_url, "--temperature", "0", "--no-thinking", stdin="What is 2 + 3?")
     assert (asked.returncode, asked.stdout, asked.stderr) == (0, "2 + 3 = 5\n", "")
     assert piped.stdout == asked.stdout
 
@@ -107,7 +107,7 @@ def test_a_reply_does_not_control_the_terminal() -> None:
 
 def test_a_reply_in_a_pipe_is_as_it_came() -> None:
     with serving(FakeEngine(hostile)) as server:
-        assert run("chat", "hi", "--url", server.url).stdout.startswith("\x1b]52;c;aGk=\x07\x1b[2J")
+        assert call("chat", "hi", "--url", server.url).stdout.startswith("\x1b]52;c;aGk=\x07\x1b[2J")
 
 
 class Lines(LinePrompt):
@@ -176,8 +176,8 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
 def test_only_the_options_that_are_given_are_sent() -> None:
     engine = FakeEngine()
     with serving(engine) as server:
-        run("chat", "hi", "--url", server.url)
-        run("chat", "hi", "--url", server.url, "--max-tokens", "3", "--temperature", "0", "--no-thinking")
+        call("chat", "hi", "--url", server.url)
+        call("chat", "hi", "--url", server.url, "--max-tokens", "3", "--temperature", "0", "--no-thinking")
     sent = [
         (request.sampling.max_tokens, request.sampling.temperature, request.thinking) for request in engine.requests
     ]

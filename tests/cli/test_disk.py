@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.disk.samples import opened
-from tests.support.commands import address, refusal, run, served
+from tests.support.commands import address, call, refusal, served
 from tests.support.rows import cases
 from tests.support.running import eventually
 from vllm_mlx.cache.node import ResumeRule
@@ -59,7 +59,7 @@ def filled(root: Path) -> dict[str, Record]:
 
 
 def cache(root: Path, command: str, *arguments: str, **variables: str) -> Any:
-    return run("cache", command, "--cache-dir", str(root), *arguments, **variables)
+    return call("cache", command, "--cache-dir", str(root), *arguments, **variables)
 
 
 def listed(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_beside_a_server_it_is_listed_verified_and_cleared_by_the_server(tmp_pat
         assert f"conversationsarekeptin{tmp_path},upto1.0GB" in said
         url = address(printed)
         prompt = "What is 2 + 3? " * 40
-        assert run("chat", prompt, "--url", url, "--no-thinking").returncode == 0
+        assert call("chat", prompt, "--url", url, "--no-thinking").returncode == 0
         eventually(lambda: bool(listed(tmp_path)))
         [(model, salt)] = listed(tmp_path)
         assert (model, salt) == ("demo", "") and cache(tmp_path, "verify").returncode == 0
@@ -114,7 +114,7 @@ def test_beside_a_server_it_is_listed_verified_and_cleared_by_the_server(tmp_pat
         done = cache(tmp_path, "clear", "--yes", VLLM_MLX_PORT=port)
         assert done.returncode == 0 and "freed" in done.stdout, done.stderr
         eventually(lambda: not files(tmp_path))
-        assert run("cache", "memory", "--url", url).returncode == 0
+        assert call("cache", "memory", "--url", url).returncode == 0
 
 
 def everything(root: Path) -> dict[str, tuple[bytes, int]]:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import call
 from vllm_mlx.cli.main import make_app
 
 
@@ -31,7 +31,7 @@ def verdicts(*arguments: str, **variables: str) -> tuple[int, dict[str, tuple[st
 
 
 def test_a_machine_that_can_serve_and_its_self_test() -> None:
-    result = run("doctor", VLLM_MLX_PORT="0")
+    result = call("doctor", VLLM_MLX_PORT="0")
     assert result.returncode == 0, result.stdout
     for line in ("✓ Python", "MLX", "✓ Memory", "✓ Port", "✓ Model        demo: qwen3_5", "✓ Self-test    cold and"):
         assert line in result.stdout
@@ -120,7 +120,7 @@ def test_a_model_that_is_nowhere_is_bad() -> None:
 )
 def test_what_serve_refuses_is_bad_in_the_same_words(setting: str, value: str) -> None:
     variables = {f"VLLM_MLX_{setting.upper()}": value, "VLLM_MLX_PORT": "0"}
-    refused = run("serve", "demo", **variables).stderr.strip().removeprefix("vllm-mlx: ")
+    refused = call("serve", "demo", **variables).stderr.strip().removeprefix("vllm-mlx: ")
     code, found = verdicts("demo", "--quick", **variables)
     assert code == 1 and ("bad", refused) in found.values()
     assert found["Port"][0] == "good"  # a bad setting does not end the other checks

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import call
 from vllm_mlx.cli.options import load_settings
 from vllm_mlx.cli.serve import accepted
 from vllm_mlx.core.config import EngineConfig
@@ -96,7 +96,7 @@ def test_a_draft_model_is_refused_where_drafts_are_off(flags: dict[str, object],
     ],
 )
 def test_a_draft_model_that_cannot_be_used_is_refused_with_the_reason(named: str, words: str) -> None:
-    result = run("serve", "demo", "--draft-model", named)
+    result = call("serve", "demo", "--draft-model", named, "--port", "0")
     *_, message = result.stderr.splitlines()
     assert result.returncode == 1 and f"--draft-model {named} cannot be used: " in message and words in message
 

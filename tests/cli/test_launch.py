@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.server.fakes import FakeEngine
-from tests.support.commands import refusal, run
+from tests.support.commands import call, refusal, run
 from tests.support.running import serving
 from vllm_mlx.cli.clients import CLIENTS, NO_KEY, Client, Target
 
@@ -96,7 +96,7 @@ def test_a_key_that_others_can_see_is_said() -> None:
 @pytest.mark.parametrize(("address", "mode"), [(None, "disabled"), ("http://127.0.0.1:9", "live")])
 def test_codex_searches_the_web_if_the_server_does(address: str | None, mode: str) -> None:
     with serving(FakeEngine(), web_search=address) as server:
-        result = run("launch", "codex", "--print", "--url", server.url)
+        result = call("launch", "codex", "--print", "--url", server.url)
     words = shlex.split(result.stdout.splitlines()[-1])
     assert words[words.index(f'web_search="{mode}"') - 1] == "-c"
 
@@ -138,7 +138,7 @@ def test_the_client_is_started_with_its_arguments_and_nothing_is_written(demo_ur
 
 
 def test_print_asks_the_server_and_starts_nothing(demo_url: str) -> None:
-    result = run("launch", "claude", "--print", "--url", demo_url, "--context", "9000", PATH="/usr/bin:/bin")
+    result = call("launch", "claude", "--print", "--url", demo_url, "--context", "9000", PATH="/usr/bin:/bin")
     assert result.returncode == 0
     assert f"export ANTHROPIC_BASE_URL={demo_url}\n" in result.stdout
     assert "export CLAUDE_CODE_MAX_CONTEXT_TOKENS=9000\n" in result.stdout
@@ -155,7 +155,7 @@ def test_what_cannot_be_started_is_one_sentence(demo_url: str) -> None:
 def test_an_editor_is_not_started(demo_url: str) -> None:
     assert [name for name in CLIENTS if name not in STARTED] == ["roo", "vscode", "zed"]
     assert "launch cannot start Zed" in refusal("launch", "zed", "--url", demo_url)
-    assert "Merge that file into ~/.config/zed" in run("launch", "zed", "--print", "--url", demo_url).stdout
+    assert "Merge that file into ~/.config/zed" in call("launch", "zed", "--print", "--url", demo_url).stdout
 
 
 def test_what_a_client_does_without_arguments_gives_way_to_the_user_s(demo_url: str, tmp_path: Path) -> None:

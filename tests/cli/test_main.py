@@ -1,6 +1,5 @@
 """The command as a user meets it: a process, its exit code, and what it prints."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import refusal, run
+from tests.support.commands import call, refusal
 from tests.support.rows import row
 from vllm_mlx import __version__
 from vllm_mlx.cli.settings import POSITIONAL, flag_name, settings_fields
 
 
 def test_version() -> None:
-    result = run("--version")
+    result = call("--version")
     assert result.returncode == 0 and re.fullmatch(rf"vllm-mlx {__version__}( \(commit [0-9a-f]+\))?\n", result.stdout)
 
 
 @row("S4-36")
 def test_help_names_every_flag() -> None:
-    words = set(re.findall(r"--[a-z-]+", run("serve", "--help-all").stdout))
+    words = set(re.findall(r"--[a-z-]+", call("serve", "--help-all").stdout))
     expected = {flag_name(name) for name, _, _ in settings_fields() if name not in POSITIONAL}
     assert expected - {"--join"} | {"--config", "--help"} <= words  # --join is a worker's
 
@@ -46,14 +45,14 @@ def test_a_file_that_is_missing_is_no_wrong_command_line() -> None:
 
 
 def test_a_name_that_no_model_has_brings_similar_ones() -> None:
-    line = run("serve", "Qwen3.5-9B").stderr.splitlines()[-1]
+    line = call("serve", "Qwen3.5-9B", "--port", "0").stderr.splitlines()[-1]
     assert "No folder Qwen3.5-9B" in line and "Similar names: mlx-community/Qwen3.5-9B-MLX-4bit" in line
 
 
 def test_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     for given in (tmp_path, tmp_path / "model.gguf", "gone.gguf"):
-        line = run("serve", str(given)).stderr.splitlines()[-1]
+        line = call("serve", str(given), "--port", "0").stderr.splitlines()[-1]
         assert "is a GGUF file; this server loads MLX checkpoints." in line and "mlx-community" in line
 
 
@@ -68,7 +67,7 @@ def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_flag_is_a_usage_error_that_names_the_nearest() -> None:
-    result = run("serve", "--prot", "1")
+    result = call("serve", "--prot", "1")
     assert result.returncode == 2
     assert "--prot" in result.stderr
     assert "--port" in result.stderr
@@ -94,14 +93,3 @@ def test_a_port_is_checked_before_anything_heavy_is_loaded() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_shell_completes_commands_and_flags() -> None:
-    def completed(*words: str) -> list[str]:
-        asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-        environment = {**os.environ, "_VLLM_MLX_COMPLETE": "complete_bash", **asked}
-        command = [str(Path(sys.executable).with_name("vllm-mlx"))]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
-
-    assert completed("vllm-mlx", "se") == ["serve", "service"]
-    assert "--memory-budget" in completed("vllm-mlx", "serve", "--mem")

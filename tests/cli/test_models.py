@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.generate_docs import MAC_SIZES, mac_budget
-from tests.support.commands import address, refusal, run, served
+from tests.support.commands import address, call, refusal, served
 from vllm_mlx.cli.cache import cache_tree
 from vllm_mlx.cli.models import AGENT_CONTEXT, describe, fitting, recommended
 from vllm_mlx.core.errors import ConfigError
@@ -31,7 +31,7 @@ def hub(tmp_path: Path, checkpoint: Callable[..., Path]) -> Path:
 
 
 def test_what_is_cached_is_listed_with_what_it_speaks(hub: Path) -> None:
-    result = run("models", "--json", HF_HUB_CACHE=str(hub))
+    result = call("models", "--json", HF_HUB_CACHE=str(hub))
     part, whole = json.loads(result.stdout)
     assert (part["name"], part["facts"]) == ("org/part", None)
     assert "Download the weights" in part["trouble"]
@@ -42,7 +42,7 @@ def test_what_is_cached_is_listed_with_what_it_speaks(hub: Path) -> None:
     for name in ("org/whole", long):
         if name == long:
             (hub / "models--org--whole").rename(hub / f"models--org--{long.removeprefix('org/')}")
-        table = run("models", HF_HUB_CACHE=str(hub), COLUMNS="80").stdout
+        table = call("models", HF_HUB_CACHE=str(hub), COLUMNS="80").stdout
         first_words = [line.split()[0] for line in table.splitlines() if line.strip()]  # a long name has several lines
         assert name in "".join(first_words) and "qwen3, reasoning" in table
         assert "cannot be served" in table and "…" not in table and max(map(len, table.splitlines())) <= 80
@@ -56,10 +56,10 @@ def test_models_of_lm_studio_are_found_served_and_removed(tmp_path: Path, checkp
     gguf.mkdir(parents=True)
     (gguf / "other.gguf").touch()
     own = {"HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "none")}
-    other, model = json.loads(run("models", "--json", **own).stdout)
+    other, model = json.loads(call("models", "--json", **own).stdout)
     assert (model["name"], model["folder"], model["facts"]["architecture"]) == (name, str(folder), "qwen3")
     assert other["name"] == "publisher/Other-GGUF" and "is a GGUF file" in other["trouble"]
-    line = run("serve", "some-model", **own).stderr.splitlines()[-1]
+    line = call("serve", "some-model", "--port", "0", **own).stderr.splitlines()[-1]
     assert f"Similar names: {name} (on this machine)" in line
     with served(name, **own) as (_, printed):
         assert name in printed
@@ -68,19 +68,19 @@ def test_models_of_lm_studio_are_found_served_and_removed(tmp_path: Path, checkp
         assert line.endswith(f"uses {name}. Stop it first.")
     assert "which frees" in refusal("models", "rm", name, code=2, VLLM_MLX_PORT="9", **own)
     assert folder.exists()
-    assert run("models", "rm", name, "--yes", VLLM_MLX_PORT="9", **own).stdout.endswith(" freed.\n")
+    assert call("models", "rm", name, "--yes", VLLM_MLX_PORT="9", **own).stdout.endswith(" freed.\n")
     assert not folder.exists()
     assert "is not a downloaded model" in refusal("models", "rm", name, "--yes", **own)
 
 
 def test_a_model_of_the_hub_is_removed_with_all_of_its_files(hub: Path) -> None:
-    result = run("models", "rm", "org/whole", "--yes", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT="9")
+    result = call("models", "rm", "org/whole", "--yes", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT="9")
     assert result.returncode == 0, result.stderr
     assert [path.name for path in hub.iterdir()] == ["models--org--part"]
 
 
 def test_an_empty_cache_says_how_to_fill_it(tmp_path: Path) -> None:
-    result = run("models", HF_HUB_CACHE=str(tmp_path / "none"))
+    result = call("models", HF_HUB_CACHE=str(tmp_path / "none"))
     assert result.returncode == 0
     assert "vllm-mlx models pull ORG/NAME" in result.stdout
 
@@ -93,14 +93,14 @@ def test_an_empty_cache_says_how_to_fill_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path, name: str, code: int, line: str) -> None:
-    result = run("models", "pull", name, HF_HUB_CACHE=str(tmp_path))
+    result = call("models", "pull", name, HF_HUB_CACHE=str(tmp_path))
     assert result.returncode == code
     assert line in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
 
 
 def test_what_is_there_is_pulled_at_once(hub: Path) -> None:
-    result = run("models", "pull", "org/whole", HF_HUB_CACHE=str(hub))
+    result = call("models", "pull", "org/whole", HF_HUB_CACHE=str(hub))
     assert result.returncode == 0, result.stderr
     assert "qwen3, text" in result.stdout
 
@@ -118,13 +118,13 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_shown_and_cleared(demo_url: str) -> None:
-    run("chat", "What is 2 + 3?", "--url", demo_url, "--no-thinking")
-    held = json.loads(run("cache", "memory", "--json", "--url", demo_url).stdout)
+    call("chat", "What is 2 + 3?", "--url", demo_url, "--no-thinking")
+    held = json.loads(call("cache", "memory", "--json", "--url", demo_url).stdout)
     assert held["data"]
-    shown = run("cache", "memory", "--url", demo_url).stdout
+    shown = call("cache", "memory", "--url", demo_url).stdout
     assert "tokens 0–" in shown
-    assert run("cache", "clear", "--yes", "--url", demo_url).stdout.endswith(" freed.\n")
-    assert json.loads(run("cache", "memory", "--json", "--url", demo_url).stdout)["data"] == []
+    assert call("cache", "clear", "--yes", "--url", demo_url).stdout.endswith(" freed.\n")
+    assert json.loads(call("cache", "memory", "--json", "--url", demo_url).stdout)["data"] == []
     assert "No server answers" in refusal("cache", "clear", "--yes", "--url", "http://127.0.0.1:9")
 
 
@@ -163,7 +163,7 @@ def test_recommended_checkpoints_are_ordered_by_size_and_named_once() -> None:
 
 def test_a_server_is_told_to_unload_a_model_and_to_load_it_again(demo_url: str) -> None:
     for act, state in (("unload", "unloaded"), ("unload", "unloaded"), ("load", "ready")):
-        result = run("models", act, "--url", demo_url)
+        result = call("models", act, "--url", demo_url)
         assert (result.returncode, result.stdout) == (0, f"demo is {state}.\n"), result.stderr
     unknown = "The model `other` does not exist. This server serves `demo`."
     assert unknown in refusal("models", "unload", "other", "--url", demo_url)
@@ -171,5 +171,5 @@ def test_a_server_is_told_to_unload_a_model_and_to_load_it_again(demo_url: str) 
 
 def test_the_list_says_where_the_weights_of_served_models_are(hub: Path, demo_url: str) -> None:
     port = demo_url.rpartition(":")[2]
-    listed = run("models", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT=port).stdout
+    listed = call("models", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT=port).stdout
     assert "A server serves demo: ready, chat, 6.1 MB of weights.\n" in listed

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from scripts._bench.servers import free_port
-from tests.support.commands import COMMAND, refusal, run
+from tests.support.commands import COMMAND, call, refusal, run
 from vllm_mlx.cli.own_server import run_client
 
 from .test_launch import stand_in
@@ -111,7 +111,7 @@ def test_signals_mean_the_same_after_the_client() -> None:
 
 
 def test_a_server_that_cannot_start_says_why(port: int) -> None:
-    result = run("launch", "claude", "--model", "nonsense")
+    result = call("launch", "claude", "--model", "nonsense")
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("vllm-mlx: The server could not start with nonsense: ") and "No folder nonsense" in last

@@ -17,17 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.project.sources import ROOT
-from tests.support.commands import COMMAND, served
+from tests.support.commands import call, refusal, run, served
 from vllm_mlx.cli.serve import refuse_open_door
 from vllm_mlx.cli.terminal import ExitCode
 from vllm_mlx.core.errors import ConfigError
-
-
-def refusal(*arguments: str) -> str:
-    result = subprocess.run([*COMMAND, "serve", *arguments], capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr
-    return result.stderr.splitlines()[-1]
 
 
 def paste(printed: str, **replaced: str) -> dict[str, object]:
@@ -44,31 +37,22 @@ def paste(printed: str, **replaced: str) -> dict[str, object]:
 def test_the_printed_request_is_answered_and_ctrl_c_ends_the_server(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
+    log, link = tmp_path / "log", tmp_path / "vllm-mlx"
+    link.symlink_to(Path(sys.executable).with_name("vllm-mlx"))  # as scripts/install makes it
+    arguments = (str(checkpoint("qwen3")), "--served-model-name", "tiny one")
     with (
         log.open("w") as stderr,
-        served(str(checkpoint("qwen3")), "--served-model-name", "tiny one", stderr=stderr) as (process, printed),
+        served(*arguments, stderr=stderr, command=[str(link)], PATH=f"{tmp_path}:/bin") as (process, printed),
     ):
+        assert "Install" not in printed
         assert re.search(r"qwen3, 1\.\d MB of weights", printed)
         reply = paste(printed)
         assert reply["model"] == "tiny one"
         assert reply["usage"]["completion_tokens"] <= 5  # type: ignore[index]
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     *_, stopping, last = log.read_text().splitlines()
     assert stopping.endswith("Ctrl-C again ends them now.") and last.endswith("INFO Stopped.")
-
-
-def test_a_clone_without_the_command_on_the_path_is_told_of_its_script(
-    checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    link = tmp_path / "vllm-mlx"
-    link.symlink_to(Path(sys.executable).with_name("vllm-mlx"))  # as scripts/install makes it
-    in_clone, installed = (sys.executable, "-m", "vllm_mlx"), (str(link),)
-    for command, path, is_told in ((in_clone, "/bin", True), (installed, f"{tmp_path}:/bin", False)):
-        with served(str(checkpoint("qwen3")), command=command, PATH=path) as (_, printed):
-            told = f"{ROOT}/scripts/install puts `vllm-mlx` on your PATH for good"
-            assert (told.replace(" ", "") in "".join(printed.split())) == is_told, printed
 
 
 EARLY = """
@@ -112,40 +96,50 @@ def test_ctrl_c_while_another_command_starts_shows_no_traceback() -> None:
     assert early(signal.SIGINT, "typer", "status") == (ExitCode.INTERRUPTED, "")
 
 
-def test_a_key_from_the_environment_is_asked_for_and_not_printed(checkpoint: Callable[..., Path]) -> None:
-    with served(str(checkpoint("qwen3")), VLLM_MLX_API_KEY="s3cret") as (process, printed):
+def test_a_key_is_not_printed_and_a_clone_that_is_not_on_the_path_names_its_script(
+    checkpoint: Callable[..., Path],
+) -> None:
+    variables, command = {"VLLM_MLX_API_KEY": "s3cret", "PATH": "/bin"}, (sys.executable, "-m", "vllm_mlx")
+    with served(str(checkpoint("qwen3")), command=command, **variables) as (process, printed):
         assert "s3cret" not in printed
+        told = f"{ROOT}/scripts/install puts `vllm-mlx` on your PATH for good"
+        assert told.replace(" ", "") in "".join(printed.split()), printed
         assert paste(printed, Authorization="Bearer s3cret")["object"] == "chat.completion"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             paste(printed)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == ExitCode.DONE
+        assert process.wait(timeout=60) == ExitCode.DONE
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(checkpoint: Callable[..., Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert refusal(str(checkpoint("qwen3")), "--port", port).startswith(
-            f"vllm-mlx: Port {port} on 127.0.0.1 is taken."
-        )
+        for command in (call, run):  # in this process, and in one that ends by it
+            result = command("serve", str(checkpoint("qwen3")), "--port", port)
+            assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+            assert result.stderr.startswith(f"vllm-mlx: Port {port} on 127.0.0.1 is taken.")
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, checkpoint: Callable[..., Path]) -> None:
-    assert refusal(str(tmp_path / "nothing"), "--port", "0").startswith("vllm-mlx: ")
-    too_long = refusal(str(checkpoint("qwen3")), "--port", "0", "--max-model-len", "999999999")
-    assert too_long.startswith("vllm-mlx: --max-model-len 999999999 exceeds")
+    missing = call("serve", str(tmp_path / "nothing"), "--port", "0")
+    too_long = call("serve", str(checkpoint("qwen3")), "--port", "0", "--max-model-len", "999999999")
+    assert (missing.returncode, too_long.returncode) == (1, 1)
+    assert missing.stderr.splitlines()[-1].startswith("vllm-mlx: No folder ")
+    assert too_long.stderr.splitlines()[-1].startswith("vllm-mlx: --max-model-len 999999999 exceeds")
 
 
 def test_a_file_of_records_that_cannot_be_written_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    line = refusal("some-org/some-model", "--port", "0", "--record-requests", str(tmp_path / "file" / "records"))
+    line = refusal(
+        "serve", "some-org/some-model", "--port", "0", "--record-requests", str(tmp_path / "file" / "records")
+    )
     assert line.startswith("vllm-mlx: --record-requests") and line.endswith(
         "cannot be written: File exists. Name another file."
     )
 
 
 def test_an_open_door_is_refused_before_anything_loads() -> None:
-    assert refusal("--host", "0.0.0.0").startswith(
+    assert refusal("serve", "--host", "0.0.0.0").startswith(
         "vllm-mlx: --host 0.0.0.0 makes the server reachable from other machines"
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.support.commands import refusal, run
+from tests.support.commands import call, refusal
 from vllm_mlx.cli.status import status_view
 
 BUSY: dict[str, Any] = {
@@ -48,14 +48,14 @@ def drawn(fields: dict[str, Any], width: int = 140, **more: Any) -> str:
 
 
 def test_json_is_what_the_server_says(demo_url: str) -> None:
-    result = run("status", "--json", "--url", demo_url)
+    result = call("status", "--json", "--url", demo_url)
     fields = json.loads(result.stdout)
     assert (result.returncode, fields["model"], fields["num_running"]) == (0, "demo", 0)
 
 
 @pytest.mark.parametrize("arguments", [["--once"], []], ids=["once", "no terminal"])
 def test_the_view_is_printed_once(demo_url: str, arguments: list[str]) -> None:
-    result = run("status", *arguments, "--url", f"{demo_url}/v1")
+    result = call("status", *arguments, "--url", f"{demo_url}/v1")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("demo  idle  http://127.0.0.1:")
     assert "No request is running." in result.stdout

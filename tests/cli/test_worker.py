@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import refusal, run
+from tests.support.commands import call, refusal
 from vllm_mlx.cli.options import load_settings
 from vllm_mlx.cli.worker import check_leading, check_working
 from vllm_mlx.core.errors import ConfigError
@@ -76,7 +76,7 @@ def test_a_server_joins_nobody() -> None:
     assert (
         refused(join="10.0.0.1:1", tensor_parallel_size=1) == "--join is for `vllm-mlx worker`. Leave it out to serve."
     )
-    assert "No such option: --join" in run("serve", "demo", "--join", "10.0.0.1:1").stderr
+    assert "No such option: --join" in call("serve", "demo", "--join", "10.0.0.1:1").stderr
 
 
 def test_a_worker_whose_checkpoint_is_missing_ends_at_once(secret: str, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_worker_whose_checkpoint_is_missing_ends_at_once(secret: str, tmp_path
 
 
 def test_a_worker_is_installed_as_a_service(secret: str) -> None:
-    printed = run("service", "install", "demo", "--join", "10.0.0.1:21005", "--secret-file", secret, "--print").stdout
+    printed = call("service", "install", "demo", "--join", "10.0.0.1:21005", "--secret-file", secret, "--print").stdout
     assert 'join = "10.0.0.1:21005"' in printed and f'secret_file = "{secret}"' in printed
     missing = refusal("service", "install", "demo", "--join", "10.0.0.1:21005", "--print")
     assert missing == "vllm-mlx: A worker needs --secret-file."

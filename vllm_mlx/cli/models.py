@@ -126,7 +126,7 @@ def cached_models() -> list[CachedModel]:
 
     found: dict[str, CachedModel] = {}
     with suppress(CacheNotFound):
-        for repo in scan_cache_dir().repos:
+        for repo in scan_cache_dir(cache_folder()).repos:
             if repo.repo_type == "model" and repo.revisions:
                 latest = max(repo.revisions, key=lambda revision: revision.last_modified)
                 found[repo.repo_id] = _cached(repo.repo_id, repo.size_on_disk, latest.snapshot_path)
