@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,23 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 KEYS = ("first", "second")
 
 
-def demo_in(folder: Path) -> EngineClient:
-    config = EngineConfig(model="demo", memory_budget_bytes=2 << 30, cache_dir=str(folder), cache_disk_bytes=1 << 33)
+@contextmanager
+def started(folder: Path, model: str, **settings: Any) -> Iterator[Running]:
+    with serving(engine_in(folder, model), **settings) as running:
+        yield running
+
+
+def engine_in(folder: Path, model: str) -> EngineClient:
+    config = EngineConfig(
+        model=model, memory_budget_bytes=2 << 30, max_model_len=4096, cache_dir=str(folder), cache_disk_bytes=1 << 33
+    )
     return start_engine(config, open_disk(config))
 
 
-@contextmanager
-def started(folder: Path, **settings: Any) -> Iterator[Running]:
-    with serving(demo_in(folder), **settings) as running:
-        yield running
+@pytest.fixture
+def small(checkpoint: Callable[..., Path]) -> str:
+    """It sees no images, and starts in a quarter of the demo's time."""
+    return str(checkpoint("qwen3"))
 
 
 def database(folder: Path) -> bytes:
@@ -88,11 +96,11 @@ def test_restarts_between_turns_cost_no_cached_token(tmp_path: Path) -> None:
     shown = {"type": "image_url", "image_url": {"url": PNG}}
     question = {"role": "user", "content": [{"type": "text", "text": "What is in this image?"}, shown]}
     lasting, restarted = ([{"role": "system", "content": rules}, question] for _ in range(2))
-    with started(tmp_path / "lasting") as running:
+    with started(tmp_path / "lasting", "demo") as running:
         expected = [answered(running, lasting) for _ in range(2)]
     found = []
     for _ in range(2):
-        with started(tmp_path / "restarted") as running:
+        with started(tmp_path / "restarted", "demo") as running:
             found.append(answered(running, restarted))
     assert (restarted, found) == (lasting, expected)
     assert all(num_cached > 0.95 * num_tokens for num_tokens, num_cached in found[1:])
@@ -107,22 +115,22 @@ def told(found: PreparedRequest) -> tuple[Any, ...]:
 
 @pytest.mark.full  # with every run: restarts between the turns of a conversation with an image
 def test_the_next_turn_of_a_conversation_with_an_image_is_the_same(tmp_path: Path) -> None:
-    with started(tmp_path) as running:
+    with started(tmp_path, "demo") as running:
         messages = conversation(running)
         expected = told(prepared(running, messages))
-    with started(tmp_path) as running:
+    with started(tmp_path, "demo") as running:
         post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
         assert told(prepared(running, messages)) == expected
         with running.http() as http:
             assert http.delete("/v1/cache").status_code == 200
     assert b"What is" not in database(tmp_path), "a cleared cache leaves nothing of its conversations"
-    with started(tmp_path) as running:
+    with started(tmp_path, "demo") as running:
         post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
         assert told(prepared(running, messages))[-1] != expected[-1]
 
 
-def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path) -> None:
-    engine = demo_in(tmp_path)
+def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path, small: str) -> None:
+    engine = engine_in(tmp_path, small)
     body = {"messages": [{"role": "user", "content": "Say: hello"}], "temperature": 0, "max_tokens": 40}
     request = decode_chat(ChatCompletionBody.model_validate(body), reply_id="r", model="", created=0).requests[0]
 
@@ -136,18 +144,19 @@ def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path)
     assert b"replies.1" in database(tmp_path)
 
 
-def test_stored_responses_go_on(tmp_path: Path) -> None:
-    with started(tmp_path, api_keys=KEYS) as running:
-        first = post(running, "/v1/responses", {"input": "Say: hello", "temperature": 0}, "first")
-        body = {"input": "Again.", "previous_response_id": first["id"], "temperature": 0}
+def test_stored_responses_go_on(tmp_path: Path, small: str) -> None:
+    fields = {"temperature": 0, "max_output_tokens": 40}
+    with started(tmp_path, small, api_keys=KEYS) as running:
+        first = post(running, "/v1/responses", {"input": "Say: hello", **fields}, "first")
+        body = {"input": "Again.", "previous_response_id": first["id"], **fields}
         second = post(running, "/v1/responses", body, "first")
-        gone = post(running, "/v1/responses", {"input": "hi"}, "first")
+        gone = post(running, "/v1/responses", {"input": "hi", **fields}, "first")
         with running.http(headers={"authorization": "Bearer first"}) as http:
             assert http.delete(f"/v1/responses/{gone['id']}").status_code == 200
             items = http.get(f"/v1/responses/{second['id']}/input_items").json()
-        body = {"input": "And again.", "previous_response_id": second["id"], "temperature": 0}
+        body = {"input": "And again.", "previous_response_id": second["id"], **fields}
         third = post(running, "/v1/responses", body, "first")
-    with started(tmp_path, api_keys=KEYS) as running:
+    with started(tmp_path, small, api_keys=KEYS) as running:
         again = post(running, "/v1/responses", body, "first")
         assert [item["content"] for item in again["output"]] == [item["content"] for item in third["output"]]
         with running.http(headers={"authorization": "Bearer first"}) as http:
@@ -163,7 +172,7 @@ def test_stored_responses_go_on(tmp_path: Path) -> None:
 
 
 def test_a_response_that_had_not_ended_has_failed(tmp_path: Path) -> None:
-    with started(tmp_path) as running:
+    with started(tmp_path, "demo") as running:
         body = {"input": "Count to one thousand.", "background": True, "max_output_tokens": 3000}
         begun = post(running, "/v1/responses", body)
         memories = running.engine.memories
@@ -171,14 +180,14 @@ def test_a_response_that_had_not_ended_has_failed(tmp_path: Path) -> None:
         content = {file: file.read_bytes() for file in tmp_path.glob("index.sqlite*") if file.suffix != ".sqlite-shm"}
     for file, left in content.items():  # as a kill would have left it
         file.write_bytes(left)
-    with started(tmp_path) as running, running.http() as http:
+    with started(tmp_path, "demo") as running, running.http() as http:
         found = http.get(f"/v1/responses/{begun['id']}").json()
         if b'"status":"completed"' not in b"".join(content.values()):
             assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
 
 
-def test_memories_of_a_tenant_are_cleared_alone(tmp_path: Path) -> None:
-    with started(tmp_path, api_keys=KEYS) as running:
+def test_memories_of_a_tenant_are_cleared_alone(tmp_path: Path, small: str) -> None:
+    with started(tmp_path, small, api_keys=KEYS) as running:
         for name in KEYS:
             said = {"messages": [{"role": "user", "content": f"I am {name}."}]}
             post(running, "/v1/chat/completions", said, name)

@@ -3,6 +3,7 @@
 import json
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
