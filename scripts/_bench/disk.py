@@ -28,7 +28,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.files import PIECE_BYTES
 from vllm_mlx.disk.place import RECORDS
 from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import load_engine
+from vllm_mlx.engine.loading import Source, load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import speak_in_words
@@ -111,7 +111,8 @@ def loaded(model: Path, folder: Path) -> Driver:
     settings = {**_SETTINGS, "cache_dir": str(folder)}
     config = EngineConfig(model=str(model), **settings)
     driver = Driver(model, **settings)
-    driver.engine = load_engine(config, find_checkpoint(str(model)), disk=open_disk(config))
+    source = Source(name=config.model, config=config, checkpoint=find_checkpoint(str(model)))
+    driver.engine = load_engines([source], open_disk(config))
     return driver
 
 

@@ -11,7 +11,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
-from vllm_mlx.engine.loading import load_engine
+from vllm_mlx.engine.loading import Source, load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 prompt = RandomPrompts(2)
@@ -170,7 +170,8 @@ def test_too_little_memory_is_refused_at_load(checkpoint):
         ({"memory_budget_bytes": 30_000_000, "max_model_len": 60_000, "max_prefill_chunk": 64}, "--max-model-len"),
     ):
         with pytest.raises(ConfigError, match=f"Too little memory.*{words}"):
-            load_engine(EngineConfig(model=str(path), **settings), find_checkpoint(path))
+            config = EngineConfig(model=str(path), **settings)
+            load_engines([Source(name="m", config=config, checkpoint=find_checkpoint(path))])
 
 
 @pytest.mark.parametrize("name", cases([*USUAL, *OWN_STATE], ["gemma3_text", "qwen3_5"]))

@@ -16,7 +16,7 @@ from tests.support.rows import USUAL, cases
 from vllm_mlx.cache.layers import arrays
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.sequence import TokenSampling
-from vllm_mlx.engine.loading import load_engine
+from vllm_mlx.engine.loading import Source, load_engines
 from vllm_mlx.runner.calibrate import warm_up
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
@@ -65,7 +65,8 @@ def test_the_first_rows_run_nothing_that_was_not_run(
 
 def test_nothing_of_it_stays(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("qwen3")
-    engine = load_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30), find_checkpoint(str(path)))
+    config = EngineConfig(model=str(path), memory_budget_bytes=2 << 30)
+    engine = load_engines([Source(name="m", config=config, checkpoint=find_checkpoint(str(path)))])
     before = mx.get_active_memory()
     warm_up(engine.runner.model)
     assert mx.get_active_memory() - before < 4096

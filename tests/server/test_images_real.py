@@ -82,7 +82,7 @@ def test_all_that_is_kept_of_pictures_is_within_the_budget(server: Running) -> N
         status = http.get("/v1/status").json()
     memory, total = status["memory"], status["memory"].pop("total_bytes")
     assert sum(memory.values()) == total
-    parts = server.engine.memory
+    parts = server.engine.fronts[0].facts.memory
     assert memory["image_bytes"] == parts.encoder_inputs_bytes + parts.decoded_bytes + parts.rendered_bytes
     assert min(parts.encoder_inputs_bytes, parts.decoded_bytes, parts.rendered_bytes) > 0
 

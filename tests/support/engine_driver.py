@@ -21,9 +21,8 @@ from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.lane import Lane
-from vllm_mlx.engine.lane_parts import make_scheduler
-from vllm_mlx.engine.loading import build_engine
-from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, load_measured, wants_drafts
+from vllm_mlx.engine.lane_parts import build_lane, device_watch, make_scheduler
+from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, load_measured, wants_drafts
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
@@ -71,7 +70,9 @@ class Driver:
         config = EngineConfig(model=str(path), **settings)
         checkpoint = find_checkpoint(str(path))
         measured = measured_once(config, checkpoint, probe, calibration)
-        self.engine = build_engine(config, checkpoint, measured)
+        budget = budget_of(config)
+        watch = device_watch(budget)
+        self.engine = Engine([build_lane(config, checkpoint, measured, budget, watch)], watch)
         if rows_bytes is not None:
             self.engine = squeezed(config, measured.model, self.engine, rows_bytes)
         self.replies: dict[int, Reply] = {}

@@ -98,7 +98,8 @@ def load_settings(
         value = "" if name == "api_key" or fault["type"] == "missing" else f", got {fault['input']!r}"
         kind = WrongFlag if name in flags else ConfigError
         raise kind(f"{place}{explain(fault)}{value}.") from error
-    return settings.of_the_first()
+    first, *_ = settings.each()
+    return first.model_copy(update={"models": settings.models}) if settings.models else settings
 
 
 def _refuse_doubt(

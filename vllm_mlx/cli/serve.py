@@ -76,18 +76,17 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
     engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.ranks)
     if lead is not None:
         lead.engine = engine
+    entries, fronts = config.models.entries, engine.fronts
     banner = Banner(
-        info=engine.info,
+        info=fronts[0].info,
         loaded=engine.model_facts,
         text_only=engine_config.text_only,
         max_pixels=engine_config.max_pixels,
-        budget_bytes=engine.memory.total_bytes,
+        budget_bytes=fronts[0].facts.memory.total_bytes,
         disk=None if disk is None else disk.report,
         load_s=time.monotonic() - started_s,
-        names=config.models.entries[0].names,
-        beside=[(entry.names, front.info) for entry, front in zip(config.models.entries, engine.fronts, strict=True)][
-            1:
-        ],
+        names=entries[0].names,
+        beside=[(entry.names, front.info) for entry, front in zip(entries[1:], fronts[1:], strict=True)],
         api_keys=settings.api_keys,
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,

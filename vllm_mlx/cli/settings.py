@@ -226,10 +226,6 @@ class Settings(_Values):
         kept = {name: getattr(self, name) for name in self.model_fields_set - OF_A_MODEL - {"models"}}
         return [type(self).model_construct(**kept, **listed.values()) for listed in self.models] or [self]
 
-    def of_the_first(self) -> "Settings":
-        """Return these settings, with those of the first model in the places of an only model's."""
-        return self.each()[0].model_copy(update={"models": self.models}) if self.models else self
-
     def catalogue(self) -> Catalogue:
         """The models that are served. Raises ConfigError."""
         entries = []

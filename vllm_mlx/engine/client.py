@@ -59,9 +59,8 @@ class EngineClient:
         """`thread` has started. `fronts` are the models by their positions; the first is the default."""
         self.fronts, default = tuple(fronts), fronts[0]
         self.memories = default.memories
-        self.info, self.memory = default.info, default.facts.memory
-        self.tokenizer, self.processor = default.tokenizer, default.processor
-        self.preparations, self.model_facts = default.preparations, default.model_facts
+        self.processor, self.preparations = default.processor, default.preparations
+        self.model_facts = default.model_facts
         self._thread = thread
         self.pool = pool
         self._monitor = Monitor(config, self.fronts, thread, pool)

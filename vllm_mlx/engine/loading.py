@@ -14,7 +14,7 @@ from ..disk.kept import NO_MEMORIES, Memories
 from ..formats.tokenizer import Tokenizer
 from ..media.loader import MediaLoader, image_decoders
 from ..media.sources import MediaRoot
-from ..media.vision import VisionProbe, VisionProcessor
+from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
 from ..ranks.figures import figures
@@ -65,10 +65,6 @@ class Source:
     vision: VisionProcessor | None = None
     known: KnownFacts | None = None  # of an earlier start
     pin: bool = False  # its weights leave for no other model
-
-    @property
-    def probe(self) -> VisionProbe | None:
-        return None if self.vision is None else self.vision.probe()
 
 
 def start_engine(
@@ -225,8 +221,9 @@ def _load_lane(
     """With `unread_facts`, which are all of the model, its weights are not read."""
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for lane in before if (cache := lane.scheduler.prefix_cache) is not None), None)
+    probe = None if source.vision is None else source.vision.probe()
     if unread_facts is None:
-        measured = load_measured(config, checkpoint, source.probe, budget, source.known)
+        measured = load_measured(config, checkpoint, probe, budget, source.known)
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
     else:
         measured = unread(config, checkpoint, budget, unread_facts)
@@ -284,20 +281,6 @@ def _make_room(lanes: Items[Lane], budget: Budget, coming_bytes: int = 0) -> Non
     for lane in reversed(lanes):
         if lane.may_leave and _lacks_room(lanes, budget, coming_bytes):
             lane.leave()
-
-
-def load_engine(config: EngineConfig, checkpoint: Checkpoint, disk: OpenDisk | None = None) -> Engine:
-    """Load one model as `load_engines` does. It takes no images."""
-    return load_engines([Source(name=config.model, config=config, checkpoint=checkpoint)], disk)
-
-
-def build_engine(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget | None = None
-) -> Engine:
-    """Build an engine for a model that is loaded and measured already. Raises ConfigError."""
-    budget = budget or budget_of(config)
-    watch = device_watch(budget)
-    return Engine([build_lane(config, checkpoint, measured, budget, watch)], watch)
 
 
 def check_settings(config: EngineConfig) -> None:
