@@ -54,18 +54,20 @@ class Serving:
         return [dict(row) for row in (await self.client.status())["models"]]
 
 
-def catalogue(*names: str, pin: bool = False) -> Catalogue:
+def catalogue(*names: str, pin: bool = False, max_model_len: int = 2048) -> Catalogue:
     return Catalogue(
         tuple(
-            Entry(config=ModelConfig(model=str(checkpoint(name)), max_model_len=2048), name=name, pin=pin)
+            Entry(config=ModelConfig(model=str(checkpoint(name)), max_model_len=max_model_len), name=name, pin=pin)
             for name in names
         )
     )
 
 
 @contextmanager
-def serving(*names: str, folder: Path | None = None, **settings: Any) -> Iterator[tuple[Serving, asyncio.Runner]]:
-    models = catalogue(*names)
+def serving(
+    *names: str, folder: Path | None = None, max_model_len: int = 2048, **settings: Any
+) -> Iterator[tuple[Serving, asyncio.Runner]]:
+    models = catalogue(*names, max_model_len=max_model_len)
     disk: dict[str, Any] = {} if folder is None else {"cache_dir": str(folder), "cache_disk_bytes": 1 << 30}
     config = EngineConfig(model=models.entries[0].config.model, **{"memory_budget_bytes": 2 << 30, **disk, **settings})
     with asyncio.Runner() as runner:
@@ -165,6 +167,14 @@ def test_a_start_reads_no_weights_of_a_model_that_is_known_and_has_no_room(tmp_p
             assert rows[0]["state"] == "ready" and sum(row["state"] == "unloaded" for row in rows) == 1
             replies.append([runner.run(served.ask(model, prompt_of(2, 200)))[0] for model in range(3)])
     assert replies[0] == replies[1]
+
+
+def test_the_default_comes_back_after_a_start_for_which_it_had_to_leave() -> None:
+    tight = {"memory_budget_bytes": 3_800_000, "max_prefill_chunk": 64, "max_model_len": 256}
+    with serving("qwen3", "qwen3_5", **tight) as (served, runner):
+        runner.run(served.client.load_model(0, wait=True))
+        rows = runner.run(served.rows())
+        assert [(row["state"], row["loads"]["start"]) for row in rows] == [("ready", 2), ("unloaded", 1)]
 
 
 def test_two_lone_rows_that_outgrow_the_memory_together_keep_within_it() -> None:

@@ -21,6 +21,7 @@ from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.prefix_planner import PrefixPlanner
+from ..scheduler.residence import Reason
 from ..scheduler.scheduler import Scheduler
 from .lane import Lane
 from .monitoring.schema import EngineFacts, EngineReport
@@ -218,8 +219,8 @@ class Engine:
         if fault is not None:
             raise fault
 
-    def load(self, lane: Lane) -> None:
-        """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
+    def load(self, lane: Lane, reason: Reason = "command") -> None:
+        """Begin to load the weights without a request. Models without work leave for them. Raises ModelUnavailable."""
         self._memory.measure()
         others = self._memory.others(lane)
         idle = [other for other in others if other.may_leave and not other.is_busy]
@@ -234,7 +235,7 @@ class Engine:
             if not lane.fits_after(0):
                 other.leave()
                 self._memory.measure()
-        lane.load()
+        lane.load(reason)
         self._memory.measure()
 
     def yield_memory(self, deliver: Deliver) -> None:
@@ -277,6 +278,11 @@ class Engine:
         others = [self.lanes[at] for at in busy if self.lanes[at] is not lane]
         if not others:
             lane.pace(None)
+            return lane
+        if lane.is_outgrown:  # the lane whose rows came last gives memory back before another step takes it
+            running = (each for each in (lane, *others) if each.scheduler.num_running)
+            lane = max(running, key=lambda each: each.scheduler.room.first_id)
+            lane.pace(0.0)
             return lane
         urgent = min(others, key=lambda other: other.slack_s(now))
         slack_s = urgent.slack_s(now)

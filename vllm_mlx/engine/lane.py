@@ -148,6 +148,12 @@ class Lane:
         return needed_bytes - self.scheduler.pool.planned_bytes
 
     @property
+    def is_outgrown(self) -> bool:
+        """Whether its rows need more memory for the next step than other lanes leave. Called after `share`."""
+        room, pool = self.scheduler.room, self.scheduler.pool
+        return self.scheduler.num_running > 0 and room.rows_bytes(extra=1) > pool.planned_bytes
+
+    @property
     def wants_weights(self) -> bool:
         """Whether sequences wait for weights that are not being loaded."""
         return bool(self.scheduler.waiting) and self.residence.may_load(time.monotonic())
@@ -249,13 +255,13 @@ class Lane:
         if self.residence.state == "loading":
             self._give_up()
 
-    def load(self) -> None:
-        """Begin to load the weights by command, also during the pause after a failed load."""
+    def load(self, reason: Reason) -> None:
+        """Begin to load the weights without a request, also during the pause after a failed load."""
         match self.residence.state:
             case "leaving":
                 self.residence.use(time.monotonic())
             case "unloaded" | "failed":
-                self._begin("command")
+                self._begin(reason)
 
     def unload(self) -> None:
         """Let the weights leave by command, once what ended requests have left to do is done.

@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Sequence as Items
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
-from ..core.errors import ConfigError, about, setting
+from ..core.errors import ConfigError, ModelUnavailable, about, setting
 from ..core.fair_queue import FairThreads
 from ..core.memory import Budget
 from ..disk.kept import NO_MEMORIES, Memories
@@ -208,6 +208,9 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
             lanes.append(_load_lane(source, budget_of(source.config, pinned_bytes), watch, lanes, facts))
     _make_room(lanes, budget)
     engine = Engine(lanes, watch)
+    if engine.lane.runner is None:  # it had to leave while another model was measured
+        with suppress(ModelUnavailable):
+            engine.load(engine.lane, "start")
     if disk is not None and (tree := engine.cache_tree) is not None:
         caches = [(lane.scheduler.prefix_cache, lane.facts.info.model) for lane in lanes]
         names = {cache.fingerprint: model for cache, model in caches if cache is not None}

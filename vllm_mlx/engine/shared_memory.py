@@ -61,12 +61,8 @@ class SharedMemory:
         if not short:
             for lane in self._lanes:
                 lane.stay()
-            outgrown = (
-                lane.scheduler.room.rows_bytes(extra=1) > lane.scheduler.pool.planned_bytes
-                for lane in self._lanes
-                if lane.scheduler.num_running
-            )
-            return min(idle, key=lambda lane: lane.residence.used_s) if idle and any(outgrown) else None
+            outgrown = idle and any(lane.is_outgrown for lane in self._lanes)
+            return min(idle, key=lambda lane: lane.residence.used_s) if outgrown else None
         if any(lane.is_moving for lane in self._lanes):
             return None
         first = min(short, key=lambda lane: (lane.scheduler.num_running > 0, lane.first.seq_id))
