@@ -181,7 +181,7 @@ class MultimodalModel(Model):
 
     def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
         rows, num_tokens = tokens.shape
-        return self._run(tokens, caches, np.tile(np.arange(num_tokens), (3, rows, 1)))
+        return self._run(tokens, caches, mx.tile(mx.arange(num_tokens), (3, rows, 1)))
 
     def encode(self, seq: Sequence, start: int, end: int) -> None:
         for item in _between(seq, start, end):
@@ -189,7 +189,7 @@ class MultimodalModel(Model):
 
     def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
         tokens = mx.array([seq.tokens(start, end)])
-        positions = chunk_positions(self.items_in_grid(seq), start, end)[:, None]
+        positions = mx.array(chunk_positions(self.items_in_grid(seq), start, end)[:, None])
         items = _between(seq, start, end)
         if not items:
             return self._run(tokens, caches, positions)
@@ -201,10 +201,10 @@ class MultimodalModel(Model):
     def extend(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
         return self._run(tokens, caches, self.in_grid(seqs, positions, tokens.shape[1]))
 
-    def in_grid(self, seqs: Rows[Sequence], positions: Rows[int], num_tokens: int) -> np.ndarray:
+    def in_grid(self, seqs: Rows[Sequence], positions: Rows[int], num_tokens: int) -> mx.array:
         """The positions of each row's next tokens of text, from its own position on: `(3, rows, num_tokens)`."""
-        at = [text_delta(self.items_in_grid(seq)) + position for seq, position in zip(seqs, positions, strict=True)]
-        return np.array([at] * 3, dtype=np.int32)[..., None] + np.arange(num_tokens, dtype=np.int32)
+        starts = [text_delta(self.items_in_grid(seq)) + position for seq, position in zip(seqs, positions, strict=True)]
+        return mx.array([[[*range(start, start + num_tokens)] for start in starts]] * 3)
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
         """The language model's inputs beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
@@ -243,10 +243,10 @@ class MultimodalModel(Model):
         """The row's media that form grids. A family without grids has none."""
         return [item for item in seq.prompt.media if item.layout is not None] if self.has_grid else []
 
-    def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
+    def _run(self, tokens: mx.array, caches: LayerCaches, positions: mx.array, **inputs: Any) -> mx.array:
         """`positions: (3, rows, n)`; families without grids compute their own."""
         if self.has_grid:
-            inputs["position_ids"] = mx.array(positions)
+            inputs["position_ids"] = positions
         logits: mx.array = self._language(tokens, cache=caches, **inputs).logits
         return logits
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from ..cache.layers import LayerCaches
 from ..core.errors import ModelLoadError, first_line, setting
@@ -58,20 +57,21 @@ class HeadedModel(MultimodalModel):
     ) -> tuple[mx.array, mx.array]:
         embedded = self._embed(tokens[:, None])
         before = mx.zeros_like(embedded) if hidden is None else hidden
-        behind = self._run_head(embedded, before, caches, mx.array(self.in_grid(seqs, positions, 1)))
+        behind = self._run_head(embedded, before, caches, self.in_grid(seqs, positions, 1))
         return self._to_logits(behind)[:, -1], behind
 
-    def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
+    def _run(self, tokens: mx.array, caches: LayerCaches, positions: mx.array, **inputs: Any) -> mx.array:
         *layers, last = caches
         own, of_head = layers[: -self.num_head_layers], layers[-self.num_head_layers :]
-        at = mx.array(positions.astype(np.int32))
-        out = self._language(tokens, cache=own, position_ids=at, return_hidden=True, capture_layer_ids=[], **inputs)
+        out = self._language(
+            tokens, cache=own, position_ids=positions, return_hidden=True, capture_layer_ids=[], **inputs
+        )
         hidden = out.hidden_states[-1]
         before = mx.zeros_like(hidden[:, :1]) if last[0] is None else last[0]
         source = mx.concatenate([before, hidden], axis=1)
         last.update_window(0, source, 1)  # recorded for a rollback, as other recurrent states are
         embedded = inputs.get("inputs_embeds")
-        self._run_head(self._embed(tokens) if embedded is None else embedded, source[:, :-1], of_head, at)
+        self._run_head(self._embed(tokens) if embedded is None else embedded, source[:, :-1], of_head, positions)
         # No logit needs the head's state, so without this nothing would compute it while no row drafts.
         logits: mx.array = mx.depends(out.logits, [last[0], *(array for cache in of_head for array in held(cache))])
         return logits
