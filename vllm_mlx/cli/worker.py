@@ -141,7 +141,6 @@ class Leading:
         secret = _secret(settings, setting("tensor_parallel_size"), "worker_port")
         door = Door(settings.worker_host, settings.worker_port or 0, secret)
         self.checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
-        cut = partial(shard_of, self.checkpoint, text_only=config.text_only, trust_remote_code=trusts)
         tell = partial(screen.print, markup=False, soft_wrap=True)
         tell(f"On each other Mac: vllm-mlx worker {settings.model} --join {door.host}:{door.port} --secret-file FILE")
         self.ranks: Ranks = lead(
@@ -150,16 +149,15 @@ class Leading:
             facts_of(self.checkpoint),
             told={name: getattr(config, name) for name in _TOLD} | {_ONLY_CHECKS: only_checks},
             devices=_devices(settings, size),
-            check=lambda size, _: cut(size),
+            check=lambda size, _: shard_of(self.checkpoint, size, text_only=config.text_only, trust_remote_code=trusts),
             tell=tell,
             ended=self._ended,
         )
-        self._whole = cut(1)
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines of the start-up block, once the link is measured: what each Mac takes, and what it costs."""
         shard, link = self.ranks.shard, self.ranks.link
-        return [("Macs", f"experimental: {shard.beside(self._whole)}"), ("Link", link.text(shard.num_sums))]
+        return [("Macs", f"experimental: {shard.comparison}"), ("Link", link.text(shard.num_sums))]
 
     def _ended(self, error: Exception | None) -> None:
         """End the process from the watch's thread: the engine thread may never come back from a collective."""

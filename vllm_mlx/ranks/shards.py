@@ -5,7 +5,7 @@ that is computed, so shapes alone decide, and whatever the class cannot do is an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -35,10 +35,11 @@ _KV_HEADS = {"num_key_value_heads": "key-value heads"}  # which some families re
 class Shard:
     """What each of `num_ranks` machines holds of a model. A single rank holds all of it."""
 
-    num_ranks: int
     weights_bytes: int
     footprint: RowFootprint  # of a row's state
-    num_sums: int  # sums over all ranks that a token waits for, one after another
+    num_ranks: int = 1
+    num_sums: int = 0  # sums over all ranks that a token waits for, one after another
+    whole: "Shard | None" = None  # what a single machine would hold
 
     @property
     def text(self) -> str:
@@ -46,8 +47,10 @@ class Shard:
         context = f" and {per_token / 1e3:.1f} kB a token of context" if per_token else ""
         return f"{readable(self.weights_bytes)} of weights{context}"
 
-    def beside(self, whole: "Shard") -> str:
-        return f"{self.text} on each of {self.num_ranks} Macs; one Mac would take {whole.text}"
+    @property
+    def comparison(self) -> str:
+        assert self.whole is not None, "there are several ranks"
+        return f"{self.text} on each of {self.num_ranks} Macs; one Mac would take {self.whole.text}"
 
 
 class _Group:
@@ -106,18 +109,20 @@ def _try(checkpoint: Checkpoint, num_ranks: int, trust_remote_code: bool) -> Sha
     if reason := _indivisible(text, _HEADS, num_ranks):
         return reason
     try:
-        num_sums = _cut(module, num_ranks) + 1 if num_ranks > 1 else 0  # the first is that of the ids
-        caches = make_prompt_cache(module)
-        module(mx.array([[0]]), cache=caches)
-        return Shard(
-            num_ranks=num_ranks,
-            weights_bytes=weights_bytes([module]),
-            footprint=footprint(caches),
-            num_sums=num_sums,
-        )
+        whole = _measured(module)
+        if num_ranks == 1:
+            return whole
+        num_sums = _cut(module, num_ranks) + 1  # the first is that of the ids
+        return replace(_measured(module), num_ranks=num_ranks, num_sums=num_sums, whole=whole)
     except (*LIBRARY_ERRORS, AssertionError, ArithmeticError) as error:
         reason = f"mlx-lm cannot divide its weights ({first_line(error, 300).rstrip('.')})"
         return _indivisible(text, _KV_HEADS, num_ranks) or reason
+
+
+def _measured(module: Any) -> Shard:
+    caches = make_prompt_cache(module)
+    module(mx.array([[0]]), cache=caches)
+    return Shard(weights_bytes=weights_bytes([module]), footprint=footprint(caches))
 
 
 def _cut(module: Any, num_ranks: int) -> int:
