@@ -71,7 +71,7 @@ class Sides:
     def __init__(self) -> None:
         self.door = Door(HOST, 0, SECRET)
         self.told = Told()
-        self.ends: SimpleQueue[Exception | None] = SimpleQueue()  # what rank 0's watch reports
+        self.ends: SimpleQueue[Exception | None] = SimpleQueue()  # what watches report
 
     def lead(
         self, size: int = 2, check: Callable[..., object] = nothing, devices: Any = None, **facts: str
@@ -94,7 +94,8 @@ class Sides:
     ) -> "Future[Ranks]":
         tell = nothing if told is None else told.append
         own = own or (lambda: FACTS | dict(facts))
-        return later(lambda: follow((HOST, self.door.port), SECRET, own, check=check, tell=tell, ended=nothing))
+        address, ended = (HOST, self.door.port), self.ends.put
+        return later(lambda: follow(address, SECRET, own, check=check, tell=tell, ended=ended))
 
 
 @pytest.fixture
@@ -190,6 +191,16 @@ def test_rank_0_that_ends_after_all_have_joined_is_a_loss(sides: Sides) -> None:
     heard(channel, "ready")
     channel.close()
     assert isinstance(one.exception(WAIT_S), Lost)
+
+
+def test_rank_0_that_is_stopped_while_ranks_check_their_model_ends_workers_in_good_order(sides: Sides) -> None:
+    one = sides.follow()
+    channel = sides.door.accept(WAIT_S)
+    channel.hear(WAIT_S)
+    channel.say({"rank": 1, "size": 2, "told": {}, "link": {"hosts": [], "devices": None, "coordinator": ""}})
+    channel.say({"stop": True, "refuses": False})
+    assert sides.ends.get(timeout=WAIT_S) is None
+    assert one.exception(WAIT_S) is not None
 
 
 def test_a_worker_that_freezes_while_it_checks_its_model_is_lost(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,6 @@ class Lost(RanksParted):
     """The peer is gone: its connection ended, it says nothing, or it has sent something else than a message."""
 
 
-class Silent(Lost):
-    """The peer has said nothing within the time that was given."""
-
-
 class Channel:
     """One end of a connection to a peer that knows the secret. Any thread may `say`; one thread hears."""
 
@@ -82,16 +78,20 @@ class Channel:
         return len(data)
 
     def hear(self, timeout_s: float | None = None) -> Message:
-        """Wait for the next message. Raises Lost; it is Silent if none begins within `timeout_s`."""
+        """Wait for the next message. Raises Lost, also if none begins within `timeout_s`."""
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
-                raise Silent(f"{self.name} is lost: it has said nothing for {timeout_s:g} s.")
+                raise Lost(f"{self.name} is lost: it has said nothing for {timeout_s:g} s.")
             message: Message = json.loads(self._connection.recv_bytes(MAX_BYTES))
             if not isinstance(message, dict):
                 raise ValueError
         except (EOFError, OSError, ValueError, RecursionError) as error:
             raise Lost(f"{self.name} is lost: {_reason(error)}.") from error
         return message
+
+    def is_quiet(self) -> bool:
+        """Whether the peer is there, and has said nothing that is not heard."""
+        return not self._connection.poll()
 
     def close(self) -> None:
         """End the connection. A thread that hears on it gets Lost."""

@@ -24,9 +24,10 @@ import mlx.core as mx
 
 from .. import __version__
 from ..core.errors import ConfigError, first_line, setting
+from ..core.faults import RanksParted
 from ..core.tasks import settle
 from ..runner.checkpoint import Checkpoint
-from .channel import Channel, Door, Lost, Message, Silent, join
+from .channel import Channel, Door, Lost, Message, join
 from .lockstep import Ranks
 from .shards import Shard
 from .watch import Ended, Watch
@@ -114,7 +115,8 @@ def _gather(door: Door, num: int, own: Facts, guests: dict[Channel, str], tell: 
     """Wait for `num` guests. Raises ConfigError if one differs or refuses."""
     told = ""
     while True:
-        for guest in [guest for guest in guests if not _waits(guest)]:
+        for guest in [guest for guest in guests if not guest.is_quiet()]:  # it has nothing to say
+            logger.warning("The worker at %s has left again", guest.peer)
             del guests[guest]
         if told != (told := f"{len(guests)} of {num} workers joined"):
             tell(told)
@@ -131,17 +133,6 @@ def _gather(door: Door, num: int, own: Facts, guests: dict[Channel, str], tell: 
             if "refused" in hello:
                 raise ConfigError(f"{name} refuses to start: {hello['refused']}")
             _compare(own, hello.get("facts", {}), name.lower())
-
-
-def _waits(guest: Channel) -> bool:
-    """Whether a guest is still there. It has nothing to say."""
-    try:
-        guest.hear(0.0)
-    except Silent:
-        return True
-    except Lost:
-        logger.warning("The worker at %s has left again", guest.peer)
-    return False
 
 
 def _compare(own: Facts, other: Facts, name: str) -> None:
@@ -225,7 +216,8 @@ def _connect(ranks: Ranks, link: Message, check: Callable[[], Shard]) -> None:
         except (RuntimeError, ValueError, OSError) as error:
             raise Lost(f"Rank {ranks.rank} could not connect the data channel: {first_line(error)}.") from error
     except BaseException as error:
-        ranks.watch.leave(error)
+        if type(error) is not RanksParted:  # the watch learns at the same time why rank 0 has not answered as expected
+            ranks.watch.leave(error)
         raise
 
 

@@ -33,18 +33,13 @@ class Peer:
     """Another rank. Its messages are read at once, whatever this process computes; heartbeats go to the watch."""
 
     def __init__(self, rank: int, channel: Channel):
-        self.rank = rank
         self.own_host = channel.host
         self.name = channel.name = f"Rank {rank} ({channel.peer})"
         self.beat: Message = {}  # the last heartbeat
         self.plans: Plans = (0, 0)
         self.silent_s = 0.0  # since its last message
         self.inbox: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
-        self._channel = channel
-
-    def say(self, message: Message) -> int:
-        """Send a message, from any thread. Returns its number of bytes. Raises Lost."""
-        return self._channel.say(message)
+        self.say, self._hear = channel.say, channel.hear
 
     def hear(self, timeout_s: float | None = None) -> Message:
         """Wait for the next message but heartbeats. Raises why the peer has ended, and Lost after `timeout_s`."""
@@ -60,7 +55,7 @@ class Peer:
     def listen(self) -> Exception | None:
         """Read until the peer's last message. Returns why the peer has ended; None if it did so in good order."""
         try:
-            while STOP not in (message := self._channel.hear()):
+            while STOP not in (message := self._hear()):
                 self.silent_s = 0.0
                 if "beat" in message:
                     self.beat, self.plans = message, tuple(message["beat"])
@@ -174,8 +169,8 @@ class Watch:
     def _look(self) -> None:
         """Add up times in short pieces, so that a sleep of the whole machine counts as a moment."""
         looked_s = time.monotonic()
-        seen: dict[int, Plans] = {}
-        stuck_s: dict[int, float] = {}
+        seen: tuple[Plans, ...] = ()
+        stuck_s = 0.0
         while True:
             time.sleep(_LOOK_S)
             passed_s, looked_s = min(time.monotonic() - looked_s, _MOMENT_S), time.monotonic()
@@ -186,10 +181,9 @@ class Watch:
                     self.end(Lost(f"{peer.name} is lost: it has said nothing for {peer.silent_s:.1f} s."))
             if self.rank:
                 continue  # only rank 0 knows how long a step may take
-            plans = {0: self._plans} | {peer.rank: peer.plans for peer in self.peers}
-            for rank, (begun, done) in plans.items():
-                is_stuck = done < self._plans[0] and (begun, done) == seen.get(rank)
-                stuck_s[rank] = stuck_s.get(rank, 0.0) + passed_s if is_stuck else 0.0
-                if stuck_s[rank] > self._limit_s:
-                    self.end(Lost(f"Rank {rank} has hung for {stuck_s[rank]:.0f} s after plan {done}."))
-            seen = plans
+            plans = (self._plans, *(peer.plans for peer in self.peers))
+            rank, (_, done) = min(enumerate(plans), key=lambda each: each[1][1])
+            is_stuck = plans == seen and done < self._plans[0]
+            seen, stuck_s = plans, stuck_s + passed_s if is_stuck else 0.0
+            if stuck_s > self._limit_s:
+                self.end(Lost(f"Rank {rank} has hung for {stuck_s:.0f} s after plan {done}."))
