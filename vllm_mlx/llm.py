@@ -14,9 +14,10 @@ from .api.error_replies import describe
 from .api.openai.decode import decode_chat
 from .api.openai.schema import ChatCompletionBody
 from .api.replies import FoldedChoice
-from .api.text import well_formed, well_formed_json
+from .api.text import well_formed
 from .core.config import EngineConfig
 from .core.events import Failed, FinishReason, TokenLogprob, Usage
+from .core.json_values import with_texts
 from .core.request import Request, SamplingParams
 from .core.tasks import call_at_exit, together
 from .engine.disk import open_disk
@@ -120,7 +121,7 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
         for number, conversation in enumerate(conversations):
-            body = _chat_body(well_formed_json({"messages": list(conversation), **fields}))
+            body = _chat_body(with_texts({"messages": list(conversation), **fields}, well_formed))
             decoded = decode_chat(body, reply_id=f"chat-{number}", model="", created=0)
             request = decoded.requests[0]
             requests.append(request if sampling_params is None else replace(request, sampling=sampling_params))

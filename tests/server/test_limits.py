@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from tests.support.running import Running, eventually, named, post_bytes, serving
-from vllm_mlx.api.text import MAX_DEPTH, is_deeper
+from vllm_mlx.api.text import MAX_DEPTH
 from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
+from vllm_mlx.core.json_values import is_deeper
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Request, RequestLimits
 from vllm_mlx.server.bodies import BODIES

@@ -10,10 +10,10 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import InvalidParameter
+from ..core.json_values import is_deeper, with_texts
 
 RAW_ARGUMENTS = "_raw"
 CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text
@@ -36,19 +36,6 @@ def well_formed(text: str) -> str:
     return text
 
 
-def well_formed_json(value: Any) -> Any:
-    """Return the JSON value with every text in it well formed, names of fields included."""
-    match value:
-        case str():
-            return well_formed(value)
-        case Mapping():
-            return {well_formed_json(name): well_formed_json(member) for name, member in value.items()}
-        case list() | tuple():
-            return [well_formed_json(item) for item in value]
-        case _:
-            return value
-
-
 def json_in(text: str) -> Any:
     """Parse a text as JSON. Raises ValueError if it is not JSON or nests too deeply."""
     try:
@@ -57,18 +44,7 @@ def json_in(text: str) -> Any:
         raise ValueError("it nests too deep") from None
     if is_deeper(value, MAX_DEPTH):
         raise ValueError("it nests too deep")
-    return well_formed_json(value) if r"\ud" in text or r"\uD" in text else value
-
-
-def is_deeper(value: Any, max_depth: int) -> bool:
-    """Return whether JSON has more than `max_depth` levels. Looks level by level, so it does not recurse itself."""
-    level = [value]
-    for _ in range(max_depth + 1):
-        inside = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        if not inside:
-            return False
-        level = [member for members in inside for member in members if isinstance(member, dict | list)]
-    return True
+    return with_texts(value, well_formed) if r"\ud" in text or r"\uD" in text else value
 
 
 def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:

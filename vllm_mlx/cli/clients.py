@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.json_values import with_texts
 from ..core.private_file import write_private
 from .terminal import CommandFailed, one_line
 
@@ -115,19 +116,15 @@ _NAME = re.compile(r"\{([a-z_]+)\}")
 
 def _filled(template: Any, values: Mapping[str, str]) -> Any:
     """Replace the names in the texts of a template. Between double quotes, values are escaped as JSON asks."""
-    match template:
-        case str():
-            quoted = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in values.items()}
-            parts = template.split('"')
-            parts[::2] = [_with_values(part, values) for part in parts[::2]]
-            parts[1::2] = [_with_values(part, quoted) for part in parts[1::2]]
-            return '"'.join(parts)
-        case Mapping():
-            return {key: _filled(value, values) for key, value in template.items()}
-        case list():
-            return [_filled(entry, values) for entry in template]
-        case _:
-            return template
+    quoted = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in values.items()}
+
+    def fill(text: str) -> str:
+        parts = text.split('"')
+        parts[::2] = [_with_values(part, values) for part in parts[::2]]
+        parts[1::2] = [_with_values(part, quoted) for part in parts[1::2]]
+        return '"'.join(parts)
+
+    return with_texts(template, fill)
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from ..core.json_values import is_deeper
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart
 
-_MAX_DEPTH = 64
+MAX_DEPTH = 64  # of the arguments of a call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +36,14 @@ class _Call:
         self.is_closed = False
 
     def read(self) -> dict[str, Any] | None:
-        """Return the arguments, or None if they were cut, are not a JSON object, or nest deeper than `_MAX_DEPTH`."""
+        """Return the arguments, or None if they were cut, are not a JSON object, or nest deeper than `MAX_DEPTH`."""
         if not self.is_closed:
             return None
         try:
             value = json.loads("".join(self.arguments) or "{}")
         except (ValueError, RecursionError):
             return None
-        return value if isinstance(value, dict) and is_flat(value) else None
+        return value if isinstance(value, dict) and not is_deeper(value, MAX_DEPTH) else None
 
 
 class _TextRun:
@@ -107,18 +108,6 @@ def _part(part: _TextRun | _Call) -> Part:
     if isinstance(part, _TextRun):
         return part.kind("".join(part.texts))
     return ToolCallPart(part.start.call_id, part.start.name, part.read() or {})
-
-
-def is_flat(value: Any, depth: int = _MAX_DEPTH) -> bool:
-    """Whether a JSON value nests at most `depth` levels deep."""
-    match value:
-        case dict():
-            items = list(value.values())
-        case list():
-            items = value
-        case _:
-            return True
-    return depth > 0 and all(is_flat(item, depth - 1) for item in items)
 
 
 def content_of(message: Message) -> list[ContentEvent]:

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ..core.errors import GrammarLimit, InvalidParameter, Overloaded
 from ..core.fair_queue import FairQueue
-from ..core.tasks import python_process
+from ..core.tasks import python_process, settle
 from ..formats.tokenizer import Tokenizer
 from . import trial_process as trial
 from .exact_tokenizer import ExactTokenizer
@@ -228,17 +228,11 @@ def _write(pipe: IO[bytes], text: bytes) -> None:
 def on_large_stack(work: Callable[[], T]) -> T:
     """Run work that recurses deeply in a separate thread. Threads that start meanwhile get its stack size, too."""
     result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # it is raised in the thread that waits
-            result.set_exception(error)
-
     with _STARTING:
         usual = threading.stack_size(trial.STACK_BYTES)
         try:
-            threading.Thread(target=run, name="grammar", daemon=False).start()  # Python must not end inside llguidance
+            run = threading.Thread(target=settle, args=(result, work), name="grammar", daemon=False)
+            run.start()  # Python must not end inside llguidance
         finally:
             threading.stack_size(usual)
     return result.result()

@@ -5,9 +5,10 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from ..core.json_values import is_deeper
 from ..core.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ..formats.bodies.tool_schema import resolve
-from ..formats.reply import is_flat
+from ..formats.reply import MAX_DEPTH
 
 _MAX_BRANCHES = 64  # subschemas that are examined for one value; a default in any further one is ignored
 _ALTERNATIVES = ("allOf", "anyOf", "oneOf")
@@ -42,7 +43,7 @@ class DeclaredValue:
     def defaults(self) -> Iterator[Any]:
         """The declared defaults that nest no deeper than the arguments of a reply may."""
         found = (branch["default"] for branch in self._branches if "default" in branch)
-        return (default for default in found if is_flat(default))
+        return (default for default in found if not is_deeper(default, MAX_DEPTH))
 
     @cached_property
     def _branches(self) -> tuple[Mapping[str, Any], ...]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..core.errors import TemplateError, Unsupported, first_line, setting
+from ..core.json_values import with_texts
 from ..core.messages import (
     ImagePart,
     MediaPart,
@@ -65,15 +66,7 @@ class MediaMarkers:
 
     def escape(self, value: Any) -> Any:
         """Return the value without any marker in its texts, so that every marker in the rendered text is for media."""
-        match value:
-            case str():
-                return self._escaped(value)
-            case dict():
-                return {name: self.escape(item) for name, item in value.items()}
-            case list():
-                return [self.escape(item) for item in value]
-            case _:
-                return value
+        return with_texts(value, self._escaped)
 
     def fill_in(self, text: str, media: Sequence[tuple[str, str]]) -> Rendered | None:
         """Put texts in the places of the markers. `media` is a (marker, text) pair for each image and video.
