@@ -41,13 +41,13 @@ def engine(server: Running, request: pytest.FixtureRequest) -> FakeEngine:
     return engine
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def claude(server: Running) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gpt(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
         yield client

@@ -27,7 +27,7 @@ def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
         yield client

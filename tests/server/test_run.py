@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import httpx
 import pytest
 
+from tests.support.rows import cases
 from tests.support.running import Running, eventually, post_bytes, serving, start_python
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import TextDelta
@@ -186,10 +187,10 @@ def ended(server: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
     return server.returncode, out.strip(), [line for line in err.splitlines() if line.startswith("vllm_mlx.server.run")]
 
 
-STOPS = [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)]
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # one handler takes them all
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", cases(STOPS, [signal.SIGTERM]))
 def test_a_signal_ends_an_idle_server_with_exit_code_0(stop: signal.Signals) -> None:
     with process(drain_s=3600) as (server, _):
         server.send_signal(stop)
@@ -199,7 +200,7 @@ def test_a_signal_ends_an_idle_server_with_exit_code_0(stop: signal.Signals) -> 
         assert ended(server) == (0, "[3600]", [line])
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", cases(STOPS, [signal.SIGINT]))
 def test_a_signal_lets_a_stream_send_its_last_event(stop: signal.Signals) -> None:
     with process(drain_s=0.1) as (server, port), streaming(port) as reader:
         server.send_signal(stop)
@@ -209,7 +210,7 @@ def test_a_signal_lets_a_stream_send_its_last_event(stop: signal.Signals) -> Non
         assert (code, out, len(log)) == (0, "[0.1]", 1)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", cases(STOPS[:2], [signal.SIGINT]))
 def test_a_second_signal_does_not_wait_for_the_drain(stop: signal.Signals) -> None:
     with process(drain_s=3600) as (server, port), streaming(port) as reader:
         for each in (signal.SIGHUP, signal.SIGHUP):  # as a terminal may send it when it closes

@@ -60,7 +60,7 @@ CACHE_FIELDS = {
 def server(checkpoint):
     config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30)
     engine = start_engine(config)
-    with serving(engine) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    with serving(engine) as running, running.http() as client:
         yield client
 
 
@@ -98,7 +98,7 @@ def test_the_document_lists_every_field_of_an_idle_server(server):
 
 def test_the_document_fits_a_server_without_a_prefix_cache(checkpoint):
     config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, prefix_cache=False)
-    with serving(start_engine(config)) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    with serving(start_engine(config)) as running, running.http() as client:
         assert documented_reply(client, "/v1/status")["cache"]["enabled"] is False
         assert documented_reply(client, "/v1/cache")["data"] == []
 
@@ -143,7 +143,7 @@ def narrow(checkpoint):
     config = EngineConfig(
         model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_num_seqs=1, max_prefill_chunk=16
     )
-    with serving(start_engine(config)) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    with serving(start_engine(config)) as running, running.http() as client:
         yield client
 
 

@@ -12,6 +12,6 @@ row = pytest.mark.row
 USUAL = ("qwen3", "gemma3_text", "qwen3_5", "nemotron_h")  # dense, sliding windows, gated delta, Mamba
 
 
-def cases(names: Iterable[str], usual: Collection[str] = USUAL) -> list[Any]:
+def cases(names: Iterable[Any], usual: Collection[Any] = USUAL) -> list[Any]:
     """Cases of a test, by name. Every run of the tests has the `usual` ones; only the full run has the others."""
     return [pytest.param(name, marks=() if name in usual else pytest.mark.full) for name in names]

@@ -37,7 +37,7 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def http(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=False, **options)  # no TLS
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)

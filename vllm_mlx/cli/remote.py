@@ -124,8 +124,10 @@ class Remote:
     def _client(self, timeout_s: float) -> httpx.Client:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+        verify = not self.url.startswith("http://")  # certificates take some time to read
         # A proxy of the environment cannot reach this machine's own addresses.
-        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=not _is_loopback(self.url))
+        trust = not _is_loopback(self.url)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=trust, verify=verify)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

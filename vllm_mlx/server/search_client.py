@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -138,9 +139,13 @@ class _McpSession:
         return body
 
 
+_certificates = cache(httpx.create_ssl_context)  # all searches use them: to read them keeps the event loop busy
+
+
 def _http() -> httpx.AsyncClient:
     """Return a client that follows no redirect, and uses no proxy of the environment."""
-    return httpx.AsyncClient(trust_env=False, timeout=_SEARCH_S, headers={"user-agent": f"vllm-mlx/{__version__}"})
+    headers = {"user-agent": f"vllm-mlx/{__version__}"}
+    return httpx.AsyncClient(trust_env=False, timeout=_SEARCH_S, headers=headers, verify=_certificates())
 
 
 async def _answer(http: httpx.AsyncClient, method: str, url: str, **options: Any) -> tuple[httpx.Headers, str]:
