@@ -17,9 +17,10 @@ PROMPT_TOKENS = 7
 
 @dataclass(frozen=True)
 class Pause:
-    """Nothing comes for `seconds`; None: for ever."""
+    """Nothing comes for `seconds`, or until something holds; without either, for ever."""
 
     seconds: float | None = None
+    until: Callable[[], bool] | None = None
 
 
 Script = Sequence[GenerationEvent | Pause]
@@ -168,6 +169,9 @@ class FakeGeneration:
             if not isinstance(step, Pause):
                 await self._events.put((index, step))
                 await asyncio.sleep(0)
+            elif step.until is not None:
+                while not step.until():
+                    await asyncio.sleep(0.005)
             elif step.seconds is None:
                 await asyncio.Event().wait()
             else:

@@ -264,27 +264,34 @@ def test_a_failure_is_a_500_in_a_whole_reply_and_an_event_in_a_stream(
 
 
 def test_silence_is_broken_by_pings_in_the_prefill_too() -> None:
+    names: list[str] = []
+
+    def pings(number: int) -> Pause:
+        return Pause(until=lambda: names.count("ping") >= number)
+
     engine = FakeEngine(
         play=lambda request, index: (
-            Pause(0.3),
+            pings(2),
             Started(PROMPT_TOKENS, 2),
             PromptProgress(3, PROMPT_TOKENS),
-            Pause(0.3),
+            pings(4),
             TextDelta("a"),
-            Pause(0.3),
+            pings(8),
             finished(),
         )
     )
     with serving(engine, keep_alive_s=0.05) as server, server.http() as client:
-        wire = client.post("/v1/messages", json={**ASK, "stream": True}).text
-        names = [line.removeprefix("event: ") for line in wire.splitlines() if line.startswith("event: ")]
+        with client.stream("POST", "/v1/messages", json={**ASK, "stream": True}) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("event: "):
+                    names.append(line.removeprefix("event: "))
         with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as vendor:
             assert vendor.messages.create(**ASK).content[0].type == "text"
             with vendor.messages.stream(**ASK) as stream:
                 assert stream.get_final_text() == "a"
     assert names[:2] == ["message_start", "ping"]
     text = names.index("content_block_start")
-    assert names[:text].count("ping") >= 4 and names[text:].count("ping") >= 4
+    assert names[:text].count("ping") >= 4 and names[text:].count("ping") > 0
     assert [name for name in names if name != "ping"] == [
         "message_start",
         "content_block_start",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -173,12 +174,15 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 def test_the_connection_closes_after_a_reply_during_which_another_request_came(
     server: Running, ahead: bytes, at_once: bool
 ) -> None:
-    server.engine.play = lambda request, index: (TextDelta("a"), Pause(0.05), *FakeEngine().play(request, index))
+    sent = threading.Event()
+    rest = Pause(until=sent.is_set)
+    server.engine.play = lambda request, index: (TextDelta("a"), rest, *FakeEngine().play(request, index))
     with server.connect() as connection:
         connection.sendall(POST + (ahead if at_once else b""))
         if not at_once:
             eventually(lambda: bool(server.engine.running))
             connection.sendall(ahead)
+        sent.set()
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
     assert raw.count(b"HTTP/1.1 ") == raw.count(b"HTTP/1.1 200 OK") == 1 and b'"finish_reason":"stop"' in raw
     assert len(server.engine.requests) == 1

@@ -242,13 +242,18 @@ def test_a_limit_leaves_an_incomplete_response(client: openai.OpenAI, engine: Fa
 
 
 def test_silence_is_broken_by_the_response_so_far() -> None:
-    engine = FakeEngine(play=lambda request, index: (Pause(0.3), TextDelta("a"), Pause(0.3), finished()))
+    names: list[str] = []
+
+    def told(number: int) -> Pause:
+        return Pause(until=lambda: names.count("response.in_progress") >= number)
+
+    engine = FakeEngine(play=lambda request, index: (told(4), TextDelta("a"), told(8), finished()))
     with (
         serving(engine, keep_alive_s=0.05) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
         client.responses.stream(**ASK) as stream,
     ):
-        names = [event.type for event in stream]
+        names.extend(event.type for event in stream)
         assert stream.get_final_response().output_text == "a"
     assert names[0] == "response.created" and names.count("response.in_progress") >= 6
 
