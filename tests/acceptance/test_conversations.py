@@ -148,7 +148,7 @@ def test_thoughts_that_the_template_strips_leave_nothing_behind(
     engine = engine_with(architecture, "strips reasoning", thought_tokens=thought_tokens)
 
     async def run() -> tuple[int, int]:
-        agent = await converse(engine, echo=ECHOES["verbatim"], num_turns=10, words=8, question_every=3)
+        agent = await converse(engine, echo=ECHOES["verbatim"], num_turns=6, words=8, question_every=3)
         _, entries = await settled(engine)
         agent.messages.append(user("And now?"))
         prompt = engine.processor.prepare(agent.request()).prompt.token_ids

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
+from tests.support.rows import cases
 from tests.support.running import eventually
 from tests.support.unloading import HeldLoading
 from vllm_mlx.core.catalogue import Catalogue, Entry
@@ -24,7 +25,7 @@ from vllm_mlx.runner.model import Model
 
 from .test_several_models import Serving, prompt_of
 
-NUM_TOKENS = 120
+NUM_TOKENS = 40
 
 
 class NoMemory(HeldLoading):
@@ -50,6 +51,9 @@ def change_loads(make: Callable[..., Any], released: threading.Event) -> Callabl
         lane.reload = replace(lane.reload, begin=lambda: make(begin(), released))
 
     return change
+
+
+HARMS = ("changed", "truncated", "missing", "folder", "no memory")
 
 
 def harm_files(harm: str, path: Path) -> None:
@@ -125,7 +129,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
             runner.run(made.served.client.shutdown(0))
 
 
-@pytest.mark.parametrize("harm", ["changed", "truncated", "missing", "folder", "no memory"])
+@pytest.mark.parametrize("harm", cases(HARMS, ["changed", "folder", "no memory"]))
 def test_a_load_that_fails(pair: Pair, harm: str) -> None:
     if harm == "no memory":
         pair.runner.run(pair.served.client.ask(change_loads(NoMemory, threading.Event())))

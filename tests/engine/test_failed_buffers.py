@@ -96,13 +96,13 @@ def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Ca
     path = checkpoint(name)
     submissions = undisturbed(path).submissions
     assert {"launch", "chunk", "capture", "restore", "join", "leave", "probe"} <= set(submissions)
-    check(path, range(ARCHITECTURES.index(name) + 2, len(submissions), 24))
+    check(path, range(ARCHITECTURES.index(name) + 2, len(submissions), 36))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
 def test_nor_if_the_error_is_known_only_when_the_work_ends(checkpoint: Callable[..., Path], name: str) -> None:
     path = checkpoint(name)
-    check(path, launches(path)[1::3], is_late=True)
+    check(path, launches(path)[1::4], is_late=True)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_nor_with_drafts(checkpoint: Callable[..., Path], name: str, is_late: bo
     assert drafted.replies == clean.replies and drafted.later == clean.later
     numbers = [number for number, seam in enumerate(drafted.submissions) if seam == "verify"]
     assert len(numbers) > 4
-    for number in numbers[::3]:
+    for number in numbers[::4]:
         outcome = play(path, [number], replies=clean.replies, predictions=predictions, is_late=is_late)
         assert outcome.num_failed == 1
         assert outcome.replies == clean.replies and not any(outcome.errors)

@@ -23,7 +23,7 @@ SETTINGS = (
     TokenSampling(temperature=0, presence_penalty=1.5, frequency_penalty=0.5),
     TokenSampling(temperature=0, num_top_logprobs=2),
 )
-LENGTH = 24
+LENGTH = 18
 
 
 @pytest.fixture(scope="module", params=cases(["qwen3", "nemotron_h", "gpt_oss"], ["qwen3"]))

@@ -11,7 +11,7 @@ from tests.support.rows import USUAL, cases
 
 NAMES = (*ARCHITECTURES, *OWN_STATE, *OWN_ATTENTION, "vision:qwen3_5")
 ALIKE = ("qwen3_next", "jamba", "falcon_h1", "granitemoehybrid")  # hybrids that resemble others
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 _random = random.Random(1)
 PROMPTS = [[_random.randrange(500) for _ in range(length)] for length in (1, 5, 40, 33, 70, 2, 300)]
 

@@ -12,7 +12,7 @@ from vllm_mlx.core.events import TokenLogprob
 from vllm_mlx.core.sequence import TokenSampling
 
 prompt = RandomPrompts(3)
-PROMPT = prompt(700)
+PROMPT = prompt(400)
 SAMPLING = TokenSampling(temperature=0.8, seed=5, num_top_logprobs=2)
 LogprobsOfReply = list[TokenLogprob | None]
 
@@ -20,11 +20,11 @@ LogprobsOfReply = list[TokenLogprob | None]
 def ask(driver: Driver, *, others: int = 0) -> LogprobsOfReply:
     """The reply to PROMPT beside others: some decode before it comes, some prefill beside it, some share its start."""
     for number in range(others):
-        driver.add(prompt(50 + 90 * number), max_tokens=60)
+        driver.add(prompt(50 + 90 * number), max_tokens=40)
         driver.step()
     seq_id = driver.add(PROMPT, max_tokens=24, sampling=SAMPLING)
     for number in range(others):
-        driver.add([*PROMPT[: 300 + number], *prompt(100)], max_tokens=10)
+        driver.add([*PROMPT[: 200 + number], *prompt(60)], max_tokens=10)
     driver.run()
     return driver.replies[seq_id].logprobs
 
@@ -56,8 +56,8 @@ def test_a_preempted_row_continues_with_the_same_bits(folder, monkeypatch):
     monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     driver = Driver(folder, repeatable=True)
     alone = ask(driver)
-    driver = Driver(folder, repeatable=True, rows_bytes=2 * driver.engine.facts.footprint.bytes_at(712))
-    driver.add(prompt(700), max_tokens=30)
+    driver = Driver(folder, repeatable=True, rows_bytes=2 * driver.engine.facts.footprint.bytes_at(412))
+    driver.add(prompt(400), max_tokens=30)
     assert ask(driver) == alone
     assert sum(seq.num_preemptions for seq in driver.seqs.values())
 

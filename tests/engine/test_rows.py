@@ -132,12 +132,12 @@ def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
 def test_preempted_rows_continue_exactly(checkpoint, name):
     """They resume from whatever the cache kept of them."""
     path = checkpoint(name)
-    prompts = [prompt(200 + 20 * row) for row in range(4)]
+    prompts = [prompt(100 + 20 * row) for row in range(4)]
     free = Driver(path)
-    expected = [free.generate([ids], max_tokens=90)[0] for ids in prompts]
-    hot = free.generate([prompts[0]], max_tokens=90, sampling=HOT)[0]
-    tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(300))
-    seq_ids = [tight.add(ids, 90) for ids in prompts] + [tight.add(prompts[0], 90, HOT)]
+    expected = [free.generate([ids], max_tokens=50)[0] for ids in prompts]
+    hot = free.generate([prompts[0]], max_tokens=50, sampling=HOT)[0]
+    tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(170))
+    seq_ids = [tight.add(ids, 50) for ids in prompts] + [tight.add(prompts[0], 50, HOT)]
     tight.run()
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
     assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == [*expected, hot]

@@ -37,10 +37,16 @@ def load(name: str) -> Model:
     return load_model(find_checkpoint(str(checkpoint(name))), trust_remote_code=False)
 
 
+def sequence(row: int, num_tokens: int) -> Sequence:
+    ids = tuple((7 * row + 3 * place) % 50 + 5 for place in range(num_tokens + 1))
+    return Sequence(
+        seq_id=row, prompt=PromptInputs(token_ids=ids), sampling=TokenSampling(temperature=0), max_tokens=99
+    )
+
+
 def started(model: Model, row: int, num_tokens: int) -> Batch:
     """A row that has one token of its prompt left to feed."""
-    ids = tuple((7 * row + 3 * place) % 50 + 5 for place in range(num_tokens + 1))
-    seq = Sequence(seq_id=row, prompt=PromptInputs(token_ids=ids), sampling=TokenSampling(temperature=0), max_tokens=99)
+    seq = sequence(row, num_tokens)
     caches = model.new_caches()
     for start in range(0, num_tokens, 16):
         model.prefill(seq, start, min(start + 16, num_tokens), caches)
@@ -139,9 +145,10 @@ def test_rows_join_and_leave_with_copies_of_a_slice(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(layers, "SLICE_BYTES", 1)  # a layer
     model = load("qwen3")
     runner = Runner(model, DeviceWatch(limit_bytes=1))
-    seqs = [started(model, row, 1500).seqs[0] for row in (0, 1)]
+    seqs = [sequence(row, 1500) for row in (0, 1)]
     runner.prefill([PrefillChunk(seq, 0, 1500) for seq in seqs])
     a, b = seqs
+    a.num_computed_tokens = b.num_computed_tokens = 1501
     runner.decode(StepPlan(decode=((a,), (b,))))
     for plan in (StepPlan(decode=((a, b),)), StepPlan(decode=((b,),))):
         for seq in seqs:
