@@ -67,9 +67,9 @@ def test_replies_with_the_head_equal_those_without(family: str, num_rows: int) -
 
 def test_a_head_may_have_several_layers() -> None:
     path = checkpoint(FAMILIES[0], mtp=True, mtp_num_hidden_layers=2)
-    expected = Driver(path, num_draft_tokens=0).generate(PROMPTS[:3], max_tokens=20)
+    expected = Driver(path, num_draft_tokens=0).generate(PROMPTS[:3], max_tokens=12)
     driver = Driver(path, num_draft_tokens=3)
-    assert driver.generate(PROMPTS[:3], max_tokens=20) == expected
+    assert driver.generate(PROMPTS[:3], max_tokens=12) == expected
     assert model_of(driver).num_head_layers == 2
     assert driver.engine.scheduler.speculation.num_accepted["mtp"] > 0
 
@@ -83,8 +83,8 @@ def test_any_load_with_the_head() -> None:
 def test_drawn_drafts_share_the_noise_of_the_reply() -> None:
     """With noise of their own, a tenth of them would be right: so much of a distribution lies on one token here."""
     driver = Driver(headed(FAMILIES[0]), num_draft_tokens=1, prefix_cache=False)
-    for seed in range(6):
-        driver.generate([PROMPTS[0]], max_tokens=40, sampling=TokenSampling(temperature=1, seed=seed))
+    for seed in range(4):
+        driver.generate([PROMPTS[0]], max_tokens=30, sampling=TokenSampling(temperature=1, seed=seed))
     speculation = driver.engine.scheduler.speculation
     assert speculation.num_accepted["mtp"] > 0.5 * speculation.num_drafted["mtp"]
 
@@ -93,9 +93,9 @@ def test_replies_about_images_are_the_same_with_the_head() -> None:
     model = VisionModel(headed(FAMILIES[0]))
     asked = [([f"{number}: What is in this image? ", number],) for number in range(2)]
     prompts = [model.prompt(*turns) for turns in asked]
-    plain = [model.driver(num_draft_tokens=0).generate([prompt], max_tokens=20)[0] for prompt in prompts]
+    plain = [model.driver(num_draft_tokens=0).generate([prompt], max_tokens=12)[0] for prompt in prompts]
     driver = model.driver(num_draft_tokens=3)
-    assert driver.generate(prompts, max_tokens=20) == plain
+    assert driver.generate(prompts, max_tokens=12) == plain
     assert driver.engine.scheduler.speculation.num_accepted["mtp"] > 0
 
 
@@ -173,17 +173,17 @@ def test_the_head_computes_what_the_model_computes_in_a_long_conversation(
     text: list[int] = []
     num_preempted = num_from_disk = 0
     for half in range(2):
-        driver = Driver(path, rows_bytes=int(2.1 * room.bytes_at(513)), num_draft_tokens=3)
+        driver = Driver(path, rows_bytes=int(2.1 * room.bytes_at(257)), num_draft_tokens=3)
         counts.is_on = True
         counts.watch(model_of(driver), monkeypatch)
         with started(path, tmp_path, driver=driver) as server:
             for _ in range(3):
                 text += prompts(25)
-                others = [driver.add(prompts(400), 60, tenant="ann")]
+                others = [driver.add(prompts(200), 40, tenant="ann")]
                 asked = driver.add(text, 16, tenant="ann")
                 while driver.seqs[asked].num_output_tokens < 4:
                     server.step()
-                others.append(driver.add(prompts(400), 20, tenant="ben"))
+                others.append(driver.add(prompts(200), 20, tenant="ben"))
                 server.run()
                 reply = driver.replies[asked].token_ids
                 assert [reply] == plain.generate([text], max_tokens=16)

@@ -53,14 +53,14 @@ def decode(path: Path, num_tokens: tuple[int, int], num_rows: int = 2, num_draft
 
 @pytest.mark.parametrize("name", cases(NAMES, {*USUAL, "gpt_oss", "smollm3", "vision:gemma4", "vision:qwen3_5_moe"}))
 def test_they_are_as_many_after_many_steps_as_after_few(checkpoint: Callable[..., Path], name: str) -> None:
-    few, many = decode(checkpoint(name), (40, 100))
+    few, many = decode(checkpoint(name), (30, 60))
     assert few == many
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("name", cases(["qwen3", "gemma3_text", "gpt_oss", "vision:qwen3_5"], ["gemma3_text"]))
 def test_rejected_drafts_leave_none_behind(checkpoint: Callable[..., Path], name: str, num_rows: int) -> None:
-    few, many = decode(checkpoint(name), (40, 160), num_rows, num_draft_tokens=4)
+    few, many = decode(checkpoint(name), (30, 100), num_rows, num_draft_tokens=4)
     assert few == many
 
 
