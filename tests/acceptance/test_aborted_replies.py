@@ -69,8 +69,22 @@ async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> i
 
 
 @row("S1-10")
-@pytest.mark.parametrize("variant", ["after the last question", "strips reasoning"])
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["gemma3_text", "qwen3_5"]))
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [
+        ("gemma3_text", "after the last question"),
+        ("qwen3_5", "strips reasoning"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("gemma3_text", "strips reasoning"),
+                ("qwen3_5", "after the last question"),
+                ("qwen3", "after the last question"),
+                ("qwen3", "strips reasoning"),
+            )
+        ),
+    ],
+)
 def test_a_thought_that_no_next_turn_contains_leaves_nothing(
     engine_with: Callable[..., EngineClient], architecture: str, variant: str
 ) -> None:

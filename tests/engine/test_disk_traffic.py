@@ -16,7 +16,7 @@ from vllm_mlx.disk.arrays import SLAB_TOKENS
 
 from .test_disk_any_load import NUM_TOKENS, started
 
-PROMPT = [7 + (5 * place * place + 3 * place) % 180 for place in range(1500)]
+PROMPT = [7 + (5 * place * place + 3 * place) % 180 for place in range(800)]
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, fp32
 
 
@@ -29,7 +29,7 @@ def recorded(called: Callable[..., Any], note: Callable[[Any], None]) -> Callabl
     return record
 
 
-@pytest.mark.parametrize(("num_shared", "chunk"), [(500, 1 << 30), (1280, 1), (len(PROMPT) - 1, 100_000)])
+@pytest.mark.parametrize(("num_shared", "chunk"), [(300, 1 << 30), (512, 1), (len(PROMPT) - 1, 100_000)])
 def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
     num_shared: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
