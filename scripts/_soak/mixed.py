@@ -73,7 +73,7 @@ async def _inside(engine: EngineClient) -> dict[str, Any]:
         return {"rows": loaded.num_rows, "cache_entries": tree.stats.entry_count, "cache_bytes": tree.stats.used_bytes}
 
     for _ in range(500):  # the last aborts are handled between steps
-        if await engine.num_rows() == 0:
+        if await engine.ask(lambda asked: asked.num_rows) == 0:
             break
         await asyncio.sleep(0.02)
     found = await engine.ask(look)

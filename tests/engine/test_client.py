@@ -49,12 +49,12 @@ def last(events: list) -> Finished:
 
 async def until_idle(engine: EngineClient) -> None:
     """Rows that are left on the device are a hang, which ends the test."""
-    while await engine.num_rows():
+    while await engine.ask(lambda asked: asked.num_rows):
         await asyncio.sleep(0.01)
 
 
 async def until_running(engine: EngineClient) -> None:
-    while not await engine.num_rows():
+    while not await engine.ask(lambda asked: asked.num_rows):
         await asyncio.sleep(0.001)
 
 

@@ -110,4 +110,4 @@ def test_clients_that_vanish_leave_no_row(server: Running, client: openai.OpenAI
 
 def _num_rows(server: Running) -> int:
     engine: Any = server.engine
-    return asyncio.run(engine.num_rows())
+    return asyncio.run(engine.ask(lambda asked: asked.num_rows))

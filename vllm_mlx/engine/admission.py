@@ -47,12 +47,7 @@ class AdmissionQueue:
 
         It is None if there is one model only.
         """
-        self._in_the_way = in_the_way
-        self._max_model_wait_s = config.max_model_wait_s
-        self._max_queue = config.max_queue
-        self._max_open = config.max_num_seqs + config.max_queue
-        self._max_queue_s = config.max_queue_s
-        self._max_request_s = config.max_request_s
+        self._config, self._in_the_way = config, in_the_way
         self._running_replies = running_replies
         self.num_preparing: Counter[Party] = Counter()  # replies whose prompts are being prepared
         self.timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
@@ -70,7 +65,7 @@ class AdmissionQueue:
         held = Counter(self.num_preparing)
         held.update((reply.tenant, reply.model) for reply in replies)
         is_first = not held[party] and (num_choices == 1 or not replies)
-        if not is_first and not has_room(held, party, num_choices, self._max_open):
+        if not is_first and not has_room(held, party, num_choices, self._config.max_num_seqs + self._config.max_queue):
             error = self._refusal(replies)
             await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
             raise error
@@ -87,21 +82,22 @@ class AdmissionQueue:
         elapsed_s = sum(now - reply.arrived_s for reply in replies) / max(1, len(replies))
         self.num_refused += 1
         return TooManyRequests(
-            f"The server is busy: {self._max_queue} requests wait in the admission queue already "
+            f"The server is busy: {self._config.max_queue} requests wait in the admission queue already "
             f"({setting('max_queue')}).",
             retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
         )
 
     def watch(self, generation: Generation) -> None:
         """Start the timers that end a generation when its time is over."""
-        loop = asyncio.get_running_loop()
+        loop, config = asyncio.get_running_loop(), self._config
         timers = self.timers[id(generation)] = []
         if self._in_the_way is not None:  # the first of the timers
-            timers.append(loop.call_later(self._max_model_wait_s, self._waited_for_model, generation, self._in_the_way))
-        if self._max_queue_s is not None:
-            timers.append(loop.call_later(self._max_queue_s, self._waited, generation, self._max_queue_s))
-        if self._max_request_s is not None:
-            timers.append(loop.call_later(self._max_request_s, self._took, generation, self._max_request_s))
+            wait_s = config.max_model_wait_s
+            timers.append(loop.call_later(wait_s, self._waited_for_model, generation, self._in_the_way))
+        if config.max_queue_s is not None:
+            timers.append(loop.call_later(config.max_queue_s, self._waited, generation, config.max_queue_s))
+        if config.max_request_s is not None:
+            timers.append(loop.call_later(config.max_request_s, self._took, generation, config.max_request_s))
 
     def left(self, generation: Generation) -> None:
         for timer in self.timers.pop(id(generation), ()):
@@ -128,7 +124,7 @@ class AdmissionQueue:
             self.timers[id(generation)][0] = again  # in place of the timer that has ended
             return
         self.num_refused += 1
-        limit = f"{self._max_model_wait_s:g} seconds ({setting('max_model_wait_s')})"
+        limit = f"{self._config.max_model_wait_s:g} seconds ({setting('max_model_wait_s')})"
         message = f"The model had no room in memory for {limit}. In memory: {others}."
         generation.put(ModelUnavailable(message, retry_after_s=_LONGEST_WAIT_S))
 

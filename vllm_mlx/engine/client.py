@@ -218,10 +218,6 @@ class EngineClient:
         """End all requests with this error, from any thread, though the engine thread may never come back."""
         self._thread.fail(error)
 
-    async def num_rows(self) -> int:
-        """Number of rows that hold state on the device now."""
-        return await self.ask(lambda engine: engine.num_rows)
-
     async def ask(self, question: Callable[["Engine"], T]) -> T:
         """Ask the engine between two steps. Raises EngineDead."""
         return await asyncio.wrap_future(self._thread.inspect(question))
