@@ -5,7 +5,7 @@ import binascii
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from secrets import token_urlsafe
 from sys import getsizeof
 from typing import Any, NamedTuple
@@ -168,15 +168,8 @@ def reply_value(entry: RememberedReply) -> dict[str, Any]:
 
 
 def _part_value(part: Part) -> list[Any]:
-    match part:
-        case TextPart(text):
-            return ["text", text]
-        case ReasoningPart(text):
-            return ["reasoning", text]
-        case ToolCallPart(call_id, name, arguments):
-            return ["call", call_id, name, arguments]
-        case _:
-            raise AssertionError("`can_be_kept` refuses the reply")
+    [name] = [name for name, kind in _KINDS.items() if type(part) is kind]  # `can_be_kept` refuses others
+    return [name, *(getattr(part, field.name) for field in fields(part))]
 
 
 def restored_replies(values: Iterable[Kept]) -> dict[str, RememberedReply]:

@@ -157,9 +157,9 @@ class ListBody(Chooser):
         return ListBody(self._context, self._new_inner, self._listing, is_first=False)
 
 
-def after(*texts: str, then: NewBody, optional: bool = False) -> NewBody:
-    """Read one of the texts, then the body `then`."""
-    return partial(StepsBody, steps=(Tag(texts, optional),), finish=lambda context, _: then(context))
+def after(text: str, then: NewBody) -> NewBody:
+    """Read the text, then the body `then`."""
+    return partial(StepsBody, steps=(Tag((text,)),), finish=lambda context, _: then(context))
 
 
 def choice(bodies: Mapping[str, NewBody], default: NewBody | None = None) -> NewBody:
