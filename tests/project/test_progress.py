@@ -55,7 +55,7 @@ def test_a_run_names_its_failure_and_what_it_left_out(tmp_path: Path, num_worker
         "from tests.support.progress import Progress\n"
         "def pytest_configure(config):\n    config.pluginmanager.register(Progress(config))\n"
     )
-    command = [sys.executable, "-m", "pytest", "-n", str(num_workers)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:schemathesis", "-n", str(num_workers)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     for _ in range(2):  # The second run has the durations of the first.
         result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
