@@ -50,28 +50,28 @@ def work_of(driver: Driver, path: str) -> dict[str, Any]:
     """Requests of most kinds, ids in and ids out."""
     prompt, guiding = RandomPrompts(1), Guiding(Path(path), tools="glm45")
     base, found = prompt(300), {}
-    found["unlike lengths"] = driver.generate([base, prompt(40), prompt(9)], max_tokens=10, points=(120,))
+    found["unlike lengths"] = driver.generate([base, prompt(40), prompt(9)], max_tokens=6, points=(120,))
     turn = [*base, *found["unlike lengths"][0]]
-    found["hits"] = driver.generate([[*turn, *prompt(20)], base, [*base[:130], *prompt(30)]], max_tokens=8)
+    found["hits"] = driver.generate([[*turn, *prompt(20)], base, [*base[:130], *prompt(30)]], max_tokens=5)
     found["cached"] = [driver.seqs[row].num_cached_tokens for row in (3, 4, 5)]
-    rows = [driver.add(prompt(30), 6, replace(HOT, seed=seed)) for seed in (1, 2)]
+    rows = [driver.add(prompt(30), 5, replace(HOT, seed=seed)) for seed in (1, 2)]
     gone = driver.add(prompt(50), 200)
     stop = guiding.tokenizer.eos_token_ids
     for sampling in (GREEDY, replace(HOT, seed=3)):
         start = prompt(12)
         constraint = guiding.person(start, thinking="off")
-        rows.append(driver.add(start, 16, sampling, constraint=constraint, stop_token_ids=stop))
+        rows.append(driver.add(start, 10, sampling, constraint=constraint, stop_token_ids=stop))
     start = prompt(8)
     calling = replace(GREEDY, logit_bias={guiding.tokenizer.token_id("<tool_call>"): 90.0})
     names = guiding.names(start, "read", "write")  # a token that was read restricts the next one, which is drawn again
-    rows.append(driver.add(start, 12, calling, constraint=names, stop_token_ids=stop))
+    rows.append(driver.add(start, 8, calling, constraint=names, stop_token_ids=stop))
     while len(driver.replies[gone].token_ids) < 4:
         driver.step()
     driver.engine.abort([gone])
     driver.run()
     found["aborted"] = driver.replies[gone].token_ids[:4]
     found["drawn"] = [drawn(driver.replies[row]) for row in rows]
-    rows = [driver.add(prompt(length), 8) for length in (40, 55)]
+    rows = [driver.add(prompt(length), 5) for length in (40, 55)]
     while len(driver.replies[rows[0]].token_ids) < 2:
         driver.step()
     driver.engine.recover(ValueError("a step failed before its plan was sent"), driver.deliver)
@@ -87,7 +87,7 @@ def drawn(reply: Reply) -> list[Any]:
     return [reply.token_ids, logprobs]
 
 
-def preempted(driver: Driver, path: str, prompts: list[list[int]], num: int = 16) -> tuple[list[list[int]], int]:
+def preempted(driver: Driver, path: str, prompts: list[list[int]], num: int = 10) -> tuple[list[list[int]], int]:
     """Replies of `num` tokens of rows for which memory is short, and how often one was preempted."""
     engine = driver.engine
     row = engine.facts.footprint
