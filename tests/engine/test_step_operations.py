@@ -33,7 +33,7 @@ BOUNDS: dict[tuple[int, ...], tuple[float, int]] = {
     (20, 20): (1.0, 2),
     (20, 700): (_TWO_GROUPS, 2),  # one forward pass for both
 }
-_ALL = 60  # tokens of a reply that are predicted
+_ALL = 40  # tokens of a reply that are predicted
 _REST = 4  # most operations beside the layers that the bare loop has not
 
 
