@@ -139,9 +139,8 @@ def test_every_client_of_the_table_is_run_or_has_a_reason() -> None:
 def test_a_program_ends_although_what_it_started_goes_on(tmp_path: Path) -> None:
     """The helper is in a session of its own, and holds the output open."""
     code = "import subprocess; p = subprocess.Popen(['sleep', '30'], start_new_session=True); print(p.pid, flush=True)"
-    started_s = time.monotonic()
     exit_code, output = run_program([sys.executable, "-c", code], limit_s=20)
-    assert exit_code == 0 and time.monotonic() - started_s < 15
+    assert exit_code == 0, "it was waited for until the limit"
     subprocess.run(["kill", output.strip()], check=True)
 
 

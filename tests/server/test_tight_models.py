@@ -39,7 +39,7 @@ def check(num_requests: int, most_loads: int, alone: dict[Asked, Any]) -> None:
 
 
 def test_many_requests_in_random_order() -> None:
-    check(50, 25, dict.fromkeys(kinds(1)))
+    check(30, 20, dict.fromkeys(kinds(1)))
 
 
 @pytest.mark.full

@@ -148,12 +148,12 @@ def test_a_client_that_leaves_ends_the_search(server: Running, engine: FakeEngin
 
     def slow(query: str) -> tuple[int, bytes]:
         come.set()
-        go.wait(20)
+        go.wait(60)
         return 200, b"{}"
 
     web.answer = slow
     with server.http() as http, http.stream("POST", "/v1/messages", json={**MESSAGE, "tools": [TOOL], "stream": True}):
-        assert come.wait(10)
+        assert come.wait(60)
     with server.http() as http:
         eventually(lambda: not engine.running)
         assert http.get("/health").status_code == 200

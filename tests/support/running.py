@@ -37,7 +37,7 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def http(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=False, **options)  # no TLS
+        return httpx.Client(base_url=self.url, timeout=120, trust_env=False, verify=False, **options)  # no TLS
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
@@ -58,12 +58,12 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: Any) -> Iterator[Run
     server = EngineServer(app, engine, drain_s=drain_s, started=started.set)
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
-    assert started.wait(30)
+    assert started.wait(120)
     try:
         yield Running(engine, server, sock.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -91,7 +91,7 @@ def post_bytes(path: str, body: str) -> bytes:
     return f"{head}\r\n\r\n{body}".encode()
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+def eventually(holds: Callable[[], bool], timeout_s: float = 120) -> None:
     """Fails if `holds` does not come true: for what another thread does soon, no measure of how soon."""
     deadline = time.monotonic() + timeout_s
     while not holds():
