@@ -13,7 +13,9 @@ import httpx
 import pytest
 
 from tests.project.sources import ROOT
-from tests.support.commands import address, served
+from tests.support.running import serving
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.loading import start_engine
 
 PAGE = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```bash\n(curl .*?)```\n```(json|text)\n(.*?)```", PAGE, re.DOTALL)
@@ -81,14 +83,15 @@ def test_every_endpoint_of_the_tables_has_an_example() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are commands of curl")
 def test_the_examples_are_answered_as_the_page_shows() -> None:
-    with served("demo") as (_, printed), ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=address(printed)))
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(start_engine(EngineConfig(model="demo")), served_model_names=("demo",)))
+        client = stack.enter_context(server.http())
         last = ""
         for command, kind, shown in EXAMPLES:
             if "/v1/requests/$id" in command:
                 stack.enter_context(client.stream("POST", "/v1/chat/completions", json=ENDLESS))
                 last = running_id(client)
-            pasted = command.replace("http://127.0.0.1:8000", address(printed))
+            pasted = command.replace("http://127.0.0.1:8000", server.url)
             got = subprocess.run(
                 ["bash", "-c", pasted],
                 env={**os.environ, "id": last},

@@ -94,10 +94,10 @@ def test_all_replies_to_a_request_are_counted(client: openai.OpenAI) -> None:
 
 
 def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: openai.OpenAI) -> None:
-    before = httpx.get(f"{server.url}/v1/status").json()["drafts"]
+    before = httpx.get(f"{server.url}/v1/status", timeout=60).json()["drafts"]
     whole = client.chat.completions.create(**ASKED)
     reply = client.chat.completions.create(**ASKED, prediction=predicted(whole.choices[0].message.content))
-    drafts = httpx.get(f"{server.url}/v1/status").json()["drafts"]
+    drafts = httpx.get(f"{server.url}/v1/status", timeout=60).json()["drafts"]
     assert (drafts["enabled"], drafts["off_reason"], drafts["parked"]) == (True, None, None)
     accepted, drafted = drafts["accepted_tokens"], drafts["drafted_tokens"]
     assert accepted["prediction"] - before["accepted_tokens"]["prediction"] == counts(reply.usage)[0]
@@ -105,7 +105,7 @@ def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: 
     assert drafts["tokens_per_pass"] == round(1 + sum(accepted.values()) / drafts["num_drafts"], 2) > 1
     by_position = drafts["accepted_by_position"]
     assert sum(by_position) == sum(accepted.values()) and by_position == sorted(by_position, reverse=True)
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
     for name, number in (
         ("drafts", drafts["num_drafts"]),
         ("draft_tokens", sum(drafted.values())),
@@ -126,8 +126,8 @@ def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: 
 def test_without_drafts_a_prediction_counts_zero(settings: dict[str, Any]) -> None:
     with served(**settings) as server, client_of(server) as client:
         reply = client.chat.completions.create(**ASKED, prediction=predicted("Once upon a time"))
-        drafts = httpx.get(f"{server.url}/v1/status").json()["drafts"]
-        assert "spec_decode" not in httpx.get(f"{server.url}/metrics").text
+        drafts = httpx.get(f"{server.url}/v1/status", timeout=60).json()["drafts"]
+        assert "spec_decode" not in httpx.get(f"{server.url}/metrics", timeout=60).text
     assert counts(reply.usage) == (0, 0)
     [name] = settings
     assert not drafts["enabled"] and drafts["off_reason"].startswith(f"--{name.replace('_', '-')} is ")
@@ -148,7 +148,7 @@ def test_without_drafts_a_prediction_counts_zero(settings: dict[str, Any]) -> No
     ],
 )
 def test_other_forms_are_refused_by_name(server: Running, prediction: Any, param: str) -> None:
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json={**ASKED, "prediction": prediction})
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json={**ASKED, "prediction": prediction}, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param and "prompt" not in answer.text
 
