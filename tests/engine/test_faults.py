@@ -70,7 +70,7 @@ def test_a_fault_that_passes_in_a_batch_of_several_is_noticed_by_nobody(
         planned.plan(seam, after=after)
         driver.run()
     assert planned.num_struck == 1
-    assert driver.engine.report().num_restarts == len(PROMPTS)
+    assert driver.engine.report().lanes[0].num_restarts == len(PROMPTS)
     assert all(driver.replies[seq_id].error is None for seq_id in seq_ids)
     assert tokens(driver, seq_ids) == expected
     assert len(driver.replies[seq_ids[3]].logprobs) == LENGTH
@@ -157,7 +157,7 @@ def test_a_row_that_joined_before_another_ones_fault_showed_begins_again_as_well
         planned.plan("read")
         driver.step()
         assert planned.num_struck == 1
-        assert driver.engine.report().num_restarts == 1
+        assert driver.engine.report().lanes[0].num_restarts == 1
         driver.run()
     assert driver.replies[early].error is not None
     assert driver.replies[early].token_ids == expected[0][: len(driver.replies[early].token_ids)]
@@ -175,7 +175,7 @@ def test_a_row_that_has_gone_is_not_set_apart(path: Path, expected: list[list[in
         planned.plan("read")  # of what was launched while it was here
         driver.run()
     assert planned.num_struck == 1
-    assert driver.engine.report().num_restarts == len(PROMPTS) - 1
+    assert driver.engine.report().lanes[0].num_restarts == len(PROMPTS) - 1
     assert tokens(driver, seq_ids[1:]) == expected[1:]
     assert is_at_rest(driver)
 
@@ -219,7 +219,7 @@ def test_a_fault_that_names_its_row_touches_no_other(path: Path, expected: list[
         driver.run()
     assert [bool(driver.replies[seq_id].error) for seq_id in seq_ids] == [False, True, False, False]
     assert tokens(driver, [seq_ids[row] for row in (0, 2, 3)]) == [expected[row] for row in (0, 2, 3)]
-    assert driver.engine.report().num_restarts == 0
+    assert driver.engine.report().lanes[0].num_restarts == 0
     assert is_at_rest(driver)
 
 
@@ -269,7 +269,7 @@ def test_what_cannot_be_kept_is_not(path: Path, name: str, monkeypatch: pytest.M
         patch.setattr(PrefixTree, name, failing)
         seq_ids = [driver.add(ids, 60) for ids in prompts]
         driver.run()
-    assert driver.engine.report().num_preemptions
+    assert driver.engine.report().lanes[0].num_preemptions
     assert tokens(driver, seq_ids) == [roomy.generate([ids], max_tokens=60)[0] for ids in prompts]
     assert is_at_rest(driver)
 

@@ -151,14 +151,14 @@ def test_a_guided_row_goes_on_in_its_grammar_after_a_fault_in_its_batch(driver, 
     start, stop = prompt(9), guiding.tokenizer.eos_token_ids
     fields = {"constraint": guiding.person(start, thinking="off"), "stop_token_ids": stop}
     alone = driver.generate([start], max_tokens=150, sampling=HOT, **fields)[0]
-    before = driver.engine.report().num_restarts
+    before = driver.engine.report().lanes[0].num_restarts
     with faults() as planned:
         rows = [driver.add(start, 150, HOT, **fields) for _ in range(2)]
         for _ in range(6):
             driver.step()
         planned.plan(seam)
         driver.run()
-    assert driver.engine.report().num_restarts == before + 2
+    assert driver.engine.report().lanes[0].num_restarts == before + 2
     assert [driver.replies[row].token_ids for row in rows] == [alone, alone]
 
 
@@ -186,12 +186,12 @@ def test_a_constraint_that_fails_ends_its_own_row(driver, guiding, path, monkeyp
     beside = driver.add(other, 20)
     for _ in range(6):
         driver.step()
-    before = driver.engine.report().num_restarts
+    before = driver.engine.report().lanes[0].num_restarts
     monkeypatch.setattr(RowConstraint, name, failing)
     driver.run()
     assert "because of an error in the server" in driver.replies[row].error.message
     assert driver.replies[beside].token_ids == plain_loop(path, other, 20)[0]
-    assert driver.engine.report().num_restarts == before
+    assert driver.engine.report().lanes[0].num_restarts == before
 
 
 def test_a_preempted_row_goes_on_in_its_grammar(path, guiding) -> None:
