@@ -101,7 +101,7 @@ def main(spec: str) -> None:
 
 
 def _ended(error: Exception | None) -> None:
-    time.sleep(0.0 if error is None else _LAST_S)  # the main thread may end the process sooner
+    time.sleep(_LAST_S)  # the main thread ends the process sooner, unless it waits for the peer
     _leave(error)
 
 
