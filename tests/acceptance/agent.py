@@ -115,7 +115,7 @@ async def settled(engine: EngineClient) -> tuple[EngineReport, list[Entry]]:
     meeting = threading.Barrier(TENANT_THREADS)  # of all workers: every trim that was under way is done
     workers = [engine.pool.submit(meeting.wait) for _ in range(meeting.parties)]
     await asyncio.gather(*map(asyncio.wrap_future, workers))
-    while (await engine.ask(Engine.report)).lanes[0].num_running:
+    while (await engine.ask(Engine.report)).lanes[0].row["running"]:
         await asyncio.sleep(0.01)
     while await engine.ask(lambda loaded: loaded.has_work):
         pass  # the trims are done in a step that has nothing else to do

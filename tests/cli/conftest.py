@@ -16,7 +16,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # an engine that went on would disturb tests of MLX's memory
 def demo_url() -> Iterator[str]:
     """Address of a server with the bundled demo; its replies are known."""
     from vllm_mlx.engine.loading import start_engine  # here, because other tests of this folder load no model
