@@ -97,7 +97,7 @@ class Watch:
             threading.Thread(target=target, name="watch of ranks", daemon=True).start()
 
     def ready(self) -> None:
-        """The model is loaded: from now on, this rank is always able to say something."""
+        """All ranks have loaded: from now on, each is always able to say something."""
         self._is_loading = False
         if self.rank:
             logger.info("Rank %d is ready", self.rank)
@@ -147,7 +147,7 @@ class Watch:
 
     def _beat(self) -> None:
         while True:
-            self._say({"beat": self._plans, "is_loading": self._is_loading, "row": self._row()})
+            self._say({"beat": self._plans, "row": self._row()})
             time.sleep(BEAT_S)
 
     def _row(self) -> RankRow:
@@ -176,8 +176,7 @@ class Watch:
             passed_s, looked_s = min(time.monotonic() - looked_s, _MOMENT_S), time.monotonic()
             for peer in self.peers:
                 peer.silent_s += passed_s
-                is_loading = self._is_loading or peer.beat.get("is_loading", True)
-                if peer.silent_s > (LOADING_SILENCE_S if is_loading else SILENCE_S):
+                if peer.silent_s > (LOADING_SILENCE_S if self._is_loading else SILENCE_S):
                     self.end(Lost(f"{peer.name} is lost: it has said nothing for {peer.silent_s:.1f} s."))
             if self.rank:
                 continue  # only rank 0 knows how long a step may take
