@@ -220,7 +220,7 @@ def models(
         print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
     told: set[str] = set()
     for card in () if as_json else served:
-        if card["id"] not in told:  # it is no alias of a card before
+        if card["id"] not in told:  # an alias of a card before has no line of its own
             print(_line(card))
         told.update(card.get("aliases") or ())
 

@@ -224,8 +224,8 @@ def _load_lane(
     """With `unread_facts`, which are all of the model, its weights are not read."""
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for lane in before if (cache := lane.scheduler.prefix_cache) is not None), None)
-    probe = None if source.vision is None else source.vision.probe()
     if unread_facts is None:
+        probe = None if source.vision is None else source.vision.probe()
         measured = load_measured(config, checkpoint, probe, budget, source.known)
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
     else:

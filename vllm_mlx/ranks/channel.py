@@ -12,7 +12,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -54,16 +54,16 @@ class Channel:
         timer = threading.Timer(_PROOF_S, self.close)
         timer.daemon = True
         timer.start()
-        try:
-            for challenge in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
-                challenge(self._connection, secret)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, AssertionError):  # Python 3.11 asserts that it reads a challenge
+        with ExitStack() as undone:
+            undone.callback(self.close)
+            try:
+                for challenge in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
+                    challenge(self._connection, secret)
+            except AssertionError as error:  # Python 3.11 asserts that it reads a challenge
                 raise OSError("it speaks another protocol") from error
-            raise
-        finally:
-            timer.cancel()
+            finally:
+                timer.cancel()
+            undone.pop_all()
         return self
 
     def say(self, message: Message) -> int:

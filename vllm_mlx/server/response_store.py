@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from ..api.replies import ReplyFold
@@ -196,11 +197,10 @@ class BackgroundReplies:
                 self._tasks.pop(reply_id, None)
 
         self._tasks[reply_id] = asyncio.create_task(work())
-        try:
+        async with AsyncExitStack() as undone:
+            undone.push_async_callback(self.cancel, reply_id)
             await accepted
-        except BaseException:
-            await self.cancel(reply_id)
-            raise
+            undone.pop_all()
 
     async def cancel(self, reply_id: str) -> bool:
         """Cancel the reply and wait for its end. Returns whether it was still being made."""

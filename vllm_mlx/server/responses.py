@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -150,11 +151,10 @@ class _Responses:
             record_of(http.scope),
             failed=lambda error: keep(response(spec, "failed", error=error)),
         )
-        try:
+        with ExitStack() as undone:
+            undone.callback(store.remove, spec.reply_id)
             await while_connected(http.receive, starting)
-        except BaseException:
-            store.remove(spec.reply_id)
-            raise
+            undone.pop_all()
         return answer
 
 

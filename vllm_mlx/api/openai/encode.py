@@ -124,11 +124,7 @@ class ChatStream(_Stream):
                 return self._custom_text(index, number)
             case ToolCallDelta():
                 return self._call_arguments(index, event.index, event.arguments)
-            case ToolCallEnd(number) if (
-                "call",
-                index,
-                number,
-            ) not in self._templates:  # the call has no arguments so far
+            case ToolCallEnd(number) if ("call", index, number) not in self._templates:  # without arguments so far
                 return self._call_arguments(index, number, "{}")
             case Finished():
                 self._usages[index] = event.usage
