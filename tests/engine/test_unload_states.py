@@ -110,7 +110,8 @@ def test_a_load(served: Serving, state: str) -> None:
         with pytest.raises(ModelUnavailable):
             served.load()
     else:
-        served.loop.run_until_complete(served.client.load_model(0, wait=False))
+        served.loop.run_until_complete(served.client.load_model(0, wait=state != "loading"))
+        assert served.client.state_of(0) == ("loading" if state == "loading" else "ready")
     release()
     served.load()
     assert served.client.state_of(0) == "ready" and replies_as_alone(served)

@@ -16,10 +16,12 @@ def test_weights_stay_without_a_limit_and_leave_after_the_limit_without_a_reques
 def test_a_request_that_comes_while_state_is_written_keeps_the_weights() -> None:
     residence = Residence(idle_unload_s=60)
     residence.leave(100)
-    assert not residence.stay(101)
+    assert not residence.is_wanted
     assert not residence.is_overdue(100 + LEAVING_S - 1) and residence.is_overdue(100 + LEAVING_S)
     residence.use(102)
-    assert residence.stay(102) and residence.state == "ready"
+    assert residence.is_wanted
+    residence.stay(103)
+    assert residence.state == "ready" and not residence.is_idle(162) and residence.is_idle(163)
 
 
 def test_the_pause_after_a_failed_load_doubles_and_a_good_load_ends_that() -> None:

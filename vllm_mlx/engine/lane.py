@@ -259,7 +259,7 @@ class Lane:
         """Begin to load the weights without a request, also during the pause after a failed load."""
         match self.residence.state:
             case "leaving":
-                self.residence.use(time.monotonic())
+                self.residence.stay(time.monotonic())
             case "unloaded" | "failed":
                 self._begin(reason)
 
@@ -284,7 +284,9 @@ class Lane:
         match self.residence.state:
             case "ready":
                 self.residence.leave(now)
-            case "leaving" if not self.residence.stay(now) and not self.is_busy:
+            case "leaving" if self.residence.is_wanted:
+                self.residence.stay(now)
+            case "leaving" if not self.is_busy:
                 self._leave(disk, now)
             case "loading":
                 fault = self._advance(now)

@@ -54,12 +54,15 @@ class Residence:
         """Return whether the weights leave now, although not all is on disk."""
         return now - self.begun_s >= LEAVING_S
 
-    def stay(self, now: float) -> bool:
-        """Return whether the weights stay after all, because a request came. Its reply needs no load then."""
-        if self.used_s <= self.begun_s:
-            return False
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request has come since the present state began."""
+        return self.used_s > self.begun_s
+
+    def stay(self, now: float) -> None:
+        """Note that the weights, which were to leave, stay after all. What wants them needs no load then."""
+        self.use(now)
         self._enter("ready", now)
-        return True
 
     def unloaded(self, now: float) -> None:
         """Note that the weights have left, or that a load was given up."""
