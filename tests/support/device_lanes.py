@@ -104,8 +104,9 @@ class Lanes:
             assert update.error is None
             self.heard[update.seq_id] += [self.clock.now_s] * len(update.tokens)
 
-    def worst_gap_s(self, seq_id: int) -> float:
-        return max((after - before for before, after in pairwise(self.heard[seq_id])), default=0.0)
+    def worst_gap_s(self, seq_id: int, since_s: float) -> float:
+        times = [heard_s for heard_s in self.heard[seq_id] if heard_s >= since_s]
+        return max(after - before for before, after in pairwise(times))
 
 
 def _never(*_: object) -> Any:

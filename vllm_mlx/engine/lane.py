@@ -192,7 +192,7 @@ class Lane:
     def slack_s(self, now: float) -> float:
         """How long its replies can wait for the next step; infinite if none decodes."""
         prefill = self.scheduler.prefill
-        return prefill.stall_s - (now - self.decoded_s) if prefill.is_decoding else math.inf
+        return prefill.stall_s - prefill.decode_s - (now - self.decoded_s) if prefill.is_decoding else math.inf
 
     @property
     def wanted_s(self) -> float:

@@ -21,6 +21,7 @@ _WORTH_HALVING = 0.8  # a chunk may have half of GRID tokens if these take at mo
 _MAX_GROWTH = 2  # while rows decode, a chunk is at most this many times longer than any measured one
 _GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
 _TRIALS = 64  # chunks within memory before a length that exceeded memory is tried again
+_UNKNOWN_SHARE = 0.7  # of the seconds for a chunk beside replies where no chunk was measured at its depth
 _FIRST_PROBE = 256  # tokens of the longest chunk that calibration measured
 _SHALLOW = 1024  # tokens; all chunks that begin before are at one depth, and each doubling is another
 _SLOWER, _QUICKER = 0.5, 0.25  # weight of the newest chunk in the average of its depth: pauses must not grow
@@ -61,6 +62,10 @@ class ChunkSpeed:
     def tokens_within(self, seconds: float, start: int) -> int:
         """Tokens of the chunk after `start` others that is expected to take `seconds`."""
         return int(max(0.0, seconds - self.overhead_s) / self._token_s(start))
+
+    def knows(self, start: int) -> bool:
+        """Return whether a chunk was measured at this depth."""
+        return _depth(start) in self._s_per_token
 
     def _token_s(self, start: int) -> float:
         """The average at this depth, or at the deepest one before it that was measured."""
@@ -177,6 +182,8 @@ class PrefillPacer:
         """Tokens of the longest chunk after `start` that is expected to take `budget_s`, but at least the shortest."""
         is_careful = budget_s <= self.max_stall_s
         longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
+        if is_careful and not self._speed.knows(start):
+            budget_s *= _UNKNOWN_SHARE
         tokens = self._speed.tokens_within(budget_s / self._caution, start)
         return min(longest, max(self.shortest_chunk(budget_s, start), tokens), self._attention.longest_chunk(start))
 
