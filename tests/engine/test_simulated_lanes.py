@@ -42,17 +42,20 @@ def test_two_busy_models_share_the_time_and_no_reply_waits_long(
             assert max(lanes.worst_gap_s(reply, since_s) for reply in replies[model]) <= part * bound_s
 
 
+@pytest.mark.parametrize("num_tokens", [200, 400])
 @pytest.mark.parametrize(("chip", "large", "small"), PAIRS)
-def test_the_first_token_beside_four_long_replies_of_another_model(chip: str, large: str, small: str) -> None:
+def test_the_first_token_beside_four_long_replies_of_another_model(
+    chip: str, large: str, small: str, num_tokens: int
+) -> None:
     for shapes in ((large, small), (small, large)):
         alone = lanes_of(chip, *shapes)
-        alone_s = alone.first_token_s(alone.send(1, 200, 10))
+        alone_s = alone.first_token_s(alone.send(1, num_tokens, 10))
         beside = lanes_of(chip, *shapes)
         for number in range(4):
             beside.send(0, 1000 + 500 * number, LONG)
         beside.run(until_s=12)
         sent_s = beside.clock.now_s
-        first_s = beside.first_token_s(beside.send(1, 200, 10)) - sent_s
+        first_s = beside.first_token_s(beside.send(1, num_tokens, 10)) - sent_s
         assert first_s <= 2 * alone_s + beside.engine.lanes[0].scheduler.prefill.stall_s
 
 

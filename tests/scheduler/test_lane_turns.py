@@ -25,15 +25,31 @@ def test_a_tenant_gains_little_by_using_several_models() -> None:
     assert abs(found[1] - 0.75) < 0.01, "of which the other tenant gets half"
 
 
-def test_who_comes_is_served_at_once_and_gets_nothing_for_the_time_before() -> None:
+def test_who_comes_is_served_at_once_and_gets_no_more_for_the_time_before() -> None:
     turns, one, both = LaneTurns(2), {0: {"a"}}, {0: {"a"}, 1: {"b"}}
     for _ in range(1000):
         turns.charge(turns.next(one), 0.1, one)
     order = []
-    for _ in range(6):
+    for _ in range(8):
         order.append(turns.next(both))
-        turns.charge(order[-1], 0.1, both)
-    assert order == [1, 0, 1, 0, 1, 0]
+        turns.charge(order[-1], 0.11, both)
+    assert order == [1, 1, 0, 1, 0, 1, 0, 1]
+
+
+def test_who_comes_again_and_again_gets_no_more_than_who_stays() -> None:
+    turns, served = LaneTurns(2), [0.0, 0.0]
+    one, both = {0: {"a"}}, {0: {"a"}, 1: {"b"}}
+    for _ in range(1000):
+        lane = turns.next(one)
+        turns.charge(lane, 0.01, one)
+        served[lane] += 0.01
+        is_served = False
+        while not is_served:  # a short request
+            lane = turns.next(both)
+            turns.charge(lane, 0.1, both)
+            served[lane] += 0.1
+            is_served = lane == 1
+    assert served[1] / sum(served) < 0.51
 
 
 def test_a_lane_that_ran_long_before_waits_for_no_lane_that_has_just_come() -> None:

@@ -261,7 +261,7 @@ class Engine:
         if busy and lane.residence.state == "ready":
             lane.residence.use(now)
         self._do(partial(self._step, lane, deliver, now, is_alone=len(busy) < 2), lane, deliver)
-        if len(busy) > 1:
+        if busy and len(self.lanes) > 1:
             tenants = {at: self.lanes[at].scheduler.turns.tenants for at in busy}
             self._turns.charge(self.lanes.index(lane), self._clock() - now, tenants)
         self._last = lane
