@@ -10,10 +10,11 @@ import pytest
 from tests.support.checkpoints import checkpoint
 from tests.support.rows import cases
 from tests.support.unloading import FIRST, serving
-from tests.support.vision_checkpoints import write_vision_checkpoint
 from vllm_mlx.engine import loading, sizing
+from vllm_mlx.runner import mtp
 
-MEASURING = {
+MEASURING: dict[Any, tuple[str, ...]] = {
+    mtp: ("try_head",),
     sizing: ("calibrate", "prove_rows", "check_family", "calibrate_images"),
     loading: ("warm_up",),
 }
@@ -37,17 +38,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     yield counted
 
 
-@pytest.mark.parametrize("kind", cases(["text", "vision"], ["vision"]))
+@pytest.mark.parametrize("kind", cases(["text", "vision", "head"], ["vision", "head"]))
 def test_a_reload_measures_nothing_and_a_second_start_proves_nothing(
     kind: str, calls: Counter[str], tmp_path: Path
 ) -> None:
-    path = checkpoint("qwen3_5") if kind == "text" else write_vision_checkpoint(tmp_path / "model", "qwen3_5")
-    images = int(kind == "vision")
+    is_vision = kind == "vision"
+    path = checkpoint("vision:qwen3_5" if is_vision else "qwen3_5", **({"mtp": True} if kind == "head" else {}))
+    images, heads = int(is_vision), int(kind == "head")
     with serving(path, tmp_path / "cache") as served:
         first = served.client.model_facts
         loaded = calls.copy()
         assert loaded["calibrate"] == loaded["prove_rows"] == loaded["warm_up"] == 1
-        assert loaded["check_family"] == loaded["calibrate_images"] == images
+        assert loaded["check_family"] == loaded["calibrate_images"] == images and loaded["try_head"] == heads
         reply, _ = served.ask(FIRST)
         served.unload()
         assert served.ask(FIRST)[0] == reply

@@ -24,6 +24,7 @@ from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import start_engine
 
 NAMES = ("qwen3", "qwen3_5", "gpt_oss")
+HEADED = "qwen3_5 with an MTP head"
 NUM_TOKENS = 10
 
 
@@ -54,10 +55,14 @@ class Serving:
         return [dict(row) for row in (await self.client.status())["models"]]
 
 
+def path_of(name: str) -> str:
+    return str(checkpoint("qwen3_5", mtp=True) if name == HEADED else checkpoint(name))
+
+
 def catalogue(*names: str, pin: bool = False, max_model_len: int = 2048) -> Catalogue:
     return Catalogue(
         tuple(
-            Entry(config=ModelConfig(model=str(checkpoint(name)), max_model_len=max_model_len), name=name, pin=pin)
+            Entry(config=ModelConfig(model=path_of(name), max_model_len=max_model_len), name=name, pin=pin)
             for name in names
         )
     )
@@ -163,14 +168,25 @@ def test_models_that_do_not_fit_take_turns_and_every_reply_is_as_alone(asked: tu
         assert status["outcomes"]["failed"] == status["outcomes"]["aborted"] == 0
 
 
-def test_a_start_reads_no_weights_of_a_model_that_is_known_and_has_no_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "budget_bytes"),
+    [
+        pytest.param(("qwen3", "deepseek_v41"), 4_000_000, id="layers that are copied whole"),
+        pytest.param(("qwen3", HEADED), 4_300_000, id="an MTP head"),
+        pytest.param(("qwen3", "qwen3_5", "vision:qwen3_vl"), 8_500_000, id="no room for its own step"),
+    ],
+)
+def test_a_start_reads_no_weights_of_a_model_that_is_known_and_has_no_room(
+    names: tuple[str, ...], budget_bytes: int, tmp_path: Path
+) -> None:
+    settings = {"folder": tmp_path, "memory_budget_bytes": budget_bytes, "max_prefill_chunk": 64, "max_model_len": 256}
     replies = []
-    for num_loads in (3, 2):
-        with serving(*NAMES, folder=tmp_path, **{**TIGHT, "memory_budget_bytes": 6_900_000}) as (served, runner):
+    for num_loads in (1, 0):
+        with serving(*names, **settings) as (served, runner):
             rows = runner.run(served.rows())
-            assert [row["loads"]["start"] for row in rows] == [1, 1, num_loads - 2]
-            assert rows[0]["state"] == "ready" and sum(row["state"] == "unloaded" for row in rows) == 1
-            replies.append([runner.run(served.ask(model, prompt_of(2, 200)))[0] for model in range(3)])
+            assert [(row["state"], row["loads"]["start"]) for row in rows[:-1]] == [("ready", 1)] * (len(names) - 1)
+            assert (rows[-1]["state"], rows[-1]["loads"]["start"]) == ("unloaded", num_loads)
+            replies.append([runner.run(served.ask(model, prompt_of(2, 200)))[0] for model in range(len(names))])
     assert replies[0] == replies[1]
 
 

@@ -34,7 +34,6 @@ class Facts:
     images: ImageCost | None = None
     video_fault: str | None = None
     load_s: float = 0.0
-    is_built_unread: bool = False  # whether the model can be built without its weights being read
 
 
 _FACTS = TypeAdapter(Facts)

@@ -108,10 +108,9 @@ def _reload(
 
     def begin() -> Loading[Model]:
         checkpoint.check_unchanged(fingerprint)
-        return begin_drafting(config, checkpoint)
+        return begin_drafting(config, checkpoint, proofs=proofs)
 
     def run_as_measured(model: Model) -> Runner:
-        proofs.note_in(model)
         if isinstance(model, MultimodalModel):
             model.forget_images(media)
         return run(model)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
@@ -199,13 +200,14 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     for source in sources:
         facts = None if source.known is None else source.known.facts
         coming_bytes = source.checkpoint.file_bytes
-        is_optional = bool(lanes) and not source.pin and facts is not None and facts.is_built_unread
-        if not (is_optional and _lacks_room(lanes, budget, coming_bytes)):
-            facts = None
-            _make_room(lanes, budget, coming_bytes)
         pinned_bytes = sum(other.checkpoint.file_bytes for other in sources if other.pin and other is not source)
         with about(source.name if len(sources) > 1 else None):
-            lanes.append(_load_lane(source, budget_of(source.config, pinned_bytes), watch, lanes, facts))
+            load = partial(_load_lane, source, budget_of(source.config, pinned_bytes), watch, lanes)
+            lane = None if not lanes or source.pin or facts is None else load(facts)
+            if lane is None or not _lacks_room([*lanes, lane], budget, coming_bytes):
+                _make_room(lanes, budget, coming_bytes)
+                lane = load(None)
+            lanes.append(lane)
     _make_room(lanes, budget)
     engine = Engine(lanes, watch)
     if engine.lane.runner is None:  # it had to leave while another model was measured

@@ -76,13 +76,13 @@ def load_measured(
     _log_wired_memory()
     apply_limits(budget.total_bytes)
     start_s = time.monotonic()
-    model = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks).complete()
+    proofs = None if facts is None else facts.proofs
+    model = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks, proofs=proofs).complete()
     load_s = time.monotonic() - start_s
     calibration = calibrate(model)
     if facts is None:
         prove_rows(model)
     else:
-        facts.proofs.note_in(model)
         logger.info("What rows of this model can do is known from an earlier start")
     if model.footprint.bytes_per_token and not calibration.attention:
         calibration = replace(calibration, attention=assumed(checkpoint.config))
@@ -93,7 +93,6 @@ def load_measured(
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     if known is not None:
-        computes = model.copied_whole or model.num_head_layers or model.no_head  # while it is built
         known.keep(
             Facts(
                 calibration=calibration,
@@ -101,7 +100,6 @@ def load_measured(
                 images=images,
                 video_fault=video_fault,
                 load_s=load_s,
-                is_built_unread=not computes,
             )
         )
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault, load_s=load_s)
@@ -110,8 +108,7 @@ def load_measured(
 def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, facts: Facts) -> MeasuredModel:
     """Build a model of which all is known, without reading its weights. Raises ConfigError."""
     _check_weights(config, checkpoint, budget, None)
-    model = begin_drafting(config, checkpoint).unread()
-    facts.proofs.note_in(model)
+    model = begin_drafting(config, checkpoint, proofs=facts.proofs).unread()
     measured = MeasuredModel(model=model, calibration=facts.calibration, images=facts.images)
     return replace(measured, video_fault=facts.video_fault, load_s=facts.load_s)
 
@@ -131,11 +128,17 @@ def wants_drafts(config: EngineConfig) -> bool:
 
 
 def begin_drafting(
-    config: EngineConfig, checkpoint: Checkpoint, *, slice_bytes: int = SLICE_BYTES, ranks: Ranks | None = None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    *,
+    slice_bytes: int = SLICE_BYTES,
+    ranks: Ranks | None = None,
+    proofs: Proofs | None = None,
 ) -> Loading[Model]:
     """Begin to load the model, and its MTP head if drafts are wanted. Raises ModelLoadError.
 
-    With `ranks`, the weights are read in slices in any case, because the whole tensors of a slice are in memory.
+    What `proofs` of another load say is not tried again. With `ranks`, the weights are read in slices in any case,
+    because the whole tensors of a slice are in memory.
     """
     has_drafts, trust = wants_drafts(config) and ranks is None, config.trust_remote_code
     return begin_loading(
@@ -144,6 +147,7 @@ def begin_drafting(
         text_only=config.text_only,
         has_drafts=has_drafts,
         beside=HeadLoader(checkpoint, config.draft_model, trust_remote_code=trust) if has_drafts else None,
+        proofs=proofs,
         slice_bytes=slice_bytes if ranks is None else SLICE_BYTES,
         lockstep=ranks,
     )

@@ -15,7 +15,7 @@ from .libraries import load_model as load_text_model
 from .loading import SLICE_BYTES, Loading
 from .model import Model, MultimodalModel, TextModel
 from .model_types import kernel_fault, records_states
-from .proofs import LIBRARY_ERRORS
+from .proofs import LIBRARY_ERRORS, Proofs
 from .ranked import Lockstep, Ranked
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Beside(Protocol):
     def load(self) -> Any:
         """Return a module, whose weights are read after the model's. Returns None if there is nothing to load."""
 
-    def join(self, model: Model, module: Any) -> Model:
+    def join(self, model: Model, module: Any, proofs: Proofs | None) -> Model:
         """Return the model that runs with the module, or with nothing instead. Raises ModelLoadError."""
 
 
@@ -49,13 +49,15 @@ def begin_loading(
     text_only: bool = False,
     has_drafts: bool = False,
     beside: Beside | None = None,
+    proofs: Proofs | None = None,
     slice_bytes: int = SLICE_BYTES,
     lockstep: Lockstep | None = None,
 ) -> Loading[Model]:
     """Begin to load the weights, as `load_model` does, in slices, and what is `beside` them. Raises ModelLoadError.
 
-    With `has_drafts`, mlx-vlm also runs a text model of which only mlx-vlm records what drafts need. With `lockstep`,
-    which mlx-lm alone can, only this rank's shard of the weights stays in memory.
+    With `has_drafts`, mlx-vlm also runs a text model of which only mlx-vlm records what drafts need. What `proofs` of
+    another load say is not tried again. With `lockstep`, which mlx-lm alone can, only this rank's shard of the weights
+    stays in memory.
     """
     by_mlx_lm = text_only or not checkpoint.has_vision_encoder
     if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
@@ -78,8 +80,12 @@ def begin_loading(
         if lockstep is not None:
             return Ranked(module, lockstep)
         is_text = by_mlx_lm and not type(module).__module__.startswith("mlx_vlm.")
-        model: Model = TextModel(module) if is_text else MultimodalModel(module)
-        return model if beside is None else beside.join(model, other)
+        sizes = None if proofs is None else proofs.whole_sizes
+        model: Model = TextModel(module, sizes) if is_text else MultimodalModel(module, sizes)
+        model = model if beside is None else beside.join(model, other, proofs)
+        if proofs is not None:
+            proofs.note_in(model)
+        return model
 
     return Loading(build, make, partial(explaining, checkpoint, library, trust_remote_code), slice_bytes=slice_bytes)
 

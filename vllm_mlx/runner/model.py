@@ -32,13 +32,15 @@ class Model(ABC):
     head_digest = ""  # of a head that does not come with the checkpoint
     no_head: str | None = None  # why the checkpoint's MTP head is not used; None if it is, or if there is none
 
-    def __init__(self, module: Any):
+    def __init__(self, module: Any, whole_sizes: dict[int, int] | None = None):
+        """`whole_sizes` are those of another load."""
         self.module = module
         self.structure = self.new_caches()  # the caches that layers have; these stay empty
         caches = self.new_caches()
         # Only shapes are needed of this pass. Nothing of it is computed, so that no weights are read.
         self.vocab_size = int(self.forward(mx.array([[0]]), caches).shape[-1])  # width of the logits
-        self.footprint = footprint(caches, self._whole_sizes())
+        self.whole_sizes = whole_sizes or self._whole_sizes()
+        self.footprint = footprint(caches, self.whole_sizes)
         self.can_batch = layers.can_batch(caches)
         self.no_shared_forward: str | None = None  # why groups cannot share a forward pass; None if they can
         self.no_drafts: str | None = None  # why no drafts can be verified; None if they can
@@ -124,8 +126,8 @@ class Model(ABC):
 class TextModel(Model):
     """An mlx-lm checkpoint."""
 
-    def __init__(self, module: Any):
-        super().__init__(module)
+    def __init__(self, module: Any, whole_sizes: dict[int, int] | None = None):
+        super().__init__(module, whole_sizes)
         if facts_of(getattr(module, "model_type", None)).no_batch_in == "mlx-lm":
             self.can_batch = False
 
@@ -153,11 +155,11 @@ class MultimodalModel(Model):
     which it keeps. So every call passes positions, if the family places images in a grid.
     """
 
-    def __init__(self, module: Any):
+    def __init__(self, module: Any, whole_sizes: dict[int, int] | None = None):
         self._language = _language_model(module.language_model)
         self.has_grid = hasattr(self._language, "get_rope_index")
         self._cache: MediaCache[Features] = MediaCache(0)  # the scheduler sets its size
-        super().__init__(module)
+        super().__init__(module, whole_sizes)
         if _text_facts(module.language_model).no_batch_in == "mlx-vlm":
             self.can_batch = False
 

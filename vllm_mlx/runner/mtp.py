@@ -23,7 +23,7 @@ from .grouped import held
 from .load_model import LOAD_ERRORS
 from .model import Model, MultimodalModel, weights_bytes
 from .model_types import text_config
-from .proofs import LIBRARY_ERRORS, try_head
+from .proofs import LIBRARY_ERRORS, Proofs, try_head
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +115,9 @@ class HeadLoader:
             self._fault = f"{self._source.path} cannot be loaded by mlx-vlm: {first_line(error, 300).rstrip('.')}."
             return None
 
-    def join(self, model: Model, module: Any) -> Model:
+    def join(self, model: Model, module: Any, proofs: Proofs | None) -> Model:
         if module is not None:
-            found = _headed(model, module, self._source.path, self.digest)
+            found = _headed(model, module, self._source.path, self.digest, proofs)
             if isinstance(found, Model):
                 return found
             self._fault = found
@@ -152,8 +152,10 @@ def _source_fault(checkpoint: Checkpoint, source: Checkpoint) -> str | None:
     return None
 
 
-def _headed(model: Model, head: Any, path: Path, digest: str) -> Model | str:
+def _headed(model: Model, head: Any, path: Path, digest: str, proofs: Proofs | None) -> Model | str:
     """The model with its head, which comes from `path`, or why that does not work."""
+    if proofs is not None and proofs.no_head is not None:
+        return proofs.no_head
     if not isinstance(model, MultimodalModel) or not model.is_recurrent:
         return "the model runs without mlx-vlm, or has no recurrent layers."
     width = model.module.config.text_config.hidden_size
@@ -161,7 +163,8 @@ def _headed(model: Model, head: Any, path: Path, digest: str) -> Model | str:
         return f"{path} holds no head of a model that is {width} wide. Use one of this very model."
     try:
         headed = HeadedModel(model.module, head, digest)
-        try_head(headed)
+        if proofs is None:
+            try_head(headed)
     except LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise

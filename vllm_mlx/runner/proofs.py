@@ -40,12 +40,14 @@ _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proofs:
-    """What `prove_rows` noted in a model, for other loads of the same weights."""
+    """What a load tried with a model, for other loads of the same weights."""
 
     can_batch: bool
     no_shared_forward: str | None
     no_prefix_cache: str | None
     no_drafts: str | None
+    no_head: str | None
+    whole_sizes: dict[int, int] | None
 
     @classmethod
     def of(cls, model: Model) -> Self:
@@ -54,6 +56,8 @@ class Proofs:
             no_shared_forward=model.no_shared_forward,
             no_prefix_cache=model.no_prefix_cache,
             no_drafts=model.no_drafts,
+            no_head=model.no_head,
+            whole_sizes=model.whole_sizes,
         )
 
     def note_in(self, model: Model) -> None:
