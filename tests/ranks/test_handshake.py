@@ -121,13 +121,6 @@ def test_a_difference_is_told_on_both_sides(sides: Sides, fact: str) -> None:
     )
 
 
-def test_another_system_is_a_warning(sides: Sides, caplog: pytest.LogCaptureFixture) -> None:
-    zero, one = sides.lead(size=3), sides.follow(facts={"system": "arm64, 26.2"})
-    sides.told.wait_for("1 of 2 workers joined")
-    assert "The system of rank 1 (127.0.0.1) is arm64, 26.2, and here it is " in caplog.text
-    assert not zero.done() and not one.done()
-
-
 def refuse(*_: object) -> None:
     raise ConfigError("its 3 heads do not divide by 2.")
 

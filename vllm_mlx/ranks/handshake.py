@@ -39,7 +39,6 @@ _CONNECT_S = 60.0  # for the data channel, once all ranks are ready
 _LOOK_S = 0.5
 _NUM_PARTS, _PART = 16, 4096  # of a file of weights: so many of so many bytes are compared
 _FILES = ("config.json", "weights")
-_SYSTEM = "system"  # it may differ, with a warning
 Facts = Mapping[str, str]
 Tell = Callable[[str], None]
 Check = Callable[[int, Message], Shard]  # it gets the number of ranks and what rank 0 told; it raises ConfigError
@@ -56,7 +55,6 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "config.json": _digest((checkpoint.path / "config.json").read_bytes()),
         "weights": _digest(b"".join(_sample(file) for file in files)),
-        _SYSTEM: f"{platform.machine()}, {platform.mac_ver()[0] or platform.release()}",
     }
 
 
@@ -137,12 +135,10 @@ def _gather(door: Door, num: int, own: Facts, guests: dict[Channel, str], tell: 
 
 def _compare(own: Facts, other: Facts, name: str) -> None:
     for fact in own:
-        if own[fact] != other.get(fact) and fact != _SYSTEM:
+        if own[fact] != other.get(fact):
             differs = f"{fact} is {other.get(fact)} there and {own[fact]} here"
             advice = "the same files of the checkpoint" if fact in _FILES else "the same versions of everything"
             raise ConfigError(f"Rank 0 refuses {name}: {differs}. Install {advice} on all Macs.")
-    if own[_SYSTEM] != other.get(_SYSTEM):
-        logger.warning("The system of %s is %s, and here it is %s", name, other.get(_SYSTEM), own[_SYSTEM])
 
 
 def follow(
