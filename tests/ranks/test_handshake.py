@@ -13,7 +13,7 @@ import pytest
 
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.tasks import settle
-from vllm_mlx.ranks import watch
+from vllm_mlx.ranks import handshake, watch
 from vllm_mlx.ranks.channel import Channel, Door, Lost, join
 from vllm_mlx.ranks.handshake import facts_of, follow, lead
 from vllm_mlx.ranks.lockstep import Ranks
@@ -55,9 +55,10 @@ def refusal(of: "Future[Ranks]") -> str:
 
 
 def heard(channel: Channel, key: str) -> dict[str, Any]:
-    """The first message that has such a key."""
+    """The first message that has such a key. A guest says that it is there when it is asked."""
     while key not in (message := channel.hear(WAIT_S)):
-        pass
+        if "joined" in message:
+            channel.say({"here": True})
     return message
 
 
@@ -163,6 +164,21 @@ def test_both_sides_see_who_is_awaited_and_a_worker_may_leave(sides: Sides) -> N
     told.wait_for("1 of 2 workers joined")
     sides.follow(facts={"mlx": "another"})
     assert "Rank 0 refuses rank 2" in refusal(zero)
+
+
+def test_a_worker_that_freezes_before_all_have_joined_is_only_awaited_again(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "SILENCE_S", 0.5)
+    zero = sides.lead()
+    frozen = join(HOST, sides.door.port, SECRET, WAIT_S)
+    frozen.say({"facts": FACTS, "host": "127.0.0.1:20000"})
+    sides.told.wait_for("1 of 1 workers joined")
+    with pytest.raises(Lost, match="it has closed the connection"):
+        while True:
+            assert "rank" not in frozen.hear(WAIT_S)
+    sides.follow(facts={"mlx": "another"})
+    assert "Rank 0 refuses rank 1" in refusal(zero)
 
 
 def test_a_worker_joins_again_when_rank_0_has_left(sides: Sides) -> None:

@@ -89,10 +89,6 @@ class Channel:
             raise Lost(f"{self.name} is lost: {_reason(error)}.") from error
         return message
 
-    def is_quiet(self) -> bool:
-        """Whether the peer is there, and has said nothing that is not heard."""
-        return not self._connection.poll()
-
     def close(self) -> None:
         """End the connection. A thread that hears on it gets Lost."""
         with suppress(OSError):  # it had ended before

@@ -30,7 +30,7 @@ from ..runner.checkpoint import Checkpoint
 from .channel import Channel, Door, Lost, Message, join
 from .lockstep import Ranks
 from .shards import Shard
-from .watch import Ended, Watch
+from .watch import SILENCE_S, Ended, Watch
 
 logger = logging.getLogger(__name__)
 PORTS = range(20_000, 32_000)  # of the data channel; systems hand out higher ones to any connection
@@ -48,7 +48,7 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
     """What must be the same on all ranks."""
     files = sorted(checkpoint.path.glob("model*.safetensors"))
     return {
-        "protocol": "2",
+        "protocol": "3",
         "vllm-mlx": __version__,
         "mlx": version("mlx"),
         "mlx-lm": version("mlx-lm"),
@@ -110,17 +110,19 @@ def lead(
 
 
 def _gather(door: Door, num: int, own: Facts, guests: dict[Channel, str], tell: Tell) -> None:
-    """Wait for `num` guests. Raises ConfigError if one differs or refuses."""
+    """Wait until `num` guests are there. Raises ConfigError if one differs or refuses."""
     told = ""
     while True:
-        for guest in [guest for guest in guests if not guest.is_quiet()]:  # it has nothing to say
-            logger.warning("The worker at %s has left again", guest.peer)
-            del guests[guest]
         if told != (told := f"{len(guests)} of {num} workers joined"):
             tell(told)
-        for guest in guests:
-            with suppress(Lost):
+        for guest in list(guests):
+            try:
                 guest.say({"joined": told})
+                guest.hear(SILENCE_S)
+            except Lost:
+                logger.warning("The worker at %s has left again", guest.peer)
+                guests.pop(guest)
+                guest.close()
         if len(guests) == num:
             return
         with suppress(TimeoutError, Lost):
@@ -173,6 +175,7 @@ def _joined(address: tuple[str, int], secret: bytes, facts: Facts, tell: Tell) -
                     raise ConfigError(message["refused"])
                 if told != (told := message["joined"]):
                     tell(told)
+                channel.say({"here": True})
             return channel, message
         except Lost as error:
             tell(f"{error} Joining again.")
