@@ -4,6 +4,7 @@ import gc
 import hashlib
 import os
 import random
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.core.step import StepPlan
 from vllm_mlx.engine import lane_parts, loading
+from vllm_mlx.ranks import watch
 from vllm_mlx.ranks.leader import Leader
 from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.worker import Worker
@@ -225,6 +227,15 @@ def failing_proof(ranks: Ranks, path: str) -> Any:
     if ranks.rank:
         Ranked.decode = fail
     return follow(ranks, path) if ranks.rank else RankedDriver(ranks, path).replies
+
+
+def hanging_load(ranks: Ranks, path: str) -> Any:
+    """The end of a load that hangs on rank 1 alone, in its first forward pass, while its heartbeats go on."""
+    watch.LOAD_S = 3.0
+    if ranks.rank == 0:
+        return RankedDriver(ranks, path).replies
+    Ranked.prefill = Ranked.decode = lambda *_: threading.Event().wait()
+    return follow(ranks, path)
 
 
 def lost_worker(ranks: Ranks, path: str, number: int) -> Any:

@@ -1,5 +1,6 @@
 """One model on two ranks replies as one process does, and both ranks do the same."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def test_what_one_rank_alone_cannot_hold_is_used_by_none(checkpoint: Callable[..
     assert found["ranks"] == found["one"]
     assert found["memory"] == 1 << 29, "the worker's"
     assert found["cached"] == [0, 0, 0, 200], "the third one found state that one rank could not restore"
+
+
+@pytest.mark.full
+def test_a_load_that_hangs_on_one_rank_ends_all(checkpoint: Callable[..., Path]) -> None:
+    result, codes, text = together("tests.ranks.sessions:hanging_load", path=str(checkpoint("qwen3")))
+    assert (result, codes) == (None, [75, 75])
+    assert re.search(r"Rank 0 or 1 has hung for \d s after part 3 of its load", text), text
 
 
 @pytest.mark.full

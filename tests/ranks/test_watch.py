@@ -53,7 +53,7 @@ def test_messages_pass_and_heartbeats_do_not(ends: tuple[Channel, Channel]) -> N
     assert peer.plans == (3, 2)
     with pytest.raises(Lost, match=r"Rank 1 \(127\.0\.0\.1\) has not answered for 0\.05 s"):
         peer.hear(0.05)
-    assert ends[1].hear(WAIT_S)["beat"] == [0, 0]
+    assert ends[1].hear(WAIT_S)["beat"] == [1, 0]
 
 
 def test_the_end_of_a_worker_is_told_to_the_others(ends: tuple[Channel, Channel]) -> None:
@@ -126,12 +126,31 @@ def test_a_rank_without_progress_hangs_however_it_beats(
     assert re.fullmatch(rf"Rank {who} has hung for [12] s after plan {2 if who else 0}\.", str(error))
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_load_without_progress_hangs_however_its_rank_beats(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, who: int
+) -> None:
+    monkeypatch.setattr(module, "LOAD_S", 1.0)
+    watch, found = watched(0, ends[0])
+    num_parts = 0
+    while found.empty():
+        num_parts += 1
+        if who and num_parts < 60:
+            watch.advance()
+        done = 0 if who else min(num_parts, 60)
+        ends[1].say(beat(done + 1, done))
+        time.sleep(0.05)
+    assert num_parts > 60
+    assert re.fullmatch(rf"Rank {who} has hung for [12] s after part 0 of its load\.", str(found.get()))
+
+
 def test_a_step_of_many_tokens_may_take_longer(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEP_S", 0.5)
     monkeypatch.setattr(module, "STEP_TOKEN_S", 1.0)
     watch, found = watched(0, ends[0])
     one, _ = watched(1, ends[1])
     for each in (watch, one):
+        each.ready()
         each.begin(1, 10)
     threading.Event().wait(1.0)
     assert found.empty()

@@ -77,7 +77,8 @@ def load_measured(
     apply_limits(budget.total_bytes)
     start_s = time.monotonic()
     proofs = None if facts is None else facts.proofs
-    model = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks, proofs=proofs).complete()
+    loading = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks, proofs=proofs)
+    model = loading.complete() if ranks is None else loading.complete(ranks.watch.advance)
     load_s = time.monotonic() - start_s
     calibration = calibrate(model)
     if facts is None:

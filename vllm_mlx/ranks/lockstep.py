@@ -26,6 +26,7 @@ class Ranks:
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
         """Return what each rank says, by rank. Raises RanksParted if one does not take part in time."""
+        self.watch.advance()
         if self.rank:
             self.peers[0].say({what: own})
             told: list[Any] = self._hear(self.peers[0], what, timeout_s)

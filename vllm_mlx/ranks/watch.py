@@ -20,6 +20,7 @@ STOP = "stop"  # the key of a rank's last message: the reason, or True in good o
 BEAT_S = 0.5  # between two heartbeats
 SILENCE_S = 3.0  # without any message, after which a rank counts as lost
 LOADING_SILENCE_S = 9.0  # the same while a rank loads, when its interpreter may be busy for long
+LOAD_S = 120.0  # after which a part of a load counts as hung: a slice of the weights, or a proof
 STEP_S = 60.0  # after which a step counts as hung
 STEP_TOKEN_S = 0.1  # longer for each token of its chunks: ten times what a slow machine takes
 _LOOK_S = 0.25
@@ -87,7 +88,7 @@ class Watch:
         self.peers = tuple(Peer(rank, channel) for rank, channel in channels.items())
         self._ended = ended
         self._is_loading = True
-        self._plans: Plans = (0, 0)
+        self._plans: Plans = (1, 0)  # parts of the load, until all have loaded
         self._limit_s = STEP_S
         self._begun_s = 0.0  # when the last plan was begun
         self._has_ended = threading.Lock()
@@ -96,9 +97,14 @@ class Watch:
         for target in (self._beat, self._look):
             threading.Thread(target=target, name="watch of ranks", daemon=True).start()
 
+    def advance(self) -> None:
+        """A part of the load is done, if the ranks still load."""
+        if self._is_loading:
+            self._plans = (self._plans[0] + 1, self._plans[0])
+
     def ready(self) -> None:
         """All ranks have loaded: from now on, each is always able to say something."""
-        self._is_loading = False
+        self._is_loading, self._plans = False, (0, 0)
         if self.rank:
             logger.info("Rank %d is ready", self.rank)
 
@@ -181,8 +187,10 @@ class Watch:
             if self.rank:
                 continue  # only rank 0 knows how long a step may take
             plans = (self._plans, *(peer.plans for peer in self.peers))
-            rank, (_, done) = min(enumerate(plans), key=lambda each: each[1][1])
+            done = min(done for _, done in plans)
             is_stuck = plans == seen and done < self._plans[0]
             seen, stuck_s = plans, stuck_s + passed_s if is_stuck else 0.0
-            if stuck_s > self._limit_s:
-                self.end(Lost(f"Rank {rank} has hung for {stuck_s:.0f} s after plan {done}."))
+            if stuck_s > (LOAD_S if self._is_loading else self._limit_s):
+                ranks = " or ".join(str(rank) for rank, plan in enumerate(plans) if plan[1] == done)
+                last = f"part {done} of its load" if self._is_loading else f"plan {done}"
+                self.end(Lost(f"Rank {ranks} has hung for {stuck_s:.0f} s after {last}."))

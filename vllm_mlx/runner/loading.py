@@ -63,10 +63,10 @@ class Loading(Generic[T]):
         with self._explaining():
             return self._make(*self._build())
 
-    def complete(self) -> T:
-        """Do all at once. Raises ModelLoadError."""
+    def complete(self, advanced: Callable[[], None] = lambda: None) -> T:
+        """Do all at once, and call `advanced` after each part. Raises ModelLoadError."""
         while (model := self.advance()) is None:
-            pass
+            advanced()
         return model
 
 
