@@ -1,6 +1,8 @@
 """What `doctor` says of a model on several Macs: two processes of the command line."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +37,27 @@ def test_doctor_checks_the_link_to_a_worker_and_lets_it_go(both: Macs) -> None:
     assert "a token waits for 9: " in found["Link"][1]
     assert found["Sums"][1].startswith("right over the link, also those of 2,048 tokens; ")
     assert "on each of 2 Macs" in found[f"Model {both.model}"][1]
+
+
+SLOWLY = """
+import sys, time
+from vllm_mlx.cli.doctor import check_workers
+from vllm_mlx.cli.options import load_settings
+model, port, secret = sys.argv[1:]
+flags = {"model": model, "tensor_parallel_size": 2, "worker_port": port, "secret_file": secret}
+for check in check_workers(load_settings(flags)):
+    print(check.verdict, check.name)
+    time.sleep(1)
+"""
+
+
+@pytest.mark.full
+def test_a_worker_stays_until_doctor_lets_it_go(both: Macs) -> None:
+    worker = both.start_worker()
+    command = [sys.executable, "-c", SLOWLY, str(both.model), str(both.worker_port), str(both.secret)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, worker.code()) == (0, 0), result.stderr
+    assert result.stdout.split() == ["good", "Workers", "good", "Macs", "good", "Link", "good", "Sums"]
 
 
 def test_doctor_says_why_a_worker_cannot_take_part(both: Macs, checkpoint: Make) -> None:
