@@ -71,6 +71,33 @@ def test_the_end_of_a_worker_is_told_to_the_others(ends: tuple[Channel, Channel]
     assert found.empty()
 
 
+class Slow(Channel):
+    """Takes a while for its last message."""
+
+    has_told = False
+
+    def say(self, message: dict[str, object]) -> int:
+        time.sleep(0.1 if "stop" in message else 0)
+        num_bytes = super().say(message)
+        self.has_told |= "stop" in message
+        return num_bytes
+
+
+def test_the_others_are_told_before_the_end_is_reported(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told of the end ends the process."""
+    monkeypatch.setattr(module, "LEAVE_S", WAIT_S)
+    with socket.create_server((HOST, 0)) as server:
+        client = Channel(socket.create_connection(server.getsockname()))
+        slow = Slow(server.accept()[0])
+    found: SimpleQueue[bool] = SimpleQueue()
+    Watch(0, {1: ends[0], 2: slow}, lambda _: found.put(slow.has_told))
+    ends[1].close()
+    assert found.get(timeout=WAIT_S)
+    client.close()
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [

@@ -255,6 +255,6 @@ class _Working:
         told = dict(self.ranks.told)
         if told.pop(_ONLY_CHECKS):
             check_link(self.ranks, find(), told["max_prefill_chunk"])
-            self.ranks.peers[0].hear()  # rank 0 says when it has read its figures, too
+            self.ranks.peers[0].hear()  # until rank 0, which still prints, says that it stops
         else:
             work(replace(config, **told), find(), self.ranks)

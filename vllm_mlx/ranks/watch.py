@@ -25,7 +25,7 @@ STEP_S = 60.0  # after which a step counts as hung
 STEP_TOKEN_S = 0.1  # longer for each token of its chunks: ten times what a slow machine takes
 _LOOK_S = 0.25
 _MOMENT_S = 1.0  # the most that a look counts, however long this process did not run
-_LEAVE_S = 1.0  # for the last message
+LEAVE_S = 1.0  # for the last message
 Ended = Callable[[Exception | None], None]  # it gets ConfigError if a new start would fail, too
 Plans = tuple[int, int]  # the last plan that was begun, and the last that was done
 
@@ -125,15 +125,15 @@ class Watch:
     def leave(self, error: BaseException | None = None) -> None:
         """Tell the peers that this rank ends, and why. Without an error, or with an exit, it ends in good order."""
         self._has_ended.acquire(blocking=False)
-        self._tell(error).join(_LEAVE_S)
+        self._tell(error)
 
     def end(self, error: Exception | None) -> None:
-        """Report the end of the ranks, here and to the peers, unless that was done before."""
+        """Report the end of the ranks, to the peers and then here, unless that was done before."""
         if self._has_ended.acquire(blocking=False):
             self._tell(error)
             self._ended(error)
 
-    def _tell(self, error: BaseException | None) -> threading.Thread:
+    def _tell(self, error: BaseException | None) -> None:
         """Say the last message on a thread of its own, which a frozen peer may block."""
         message = {
             STOP: str(error) if isinstance(error, Exception) else True,
@@ -141,7 +141,7 @@ class Watch:
         }
         thread = threading.Thread(target=self._say, args=(message,), daemon=True)
         thread.start()
-        return thread
+        thread.join(LEAVE_S)
 
     def _say(self, message: Message) -> None:
         for peer in self.peers:
