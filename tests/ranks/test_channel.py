@@ -101,7 +101,7 @@ def test_closing_wakes_the_thread_that_hears(ends: tuple[Channel, Channel]) -> N
 def test_what_is_no_message_ends_the_connection(data: bytes) -> None:
     channel, peer = bare()
     peer.sendall(struct.pack("!i", len(data)) + data)
-    with pytest.raises(Lost, match="it has sent something that is not a message"):
+    with pytest.raises(Lost, match="what it has sent is not a message"):
         channel.hear(WAIT_S)
 
 

@@ -97,13 +97,9 @@ class Channel:
 
 
 def _reason(error: Exception) -> str:
-    match error:
-        case EOFError():
-            return "it has closed the connection"
-        case OSError():
-            return error.strerror or str(error)
-        case _:
-            return "it has sent something that is not a message"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it has closed the connection" if isinstance(error, EOFError) else "what it has sent is not a message"
 
 
 class Door:
