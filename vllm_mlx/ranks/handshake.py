@@ -186,7 +186,7 @@ def _checked(name: str, check: Check, size: int, told: Message, devices: list[An
     """Check what this rank needs. Raises ConfigError, which names the rank."""
     try:
         if devices is not None and not mx.distributed.is_available("jaccl"):
-            advice = f"turn it on in Recovery with `rdma_ctl enable`, or start the server without {setting('rdma_devices')}"
+            advice = f"turn it on in Recovery with `rdma_ctl enable`, or serve without {setting('rdma_devices')}"
             raise ConfigError(f"This machine has no RDMA, which needs macOS 26.2: {advice}.")
         return check(size, told)
     except ConfigError as error:
