@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.support.commands import address, served
+from tests.support.rank_processes import macs, reply
 from tests.support.running import Running, eventually
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
@@ -363,6 +365,30 @@ def test_several_models_have_a_row_each_and_the_chat_asks_any(browser, checkpoin
         page.close()
 
 
+def test_each_of_several_macs_is_a_row(browser, checkpoint, tmp_path: Path) -> None:
+    with macs(tmp_path, checkpoint("qwen3")) as both:
+        both.start()
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(both.url)
+        rows = page.get_by_role("region", name="Table of the Macs").locator("tbody tr")
+        expect(rows).to_have_count(2)
+        reply(both.url, list(range(20, 60)), 20)
+        for rank in range(2):
+            number, host, memory, plan, behind, sum_s = rows.nth(rank).locator("td").all()
+            expect(number).to_have_text(str(rank))
+            expect(host).to_have_text("127.0.0.1")
+            expect(memory).to_have_text(re.compile(r"^[\d.]+ .B of [\d.]+ .B$"))
+            expect(plan).to_have_text(re.compile(r"^[1-9]\d+$"))
+            expect(behind).to_have_text("0")
+            expect(sum_s).to_have_text(re.compile(r"^\d+\.\d\d ms$"))
+        for width in (1280, 320):
+            page.set_viewport_size({"width": width, "height": 900})
+            picture(page, f"macs-{width}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.close()
+
+
 def test_drafts_are_a_tile_once_some_were_verified(browser) -> None:
     with engine_served(DEMO_PATH, num_draft_tokens=3) as running, running.http() as client:
         page = browser.new_page()
@@ -371,6 +397,7 @@ def test_drafts_are_a_tile_once_some_were_verified(browser) -> None:
         page.locator("#tiles dd").first.wait_for()
         tile = page.locator("#tiles").get_by_text("Tokens a pass with drafts")
         assert tile.count() == 0
+        assert page.get_by_text("Macs that run the model together").is_hidden()
         asked = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 30, "temperature": 0}
         told = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
         client.post("/v1/chat/completions", json={**asked, "prediction": {"type": "content", "content": told}})
