@@ -4,8 +4,6 @@ import base64
 import io
 import json
 import os
-import re
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +14,17 @@ import pytest
 from PIL import Image
 
 from tests.support.commands import address, served
-from tests.support.rank_processes import macs, reply
 from tests.support.running import Running, eventually
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from ..server.watched import engine_served, load
+from .conftest import OTHER_HOST
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the `browser` extra")
 pytestmark = pytest.mark.browser
 expect = playwright.expect
 WAIT_MS = 60_000
 expect.set_options(timeout=WAIT_MS)
-OTHER_HOST = "mac.example"  # a page over plain http from another machine has no clipboard
 HOSTILE = """\
 # Title
 
@@ -52,15 +49,6 @@ HOSTILE = """\
 ```html
 <script>document.title='taken'</script>
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with playwright.sync_playwright() as started:
-        rules = f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1"
-        found = started.chromium.launch(executable_path=shutil.which("chromium"), args=[rules])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -362,30 +350,6 @@ def test_several_models_have_a_row_each_and_the_chat_asks_any(browser, checkpoin
             assert page.evaluate("document.documentElement.scrollWidth") <= width
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the `browser` extra")
         assert axe.Axe().run(page).response["violations"] == []
-        page.close()
-
-
-def test_each_of_several_macs_is_a_row(browser, checkpoint, tmp_path: Path) -> None:
-    with macs(tmp_path, checkpoint("qwen3")) as both:
-        both.start()
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(both.url)
-        rows = page.get_by_role("region", name="Table of the Macs").locator("tbody tr")
-        expect(rows).to_have_count(2)
-        reply(both.url, list(range(20, 60)), 20)
-        for rank in range(2):
-            number, host, memory, plan, behind, sum_s = rows.nth(rank).locator("td").all()
-            expect(number).to_have_text(str(rank))
-            expect(host).to_have_text("127.0.0.1")
-            expect(memory).to_have_text(re.compile(r"^[\d.]+ .B of [\d.]+ .B$"))
-            expect(plan).to_have_text(re.compile(r"^[1-9]\d+$"))
-            expect(behind).to_have_text("0")
-            expect(sum_s).to_have_text(re.compile(r"^\d+\.\d\d ms$"))
-        for width in (1280, 320):
-            page.set_viewport_size({"width": width, "height": 900})
-            picture(page, f"macs-{width}")
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.close()
 
 
