@@ -28,7 +28,48 @@ from vllm_mlx.runner import proofs, ranked
 from vllm_mlx.runner.ranked import Ranked
 from vllm_mlx.scheduler import decode_groups
 
+from .links import ids_that_nobody_needs, right_sums, run_shards, wrong_sums
+
 HOT = TokenSampling(temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_top_logprobs=2)
+
+
+def once(ranks: Ranks, path: str, cut: list[str], num_plans: int, seed: int) -> Any:
+    """Do all that every run of the tests asks of two ranks, since two ranks take long to start.
+
+    The worker has less memory than rank 0, and cannot copy some state. Rows of the random plans run apart.
+    """
+    found = {
+        "right sums": right_sums(ranks),
+        "wrong sums": wrong_sums(ranks),
+        "ids": ids_that_nobody_needs(ranks),
+        "shards": run_shards(ranks, cut),
+    }
+    notes = noted(ranks)
+    decode_groups.READ_BYTES = 1 << 14  # as if padding of this small model cost much, so that there are several groups
+    if ranks.rank:
+        Failing("capture", [1, 2])
+        Failing("restore", [1])
+        return follow(ranks, path, memory_budget_bytes=1 << 29)
+    driver = RankedDriver(ranks, path)
+    found["unlike"] = held_by_some(driver, path)
+    found["memory"] = driver.engine.facts.memory.total_bytes
+    driver.replies, driver.seqs = {}, {}
+    found["replies"] = work_of(driver, path)
+    found["one"] = work_of(Driver(Path(path), max_model_len=4096), path)
+    driver.replies, driver.seqs = {}, {}
+    driver.engine.clear_cache()
+    gc.collect()
+    ranks.peers[0].say({"apart": True})
+    run_apart(driver.engine.runner.model)
+    found |= play(driver, path, driver.engine.runner.num_plans + num_plans, random.Random(seed), most=8)
+    check_rest(driver, notes)
+    found["left"] = len(driver.engine.runner.log.names)
+    return {**found, "beyond": max(notes.bytes_beyond_rows), "notes": all_notes(driver, notes)}
+
+
+def run_apart(model: Any) -> None:
+    """From now on, each row is a forward pass of its own."""
+    model.can_batch, model.no_shared_forward = False, "it is said so"
 
 
 def everything(ranks: Ranks, path: str, apart: bool = False) -> Any:
@@ -144,6 +185,8 @@ def noted(ranks: Ranks) -> Notes:
         def follow(self, message: dict[str, Any]) -> None:
             if "notes" in message:
                 ranks.peers[0].say({"notes": notes})
+            elif "apart" in message:
+                run_apart(self.model)
             else:
                 super().follow(message)
 
@@ -167,13 +210,17 @@ def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
         return follow(ranks, path)
     driver = RankedDriver(ranks, path)
     found = play(driver, path, num_plans, random.Random(seed))
+    check_rest(driver, notes)
+    found |= {"left": len(driver.engine.runner.log.names), "beyond": max(notes.bytes_beyond_rows)}
+    return {**found, "notes": all_notes(driver, notes)}
+
+
+def check_rest(driver: RankedDriver, notes: Notes) -> None:
     driver.engine.rest()
     before = len(notes)
     driver.step()
     driver.engine.rest()
     assert len(notes) == before, "a plan for nothing"
-    found |= {"left": len(driver.engine.runner.log.names), "beyond": max(notes.bytes_beyond_rows)}
-    return {**found, "notes": all_notes(driver, notes)}
 
 
 def all_notes(driver: RankedDriver, notes: Notes) -> list[Any]:
@@ -208,13 +255,18 @@ def unlike_ranks(ranks: Ranks, path: str, rank: int) -> Any:
     if ranks.rank:
         return follow(ranks, path, memory_budget_bytes=1 << 29)
     driver = RankedDriver(ranks, path, memory_budget_bytes=1 << 30)
+    memory = driver.engine.facts.memory.total_bytes
+    return {**held_by_some(driver, path), "memory": memory, "notes": all_notes(driver, notes)}
+
+
+def held_by_some(driver: Driver, path: str) -> dict[str, Any]:
+    """Replies to four prompts of the same beginning, and how much of it each found in the cache."""
     base, prompt = RandomPrompts(4)(200), RandomPrompts(5)
     prompts = [[*base, *prompt(5)] for _ in range(4)]
-    replies = [driver.generate([each], max_tokens=6, points=(200,))[0] for each in prompts]
+    replies = [driver.generate([each], max_tokens=3, points=(200,))[0] for each in prompts]
     cached = [seq.num_cached_tokens for seq in driver.seqs.values()]
-    one = Driver(Path(path), prefix_cache=False).generate(prompts, max_tokens=6)
-    memory = driver.engine.facts.memory.total_bytes
-    return {"ranks": replies, "one": one, "cached": cached, "memory": memory, "notes": all_notes(driver, notes)}
+    one = Driver(Path(path), prefix_cache=False).generate(prompts, max_tokens=3)
+    return {"ranks": replies, "one": one, "cached": cached}
 
 
 def failing_proof(ranks: Ranks, path: str) -> Any:
@@ -276,24 +328,11 @@ def interrupted_step(ranks: Ranks, path: str) -> Any:
     return None
 
 
-class LastStage(Ranked):
-    """Rank 1 gets its input from rank 0, not from the ids that rows feed, as the last stage of a pipeline does."""
+def play(driver: Driver, path: str, num_plans: int, dice: random.Random, most: int = 20) -> dict[str, Any]:
+    """Requests at random, for fewer than `most` tokens each.
 
-    def __init__(self, ranks: Ranks):
-        self._lockstep = ranks
-
-    def extend(self, seqs: Any, positions: Any, tokens: mx.array, caches: Any) -> mx.array:
-        own = tokens[..., None] * mx.ones((7,)) if self._lockstep.rank == 0 else mx.zeros((*tokens.shape, 7))
-        return mx.distributed.all_sum(own, group=self._lockstep.group)
-
-
-def ids_that_nobody_needs(ranks: Ranks) -> Any:
-    logits = LastStage(ranks).decode((), (), mx.array([3 + ranks.rank]), [])
-    return logits[0].tolist()
-
-
-def play(driver: Driver, path: str, num_plans: int, dice: random.Random) -> dict[str, Any]:
-    """Requests at random. Returns the replies that are not those of a bare loop, and counts of what happened."""
+    Returns the replies that are not those of a bare loop, and counts of what happened.
+    """
     engine, prompt = driver.engine, RandomPrompts(dice.randrange(1000))
     row = engine.facts.footprint
     driver.engine = squeezed(config_of(path), engine.runner.model, engine, 4 * row.bytes_at(120))
@@ -304,7 +343,7 @@ def play(driver: Driver, path: str, num_plans: int, dice: random.Random) -> dict
         if is_open and roll < 0.3 and scheduler.num_running < 6:
             base = dice.choice(bases)
             cut = dice.choice((30, 60, dice.randrange(1, 90)))
-            driver.add([*base[:cut], *prompt(dice.randrange(1, 40))], dice.randrange(1, 20), points=(cut,))
+            driver.add([*base[:cut], *prompt(dice.randrange(1, 40))], dice.randrange(1, most), points=(cut,))
         elif roll < 0.35 and (live := [seq for seq in driver.seqs.values() if not is_over(driver, seq.seq_id)]):
             gone.add(seq_id := dice.choice(live).seq_id)
             driver.engine.abort([seq_id])

@@ -5,10 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import call, run
 from tests.support.rank_processes import Macs, macs
 
 Make = Callable[..., Path]
@@ -21,10 +22,10 @@ def both(tmp_path: Path, checkpoint: Make) -> Iterator[Macs]:
         yield found
 
 
-def checked(both: Macs, *flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
+def checked(both: Macs, *flags: str, command: Callable[..., Any] = run) -> tuple[int, dict[str, tuple[str, str]]]:
     """Run `doctor` in the place of the server. Returns its exit code and what it found."""
     place = ["--worker-port", str(both.worker_port), "--secret-file", str(both.secret), *flags]
-    result = run("doctor", str(both.model), "--workers", "--quick", "--json", *place, VLLM_MLX_PORT="0")
+    result = command("doctor", str(both.model), "--workers", "--quick", "--json", *place, VLLM_MLX_PORT="0")
     return result.returncode, {check["name"]: (check["verdict"], check["text"]) for check in json.loads(result.stdout)}
 
 
@@ -60,6 +61,7 @@ def test_a_worker_stays_until_doctor_lets_it_go(both: Macs) -> None:
     assert result.stdout.split() == ["good", "Workers", "good", "Macs", "good", "Link", "good", "Sums"]
 
 
+@pytest.mark.full  # with every run: `serve` refuses it
 def test_doctor_says_why_a_worker_cannot_take_part(both: Macs, checkpoint: Make) -> None:
     worker = both.start_worker(checkpoint("llama"))
     code, found = checked(both, "--tensor-parallel-size", "2")
@@ -68,13 +70,13 @@ def test_doctor_says_why_a_worker_cannot_take_part(both: Macs, checkpoint: Make)
 
 
 def test_doctor_wants_to_know_how_many_macs(tmp_path: Path, checkpoint: Make) -> None:
-    result = run("doctor", str(checkpoint("qwen3")), "--workers", "--quick", VLLM_MLX_PORT="0", COLUMNS="200")
+    result = call("doctor", str(checkpoint("qwen3")), "--workers", "--quick", VLLM_MLX_PORT="0", COLUMNS="200")
     assert result.returncode == 1
     assert "Workers      Say how many Macs with --tensor-parallel-size, from 2 to 8" in result.stdout
 
 
 def test_a_model_that_cannot_be_cut_is_bad(both: Macs, checkpoint: Make) -> None:
     both.model = checkpoint("gemma3_text")
-    code, found = checked(both, "--tensor-parallel-size", "2")
+    code, found = checked(both, "--tensor-parallel-size", "2", command=call)
     assert code == 1
     assert "mlx-lm has no tensor parallelism for 'gemma3_text'" in found[f"Model {both.model}"][1]

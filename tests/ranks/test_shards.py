@@ -1,25 +1,18 @@
-"""Which checkpoints can be cut over ranks: what is accepted runs on two, and what is refused says why."""
+"""Which checkpoints can be cut over ranks, what each rank takes, and what is refused says why."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from tests.support.checkpoints import VISION
-from tests.support.two_ranks import together
-from vllm_mlx.cache.footprint import footprint
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.shards import Shard, several_macs, shard_of
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.libraries import load_model, make_prompt_cache
-from vllm_mlx.runner.model import weights_bytes
 
 Make = Callable[..., Path]
 CUT = ["llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5", "deepseek_v3", "glm4_moe_lite"]
 WHOLE = ["gemma3_text", "granitemoehybrid", "nemotron_h", "falcon_h1", "jamba", "qwen3_next", "smollm3", "cohere2"]
-PROMPT = mx.array([list(range(40))])
 
 
 def shard(path: Path, num_ranks: int, *, text_only: bool = False) -> Shard:
@@ -30,30 +23,6 @@ def refusal(path: Path, num_ranks: int) -> str:
     with pytest.raises(ConfigError) as caught:
         shard(path, num_ranks)
     return caught.value.message.removeprefix(str(path))
-
-
-def run_shards(ranks: Ranks, paths: list[str]) -> list[list[int]]:
-    """On each rank: the best next token of each model, the bytes of its weights and of a token's state."""
-    found = []
-    for path in paths:
-        model = load_model(Path(path), lazy=True)[0]
-        model.shard(ranks.group)
-        caches = make_prompt_cache(model)
-        best = int(mx.argmax(model(PROMPT, cache=caches)[0, -1]).item())
-        found.append([best, weights_bytes([model]), footprint(caches).bytes_per_token])
-    told = ranks.exchange("found", found)
-    assert told[0] == told[1], "all ranks take the same"
-    return found
-
-
-def test_what_is_accepted_runs_on_two_ranks_and_takes_what_was_computed(checkpoint: Make) -> None:
-    paths = [str(checkpoint(name)) for name in CUT]
-    found, codes, text = together("tests.ranks.test_shards:run_shards", paths=paths)
-    assert codes == [0, 0], text
-    for path, (best, num_bytes, per_token) in zip(paths, found, strict=True):
-        assert best == mx.argmax(load_model(Path(path))[0](PROMPT)[0, -1]).item()
-        computed = shard(Path(path), 2)
-        assert (num_bytes, per_token) == (computed.weights_bytes, computed.footprint.bytes_per_token)
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -5,9 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from tests.support.two_ranks import together
+from vllm_mlx.runner.libraries import load_model
+
+from .links import PROMPT
+from .test_shards import CUT, shard
 
 
 def session(name: str, path: Path, **arguments: Any) -> Any:
@@ -18,49 +23,110 @@ def session(name: str, path: Path, **arguments: Any) -> Any:
 
 FEW: dict[str, Any] = {"num_hidden_layers": 2}  # each layer waits twice for the other rank
 FEW_HYBRID = {**FEW, "full_attention_interval": 2}
-SHORT = [("qwen3", FEW, {"apart": True}), ("qwen3_5", FEW_HYBRID, {})]
-LONG = [(name, {}, {}) for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3")]
-QUANTISED = [("qwen3", {"bits": 4, "head_dim": 32}, {})]
+NUM_PLANS = 20
 
 
-@pytest.mark.parametrize(
-    ("architecture", "options", "arguments"),
-    [*SHORT, *(pytest.param(*case, marks=pytest.mark.full) for case in [*LONG, *QUANTISED])],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_replies_equal_those_of_one_process(
-    checkpoint: Callable[..., Path], architecture: str, options: dict[str, Any], arguments: dict[str, Any]
+# One start of two ranks
+
+
+@pytest.fixture(scope="module")
+def once(checkpoint: Callable[..., Path]) -> dict[str, Any]:
+    cut = [str(checkpoint(name)) for name in CUT]
+    found: dict[str, Any] = session("once", checkpoint("qwen3_5", **FEW_HYBRID), cut=cut, num_plans=NUM_PLANS, seed=30)
+    return found
+
+
+def test_right_sums_are_accepted_and_measured(once: dict[str, Any]) -> None:
+    assert all(figure > 0 for figure in once["right sums"])
+
+
+def test_wrong_sums_end_the_load_on_all_ranks_with_the_same_words(once: dict[str, Any]) -> None:
+    expected = "The link between the Macs sums wrongly: rank 0 got wrong numbers for 96 x 64, 1 x 64,"
+    assert once["wrong sums"].startswith(expected)
+
+
+def test_ids_that_only_rank_0_needs_are_summed_first(once: dict[str, Any]) -> None:
+    assert once["ids"] == [3.0] * 7
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_accepted_runs_and_takes_what_was_computed(
+    once: dict[str, Any], checkpoint: Callable[..., Path], name: str
 ) -> None:
-    found = session("everything", checkpoint(architecture, **options), **arguments)
-    ranks, one = found["ranks"], found["one"]
+    best, num_bytes, per_token = once["shards"][CUT.index(name)]
+    assert best == mx.argmax(load_model(checkpoint(name))[0](PROMPT)[0, -1]).item()
+    computed = shard(checkpoint(name), 2)
+    assert (num_bytes, per_token) == (computed.weights_bytes, computed.footprint.bytes_per_token)
+
+
+def test_replies_equal_those_of_one_process(once: dict[str, Any]) -> None:
+    check_replies(once["replies"], once["one"])
+
+
+def test_both_ranks_do_and_keep_the_same(once: dict[str, Any]) -> None:
+    check_plans(once, NUM_PLANS)
+
+
+def test_what_one_rank_alone_cannot_hold_is_used_by_none(once: dict[str, Any]) -> None:
+    check_held(once["unlike"], once["memory"])
+
+
+def check_replies(ranks: dict[str, Any], one: dict[str, Any]) -> None:
     for kind in one:
         assert ranks[kind] == one[kind], kind
     assert min(ranks["cached"]) > 100 and ranks["preemptions"] > 0
-    assert found["left"] == 0
 
 
-@pytest.mark.parametrize(
-    ("architecture", "num_plans"),
-    [("qwen3", 30), *(pytest.param(name, 200, marks=pytest.mark.full) for name in ("qwen3", "qwen3_5"))],
-)
-def test_both_ranks_do_and_keep_the_same(checkpoint: Callable[..., Path], architecture: str, num_plans: int) -> None:
-    options = FEW if num_plans < 200 else {}
-    found = session("random_plans", checkpoint(architecture, **options), num_plans=num_plans, seed=num_plans)
+def check_plans(found: dict[str, Any], num_plans: int) -> None:
     ours, theirs = found["notes"]
     assert len(ours) >= num_plans and ours == theirs
-    assert found["wrong"] == [] and found["hits"] > 0
+    assert found["wrong"] == []
     assert found["beyond"] <= 200
     assert found["left"] == 0
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_what_one_rank_alone_cannot_hold_is_used_by_none(checkpoint: Callable[..., Path], rank: int) -> None:
-    found = session("unlike_ranks", checkpoint("qwen3_5", **FEW_HYBRID), rank=rank)
+def check_held(found: dict[str, Any], memory: int) -> None:
+    assert found["ranks"] == found["one"]
+    assert memory == 1 << 29, "the worker's"
+    assert found["cached"] == [0, 0, 0, 200], "the third one found state that one rank could not restore"
+
+
+# The long form: a start for each
+
+
+LONG = [(name, {}, {}) for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5")]
+QUANTISED = ("qwen3", {"bits": 4, "head_dim": 32}, {})
+APART = ("qwen3", FEW, {"apart": True})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("architecture", "options", "arguments"),
+    [*LONG, QUANTISED, APART],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_replies_of_every_family_equal_those_of_one_process(
+    checkpoint: Callable[..., Path], architecture: str, options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    found = session("everything", checkpoint(architecture, **options), **arguments)
+    check_replies(found["ranks"], found["one"])
+    assert found["left"] == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_both_ranks_do_and_keep_the_same_for_long(checkpoint: Callable[..., Path], architecture: str) -> None:
+    found = session("random_plans", checkpoint(architecture), num_plans=200, seed=200)
+    check_plans(found, 200)
+    assert found["hits"] > 0
+
+
+@pytest.mark.full
+def test_what_rank_0_alone_cannot_hold_is_used_by_none(checkpoint: Callable[..., Path]) -> None:
+    found = session("unlike_ranks", checkpoint("qwen3_5", **FEW_HYBRID), rank=0)
     ours, theirs = found["notes"]
     assert ours == theirs
-    assert found["ranks"] == found["one"]
-    assert found["memory"] == 1 << 29, "the worker's"
-    assert found["cached"] == [0, 0, 0, 200], "the third one found state that one rank could not restore"
+    check_held(found, found["memory"])
 
 
 @pytest.mark.full

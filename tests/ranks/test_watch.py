@@ -178,7 +178,7 @@ def test_a_step_of_many_tokens_may_take_longer(ends: tuple[Channel, Channel], mo
     one, _ = watched(1, ends[1])
     for each in (watch, one):
         each.ready()
-        each.begin(1, 10)
+        each.begin(1, 100)
     threading.Event().wait(1.0)
     assert found.empty()
     for each in (watch, one):

@@ -21,6 +21,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.faults import Fault, device_fault
 from vllm_mlx.engine.loading import Source, load_engines, work
+from vllm_mlx.ranks import watch as watching
 from vllm_mlx.ranks.channel import Door, join
 from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.shards import shard_of
@@ -40,7 +41,7 @@ def free_ports(num: int) -> list[int]:
     """Return free ports that the system hands out to no connection by itself."""
     found: list[int] = []
     while len(found) < num:
-        port = random.randrange(12000, 32000)
+        port = random.randrange(12000, 20000)  # the data channel of a command takes one above them
         with socket.socket() as sock:
             if port not in found and sock.connect_ex((HOST, port)) != 0:
                 found.append(port)
@@ -83,6 +84,7 @@ def main(spec: str) -> None:
     module, name = function.split(":")
     os.environ |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": f"{folder}/hosts.json"}
     peer = join(HOST, control, SECRET, _JOIN_S) if rank else Door(HOST, control, SECRET).accept(_JOIN_S)
+    watching.SILENCE_S = watching.LOADING_SILENCE_S = LIMIT_S  # no test of these two is about silence
     watch = Watch(rank, {1 - rank: peer}, _ended)
     ranks = Ranks(watch, 2, {})
     ranks.group = mx.distributed.init(strict=True, backend="ring")
