@@ -18,7 +18,7 @@ RULES = {
     "window": ResumeRule(window=3),
     "mixed": ResumeRule(needs_state=True, window=2),
 }
-NUM_DEFAULT, NUM_FULL, SHARES = 1_000, 50_000, 10
+NUM_DEFAULT, NUM_FULL, SHARES = 500, 50_000, 10
 
 
 class Session:

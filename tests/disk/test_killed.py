@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rows import cases
+
 from .test_kept import journals, restored
 
 NUM_KEPT = 5
@@ -41,9 +43,7 @@ def killed(folder: Path, first: int, num_lines: int, seed: random.Random) -> int
     return int([line for line in lines if line.endswith("\n")][-1])
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(number, marks=pytest.mark.full) for number in range(4, 50))]
-)
+@pytest.mark.parametrize("seed", cases(range(50), range(2)))
 def test_what_was_flushed_is_there_and_nothing_is_wrong(tmp_path: Path, seed: int) -> None:
     drawn, first = random.Random(seed), 0
     for _ in range(4):

@@ -97,7 +97,7 @@ def check_any_load(path: Path, num_draft_tokens: int = 0) -> None:
     room = Driver(path).engine.facts.footprint
     accepted: Counter[str] = Counter()
 
-    @settings(max_examples=examples(4 if num_draft_tokens else 2))
+    @settings(max_examples=examples(2))
     @given(VISITS, st.integers(2, 5))
     def check(planned_requests: list[PlannedRequest], num_rows: int) -> None:
         driver = Driver(path, rows_bytes=num_rows * room.bytes_at(513), num_draft_tokens=num_draft_tokens)
@@ -121,7 +121,7 @@ def check_any_load(path: Path, num_draft_tokens: int = 0) -> None:
 
 
 @row("S1-4")
-@pytest.mark.parametrize("name", cases(USUAL, ["gpt_oss", "qwen3_5"]))
+@pytest.mark.parametrize("name", cases(USUAL, ["qwen3_5"]))
 def test_every_reply_is_the_plain_loops(checkpoint: Callable[..., Path], name: str) -> None:
     check_any_load(checkpoint(name))
 

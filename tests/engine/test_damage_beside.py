@@ -91,7 +91,7 @@ class Pair:
 
         async def beside() -> tuple[list[list[int]], object]:
             replies = asyncio.create_task(self._replies())
-            while not (await self.served.rows())[0]["running"]:
+            while not (await self.served.rows())[0]["running"] and not replies.done():
                 await asyncio.sleep(0)
             [result] = await asyncio.gather(work(), return_exceptions=True)
             return await replies, result
@@ -114,19 +114,30 @@ class Pair:
             await asyncio.sleep(0)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    path = Path(shutil.copytree(checkpoint("qwen3_5"), tmp_path / "model"))
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    path = Path(shutil.copytree(checkpoint("qwen3_5"), tmp_path_factory.mktemp("harmed") / "model"))
     paths = (str(checkpoint("qwen3")), str(path))
     models = Catalogue(tuple(Entry(config=ModelConfig(model=each, max_model_len=1024), name=each) for each in paths))
     config = EngineConfig(model=paths[0], memory_budget_bytes=2 << 30)
     with asyncio.Runner() as runner:
         made = Pair(path, Serving(start_engine(config, None, models)), runner)
         try:
-            runner.run(made.served.client.unload_model(1, wait=True))
             yield made
         finally:
             runner.run(made.served.client.shutdown(0))
+
+
+@pytest.fixture
+def pair(shared: Pair) -> Iterator[Pair]:
+    """The second model is unloaded. After the test it is whole again."""
+    client, runner = shared.served.client, shared.runner
+    reload = runner.run(client.ask(lambda engine: engine.lanes[1].reload))
+    runner.run(client.unload_model(1, wait=True))
+    yield shared
+    shutil.copytree(checkpoint("qwen3_5"), shared.path, dirs_exist_ok=True)
+    runner.run(client.ask(lambda engine: setattr(engine.lanes[1], "reload", reload)))
+    runner.run(client.load_model(1, wait=True))
 
 
 @pytest.mark.parametrize("harm", cases(HARMS, ["changed", "folder", "no memory"]))

@@ -120,7 +120,7 @@ def play(architecture: str, root: Path, seed: int) -> int:
     return num_read
 
 
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3", "gemma3_text", "qwen3_5"]))
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["gemma3_text", "qwen3_5"]))
 def test_a_restarted_server_finds_what_one_that_never_stopped_finds(architecture: str, tmp_path: Path) -> None:
     assert play(architecture, tmp_path, 0) > 0
 

@@ -29,7 +29,9 @@ ASKING = """
 from vllm_mlx import LLM, SamplingParams
 
 def ask():
-    LLM({path!r}).generate("Hello", SamplingParams(max_tokens=100_000, ignore_eos=True))
+    llm = LLM({path!r})
+    while True:
+        llm.generate("Hello", SamplingParams(max_tokens=1000, ignore_eos=True))
 
 print("asking", flush=True)
 ask()

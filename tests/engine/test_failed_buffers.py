@@ -91,7 +91,7 @@ def check(path: Path, numbers: Iterable[int], **fault: object) -> None:
         assert outcome.later == clean.later, seam
 
 
-@pytest.mark.parametrize("name", cases(ARCHITECTURES, ["qwen3", "gemma3_text", "qwen3_5"]))
+@pytest.mark.parametrize("name", cases(ARCHITECTURES, ["gemma3_text", "qwen3_5"]))
 def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Callable[..., Path], name: str) -> None:
     path = checkpoint(name)
     submissions = undisturbed(path).submissions
@@ -102,7 +102,7 @@ def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Ca
 @pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
 def test_nor_if_the_error_is_known_only_when_the_work_ends(checkpoint: Callable[..., Path], name: str) -> None:
     path = checkpoint(name)
-    check(path, launches(path)[1::4], is_late=True)
+    check(path, launches(path)[1::8], is_late=True)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_nor_with_drafts(checkpoint: Callable[..., Path], name: str, is_late: bo
     assert drafted.replies == clean.replies and drafted.later == clean.later
     numbers = [number for number, seam in enumerate(drafted.submissions) if seam == "verify"]
     assert len(numbers) > 4
-    for number in numbers[::4]:
+    for number in numbers[1::6]:
         outcome = play(path, [number], replies=clean.replies, predictions=predictions, is_late=is_late)
         assert outcome.num_failed == 1
         assert outcome.replies == clean.replies and not any(outcome.errors)
@@ -134,9 +134,9 @@ def test_without_the_check_of_each_step_a_late_error_makes_replies_wrong(checkpo
     path = checkpoint("qwen3")
     clean = undisturbed(path)
     plays = [
-        play(path, [number], replies=clean.replies, is_late=True, has_probe=False) for number in launches(path)[::2]
+        play(path, [number], replies=clean.replies, is_late=True, has_probe=False) for number in launches(path)[::4]
     ]
-    assert sum(outcome.replies != clean.replies for outcome in plays) >= 2
+    assert any(outcome.replies != clean.replies for outcome in plays)
 
 
 def launches(path: Path) -> list[int]:
@@ -195,11 +195,10 @@ def test_several_faults_end_some_replies_at_most(checkpoint: Callable[..., Path]
 
 def test_a_failed_read_tells_no_token_that_no_model_samples(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("qwen3")
-    check(path, launches(path)[2::6], token=5000)
+    check(path, launches(path)[2::12], token=5000)
 
 
-@pytest.mark.parametrize("text", [OUT_OF_MEMORY, NO_BUFFER])
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
+@pytest.mark.parametrize(("name", "text"), [("qwen3", OUT_OF_MEMORY), ("nemotron_h", NO_BUFFER)])
 def test_a_chunk_without_memory_runs_again_at_half_its_length(
     checkpoint: Callable[..., Path], name: str, text: str
 ) -> None:

@@ -13,6 +13,7 @@ from mlx_vlm.speculative import drafters
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, RandomPrompts
 from tests.support.mtp_heads import head_tensors, shifted, write_split
+from tests.support.rows import cases
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.engine.disk import fingerprint
@@ -65,7 +66,7 @@ def test_a_head_is_found_in_every_place_and_form(parted: tuple[Path, dict[str, m
     assert counts(path) == expected
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5", FAMILY])
+@pytest.mark.parametrize("architecture", cases(["qwen3_5", FAMILY], ["qwen3_5"]))
 def test_a_text_model_has_a_head_too(architecture: str) -> None:
     path, text_only = checkpoint(architecture, mtp=True), architecture == FAMILY
     reply, drafted, accepted = counts(path, text_only=text_only)

@@ -11,6 +11,7 @@ from mlx_lm.utils import load_model
 
 from tests.support.engine_driver import GREEDY, RandomPrompts, plain_loop
 from tests.support.guiding import Guiding
+from tests.support.rows import cases
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
 from vllm_mlx.runner.row_constraint import RowConstraint
 
@@ -18,7 +19,7 @@ NAMES = ("read", "read_all", "write")
 prompt = RandomPrompts(11)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
+@pytest.fixture(scope="module", params=cases(["qwen3", "qwen3_5"], ["qwen3_5"]))
 def path(request, checkpoint):
     return checkpoint(request.param)
 

@@ -16,7 +16,7 @@ LENGTHS = (700, 360, 20)  # too unlike to become one group
 NUM_TOKENS = 20
 
 
-@pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5", "glm4_moe_lite"], ["qwen3_5", "glm4_moe_lite"]))
+@pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5", "glm4_moe_lite"], ["qwen3_5"]))
 def test_rows_that_join_and_leave_share_one_forward_pass(
     checkpoint: Callable[..., Path], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.checkpoints import ARCHITECTURES, PARTLY_ROTARY
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.failing_device import num_pending
-from tests.support.rows import USUAL, cases
+from tests.support.rows import cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache.layers import leaves
 
@@ -51,16 +51,16 @@ def decode(path: Path, num_tokens: tuple[int, int], num_rows: int = 2, num_draft
     return counts
 
 
-@pytest.mark.parametrize("name", cases(NAMES, {*USUAL, "gpt_oss", "smollm3", "vision:gemma4", "vision:qwen3_5_moe"}))
+@pytest.mark.parametrize("name", cases(NAMES, {"gemma3_text", "qwen3_5", "smollm3", "vision:gemma4"}))
 def test_they_are_as_many_after_many_steps_as_after_few(checkpoint: Callable[..., Path], name: str) -> None:
     few, many = decode(checkpoint(name), (30, 60))
     assert few == many
 
 
-@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("num_rows", cases([1, 2], [2]))
 @pytest.mark.parametrize("name", cases(["qwen3", "gemma3_text", "gpt_oss", "vision:qwen3_5"], ["gemma3_text"]))
 def test_rejected_drafts_leave_none_behind(checkpoint: Callable[..., Path], name: str, num_rows: int) -> None:
-    few, many = decode(checkpoint(name), (30, 100), num_rows, num_draft_tokens=4)
+    few, many = decode(checkpoint(name), (30, 60), num_rows, num_draft_tokens=4)
     assert few == many
 
 

@@ -25,7 +25,7 @@ from vllm_mlx.runner.model import Model
 @pytest.mark.parametrize(
     ("architecture", "has_disk"),
     [
-        pytest.param("qwen3", False, id="qwen3-tree"),
+        pytest.param("qwen3", False, id="qwen3-tree", marks=pytest.mark.full),
         pytest.param("qwen3_5", True, id="qwen3_5-disk"),
         pytest.param("qwen3", True, id="qwen3-disk", marks=pytest.mark.full),
         pytest.param("qwen3_5", False, id="qwen3_5-tree", marks=pytest.mark.full),
@@ -136,20 +136,20 @@ def test_memory_that_the_device_refuses_fails_the_load_and_the_next_one_works(mo
 
 
 def test_a_question_is_answered_between_two_slices() -> None:
-    async def loaded(served: Serving) -> list[float]:
-        def look(engine: Engine) -> float:
-            return engine.lane.report().row["progress"] or 0.0
+    released = threading.Event()
 
+    async def loaded(served: Serving) -> None:
+        await served.client.ask(lambda engine: hold_loads(engine, released))
         await served.client.load_model(0, wait=False)
-        seen = [0.0]
-        while served.client.state_of(0) == "loading":
-            seen.append(await served.client.ask(look))
-        return seen
+        for _ in range(2):
+            assert await served.client.ask(lambda engine: engine.lane.residence.state) == "loading"
+        released.set()
+        await served.client.load_model(0, wait=True)
 
     with serving(checkpoint("qwen3")) as served:
         served.unload()
-        seen = served.loop.run_until_complete(loaded(served))
-        assert len(seen) >= 2
+        served.loop.run_until_complete(loaded(served))
+        assert served.row()["state"] == "ready"
 
 
 def test_a_file_that_is_cut_while_it_is_read_gives_all_bytes_back(tmp_path: Path) -> None:

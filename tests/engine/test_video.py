@@ -17,7 +17,7 @@ CONVERSATIONS = [
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_vl", "qwen3_5", *map(full, ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe"))],
+    params=["qwen3_vl", *map(full, ("qwen3_5", "qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe"))],
 )
 def model(request, checkpoint):
     return VisionModel(checkpoint(f"vision:{request.param}"))

@@ -90,6 +90,7 @@ def test_a_cached_image_gives_the_librarys_tokens_and_the_tower_runs_once(model,
 
 
 @row("S0-14")
+@one_family
 def test_a_new_question_about_a_cached_image_resumes_behind_it(model):
     driver = model.driver()
     run(driver, model.prompt(["hello ", 1, " What is in this image?"]))
@@ -134,6 +135,7 @@ def test_another_picture_of_the_same_size_straight_after_gets_its_own_reply(mode
     assert replies[0] == replies[3]
 
 
+@one_family
 @pytest.mark.parametrize("prefix_cache", [True, full(False)])
 def test_a_preempted_row_with_an_image_goes_on_as_if_nothing_had_been(model, prefix_cache):
     asked = [[f"{number} ", number, " Describe it in detail."] for number in range(4)]

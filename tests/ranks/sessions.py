@@ -275,7 +275,7 @@ def failing_proof(ranks: Ranks, path: str) -> Any:
     def fail(model: Any, *_: Any) -> Any:
         raise ValueError("this rank alone cannot prove it")
 
-    ranked.PROOF_S = 3.0
+    ranked.PROOF_S = 0.5
     if ranks.rank:
         Ranked.decode = fail
     return follow(ranks, path) if ranks.rank else RankedDriver(ranks, path).replies

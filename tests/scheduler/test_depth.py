@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.device_catalogue import CHIPS, SHAPES
 from tests.support.device_model import Device
+from tests.support.rows import cases
 from vllm_mlx.scheduler.depth import COSTLY, WRONG, DepthController
 
 MOST = 7
@@ -119,7 +120,7 @@ def check(machine: Pass, text: str, num_rows: int, padded: bool = False) -> str:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "padded"), [(1, False), (4, False), (4, True), pytest.param(1, True, marks=pytest.mark.full)]
+    ("num_rows", "padded"), cases([(1, False), (4, False), (4, True), (1, True)], [(1, False), (4, True)])
 )
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("curve", CURVES)
@@ -129,11 +130,10 @@ def test_it_is_near_the_best_fixed_depth_on_published_curves(
     print(curve, check(on_curve(curve), text, num_rows, padded))
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("machine", SOME, ids=str)
-def test_it_is_near_the_best_fixed_depth_on_machines(machine: tuple[str, str], text: str, num_rows: int) -> None:
-    print(machine, check(on_chip(*machine), text, num_rows))
+def test_it_is_near_the_best_fixed_depth_on_machines(machine: tuple[str, str], text: str) -> None:
+    print(machine, check(on_chip(*machine), text, 3))
 
 
 @pytest.mark.full
