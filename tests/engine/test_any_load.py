@@ -19,7 +19,7 @@ from vllm_mlx.core.events import FinishReason
 from .faults import SEAMS, Faults, faults
 
 USUAL = ("qwen3", "gpt_oss", "nemotron_h", "qwen3_5")  # dense, sliding windows, Mamba, gated delta
-LONGEST = 120  # tokens of a reply
+LONGEST = 80  # tokens of a reply
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ VISITS = st.lists(
         PlannedRequest,
         earlier=st.integers(0, 9),
         kept=st.one_of(st.just(0), st.just(10_000), st.integers(1, 900)),
-        added=st.one_of(st.integers(1, 60), st.integers(300, 700)),
+        added=st.one_of(st.integers(1, 60), st.integers(300, 500)),
         first=st.integers(0, 499),
-        max_tokens=st.one_of(st.integers(1, 20), st.integers(60, LONGEST)),
+        max_tokens=st.one_of(st.integers(1, 20), st.integers(40, LONGEST)),
         point=st.booleans(),
         tenant=st.sampled_from(["ann", "ben"]),
         steps=st.one_of(st.integers(0, 5), st.integers(30, 150)),

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
-from tests.support.rows import cases
 from vllm_mlx.disk import arrays, reader
 from vllm_mlx.disk.arrays import SLAB_TOKENS
 
@@ -32,7 +31,7 @@ def recorded(called: Callable[..., Any], note: Callable[[Any], None]) -> Callabl
 
 @pytest.mark.parametrize(
     ("num_shared", "chunk"),
-    cases([(300, 1 << 30), (512, 1), (len(PROMPT) - 1, 100_000)], [(300, 1 << 30), (len(PROMPT) - 1, 100_000)]),
+    [(300, 1 << 30), (len(PROMPT) - 1, 100_000), pytest.param(512, 1, marks=pytest.mark.full)],
 )
 def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
     num_shared: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

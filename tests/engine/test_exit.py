@@ -58,19 +58,11 @@ def _run(code: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def _check_readme(times: int, model: Path) -> None:
-    for _ in range(times):
-        code, out, err = _run(_readme_block(model))
-        assert (code, err) == (0, "") and out
-
-
-def test_the_example_of_the_readme_ends_well(checkpoint: Callable[..., Path]) -> None:
-    _check_readme(1, checkpoint("qwen3"))
-
-
-@pytest.mark.full
+@pytest.mark.full  # with every run: a program with an exit code of its own
 def test_the_example_of_the_readme_ends_well_ten_times(checkpoint: Callable[..., Path]) -> None:
-    _check_readme(10, checkpoint("qwen3"))
+    for _ in range(10):
+        code, out, err = _run(_readme_block(checkpoint("qwen3")))
+        assert (code, err) == (0, "") and out
 
 
 def test_the_exit_code_is_the_programs_own_and_what_it_computed_is_kept(

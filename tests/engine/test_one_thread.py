@@ -49,7 +49,7 @@ def names(frame: FrameType | None) -> list[str]:
 def traced(work: Callable[[EngineClient], Any], path: Path) -> Calls:
     """The calls in all threads that begin with the engine, the event loop's among them, once it is loaded."""
     with calls_of_new_threads() as calls:
-        engine = start_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30, max_model_len=4096))
+        engine = start_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30, max_model_len=60_000))
         calls.clear()
         loop = threading.Thread(target=lambda: asyncio.run(work(engine)), name="event loop")
         loop.start()
@@ -74,7 +74,7 @@ def test_one_thread_runs_all_model_work(checkpoint: Callable[..., Path]) -> None
 def test_an_abort_waits_for_the_engine_thread_to_be_between_two_steps(checkpoint: Callable[..., Path]) -> None:
     async def work(engine: EngineClient) -> None:
         for _ in range(5):
-            task = asyncio.create_task(collect(engine, request(max_tokens=3000)))
+            task = asyncio.create_task(collect(engine, request(max_tokens=50_000)))
             await until_running(engine)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.device_catalogue import CHIPS, SHAPES
 from tests.support.device_model import Device
-from tests.support.rows import cases
 from vllm_mlx.scheduler.depth import COSTLY, WRONG, DepthController
 
 MOST = 7
@@ -120,7 +119,8 @@ def check(machine: Pass, text: str, num_rows: int, padded: bool = False) -> str:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "padded"), cases([(1, False), (4, False), (4, True), (1, True)], [(1, False), (4, True)])
+    ("num_rows", "padded"),
+    [(1, False), (4, True), *(pytest.param(*case, marks=pytest.mark.full) for case in [(1, True), (4, False)])],
 )
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("curve", CURVES)
