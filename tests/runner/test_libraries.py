@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("most", [1000, None], ids=["few", "the usual number"])
+@pytest.mark.parametrize("most", [1000, pytest.param(None, marks=pytest.mark.full)], ids=["few", "the usual number"])
 def test_loading_leaves_the_limit_of_open_files(most: int | None) -> None:
     hard = most or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))\n"

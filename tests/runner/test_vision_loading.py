@@ -90,9 +90,13 @@ def another_patch_size(model):
     ("change", "reason"),
     [
         (no_tokens, "config.json names no tokens for one"),
-        (no_place_in_the_template, "the chat template shows no <|vision_start|><|video_pad|><|vision_end|> for one"),
-        (a_template_that_fails, "the chat template fails on one: no films"),
         (another_patch_size, "one was tried at load: "),
+        pytest.param(
+            no_place_in_the_template,
+            "the chat template shows no <|vision_start|><|video_pad|><|vision_end|> for one",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(a_template_that_fails, "the chat template fails on one: no films", marks=pytest.mark.full),
     ],
 )
 def test_videos_that_cannot_be_shown_are_refused_with_the_reason_and_images_are_served(changed, change, reason):
@@ -142,7 +146,9 @@ def test_a_text_model_does_not_import_mlx_vlm(checkpoint):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("setting", "expected"), [(None, 1 << 16), (2 << 20, 2 << 20)])
+@pytest.mark.parametrize(
+    ("setting", "expected"), [(None, 1 << 16), pytest.param(2 << 20, 2 << 20, marks=pytest.mark.full)]
+)
 def test_a_slow_encoder_sees_smaller_pictures_unless_a_size_is_set(checkpoint, monkeypatch, setting, expected):
     encode, clock, waited = calibrate.encode, time.perf_counter, []
 
