@@ -195,7 +195,7 @@ def in_threads(check: Callable[[FairThreads], Coroutine[Any, Any, None]], num_th
 def test_one_key_alone_has_all_threads() -> None:
     async def check(threads: FairThreads) -> None:
         met = threading.Barrier(3)
-        await asyncio.gather(*(threads.run(lambda: met.wait(10), "ann", "request") for _ in range(3)))
+        await asyncio.gather(*(threads.run(lambda: met.wait(120), "ann", "request") for _ in range(3)))
 
     in_threads(check, 3)
 

@@ -128,6 +128,8 @@ def test_the_machine_is_kept_awake_while_requests_run(program: Path) -> None:
         awake.hold()
         await asyncio.sleep(0.2)
         assert awake.is_awake, "a request came within the linger time"
+        while not (program.parent / "started").exists():  # the program may start late
+            await asyncio.sleep(0.01)
         awake.release()
         await asyncio.sleep(0.2)
         assert not awake.is_awake

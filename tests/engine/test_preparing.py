@@ -96,6 +96,7 @@ def test_a_request_that_is_prepared_is_listed_as_queued_and_can_be_cancelled(eng
 
 
 def test_a_caller_that_leaves_ends_the_preparation(engine, blocked, monkeypatch):
+    monkeypatch.setattr(engine.preparations, "_max_prepare_s", 60.0)
     ended = threading.Event()
     cancel = Deadline.cancel
 

@@ -24,7 +24,7 @@ LENGTHS = (23, 7, 61)
 GREEDY = TokenSampling(temperature=0)
 
 
-@pytest.fixture(params=cases((*ARCHITECTURES, *OWN_ATTENTION, *VISION), ["qwen3", "gemma3_text", "vision:qwen3_5"]))
+@pytest.fixture(params=cases((*ARCHITECTURES, *OWN_ATTENTION, *VISION), ["gemma3_text", "vision:qwen3_5"]))
 def model(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Model:
     found = load_model(find_checkpoint(str(checkpoint(request.param))), trust_remote_code=False)
     prove_rows(found)
