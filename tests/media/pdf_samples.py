@@ -95,16 +95,6 @@ def _tree(*pages: str) -> bytes:
     return document([b"<< /Type /Catalog /Pages 2 0 R >>", *(page.encode() for page in pages)])
 
 
-def slow(num_pages: int) -> bytes:
-    """About a tenth of a second of computing for each page."""
-    kids = " ".join(f"{4 + number} 0 R" for number in range(num_pages))
-    page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 200 200] /Contents 3 0 R >>"
-    pages = f"<< /Type /Pages /Count {num_pages} /Kids [{kids}] >>".encode()
-    path = zlib.compress(b"0 0 m " + b"200 200 l 0 1 l " * 400_000 + b"S")
-    content = stream(path, "/Filter /FlateDecode")
-    return document([b"<< /Type /Catalog /Pages 2 0 R >>", pages, content, *[page] * num_pages])
-
-
 def hostile() -> dict[str, bytes]:
     """PDFs that cost much, or that lead nowhere."""
     laughs = [_form(b"/X1 Do " * 10, 7 + level) for level in range(12)]

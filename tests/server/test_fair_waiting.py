@@ -1,5 +1,6 @@
 """Two keys whose bodies and PDFs wait for the same threads and processes: none waits for the other's backlog."""
 
+import asyncio
 import base64
 import json
 import select
@@ -15,55 +16,32 @@ import pytest
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.media import processes
 from vllm_mlx.server import bodies
 
-from ..media.pdf_samples import pdf, show, slow
+from ..media.pdf_samples import pdf, show
 from .fakes import FakeEngine
 
-PARTS = 16_000
 
+def test_a_body_is_read_before_the_bodies_of_a_key_that_sent_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is read until another key's request has come."""
+    long, small = (saying([{"type": "text", "text": "a"}] * number) for number in (4_000, 3_000))
+    first, read_json = threading.Lock(), bodies.read_json
+    with serving(FakeEngine(), api_keys=("ann", "ben")) as server, ThreadPoolExecutor(4) as ann:
 
-class Clients:
-    """Send requests in order, each on a connection of its own, and note in which order they are answered."""
+        def reading_long(body: bytes) -> Any:
+            if first.acquire(blocking=False):
+                eventually(lambda: bool(server.engine.requests))
+            return read_json(body)
 
-    def __init__(self, server: Running) -> None:
-        self._server = server
-        self._threads = ThreadPoolExecutor(16)
-        self.answered: list[str] = []
-
-    def send(self, key: str, content: bytes) -> None:
-        sent = threading.Event()
-
-        def pieces() -> Iterator[bytes]:
-            yield content
-            sent.set()
-
-        def post() -> None:
-            headers = {"x-api-key": key, "content-type": "application/json", "content-length": str(len(content))}
-            with self._server.http(headers=headers) as http:
-                http.post("/v1/chat/completions", content=pieces())
-            self.answered.append(key)
-
-        self._threads.submit(post)
-        assert sent.wait(60)
-
-    def finish(self) -> list[str]:
-        self._threads.shutdown()
-        return self.answered
-
-
-def test_a_body_is_read_before_the_bodies_of_a_key_that_sent_many() -> None:
-    """All arrive while the first is read."""
-    slow, long, small = (saying([{"type": "text", "text": "a"}] * number) for number in (60_000, 12_000, 2_000))
-    with serving(FakeEngine(), api_keys=("ann", "ben")) as server:
-        clients = Clients(server)
-        clients.send("ann", slow)
-        for _ in range(7):
-            clients.send("ann", long)
-        clients.send("ben", small)
-        assert sorted(clients.finish()) == ["ann"] * 8 + ["ben"]
+        monkeypatch.setattr(bodies, "read_json", reading_long)
+        monkeypatch.setattr(bodies, "REST", 0)
+        sent = [ann.submit(post, server, "ann", long) for _ in range(4)]
+        eventually(first.locked)
+        post(server, "ben", small)
+        assert [reply.result() for reply in sent] == [None] * 4
         sizes = [len(request.messages[0].parts) for request in server.engine.requests]
-    assert sizes.index(2_000) <= 6, sizes
+    assert sizes == [3_000, *[4_000] * 4]
 
 
 @pytest.mark.parametrize("keys, rests", [(("ann", "ben"), True), (("ann",), False)])
@@ -92,14 +70,28 @@ def reading(checkpoint: Callable[..., Path]) -> Iterator[Running]:
         yield running
 
 
-def test_a_pdf_is_read_before_the_pdfs_of_a_key_that_sent_many(reading: Running) -> None:
-    clients = Clients(reading)
-    for number in range(4):
-        clients.send("ann", asking(slow(3 + number)))
-    with reading.http(headers={"x-api-key": "ben"}) as ben:
-        eventually(lambda: len(ben.get("/v1/status").json()["requests"]) == 4)
-    clients.send("ben", asking(pdf(show("Hello"))))
-    assert clients.finish().index("ben") <= 2
+def test_a_pdf_is_read_before_the_pdfs_of_a_key_that_sent_many(
+    reading: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of the first key is read to its end before that of the other key."""
+    started: list[int] = []
+    released, frames = threading.Event(), processes._frames
+
+    async def held(process: Any, max_bytes: int) -> Any:
+        started.append(process.pid)
+        if len(started) <= 2:
+            await asyncio.to_thread(released.wait)
+        return await frames(process, max_bytes)
+
+    monkeypatch.setattr(processes, "_frames", held)
+    with ThreadPoolExecutor(4) as ann:
+        sent = [ann.submit(post, reading, "ann", asking(pdf(show(f"Hello {number}")))) for number in range(4)]
+        try:
+            eventually(lambda: len(started) == 2)
+            post(reading, "ben", asking(pdf(show("Hello"))))
+            assert len(started) == 3 and not any(reply.done() for reply in sent)
+        finally:
+            released.set()
 
 
 def post(server: Running, key: str, content: bytes) -> None:

@@ -13,24 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.golden.normal import shape
 from tests.golden.streams import ASKED, PATHS
-from tests.support.commands import address, served
-from tests.support.running import eventually
+from tests.support.running import eventually, serving, slowly
+from vllm_mlx.core.catalogue import Catalogue, Entry
+from vllm_mlx.core.config import EngineConfig, ModelConfig
+from vllm_mlx.engine.loading import start_engine
 
 GOLDEN = Path(__file__).parents[1] / "golden/files"
 NAMES = ("coder", "small")
-TABLES = """
-[[models]]
-model = FOLDER
-name = "coder"
-aliases = ["gpt-5"]
-pin = true
-num_draft_tokens = 3
-[[models]]
-model = "demo"
-name = "small"
-match = ["claude-*haiku*"]
-num_draft_tokens = 3
-"""
 COUNTS = (
     "total_requests_processed", "total_prompt_tokens", "total_cached_tokens", "total_disk_tokens",
     "total_completion_tokens", "generation_tps", "prompt_tps",
@@ -38,14 +27,19 @@ COUNTS = (
 
 
 @pytest.fixture(scope="module")
-def client(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client(checkpoint: Callable[..., Path]) -> Iterator[httpx.Client]:
     """Of a server that has answered both models in every protocol, and has refused, failed and lost some."""
-    file = tmp_path_factory.mktemp("list") / "models.toml"
-    file.write_text(TABLES.replace("FOLDER", json.dumps(str(checkpoint("qwen3")))))
-    with (
-        served("--config", str(file)) as (_, printed),
-        httpx.Client(base_url=address(printed), timeout=120, trust_env=False) as client,
-    ):
+    coder, small = (
+        ModelConfig(model=str(checkpoint(name)), num_draft_tokens=3) for name in ("qwen3", "vision:qwen3_vl")
+    )
+    models = Catalogue(
+        (
+            Entry(config=coder, name="coder", aliases=("gpt-5",), pin=True),
+            Entry(config=small, name="small", patterns=("claude-*haiku*",)),
+        )
+    )
+    engine = start_engine(EngineConfig(model=coder.model), None, models)
+    with serving(engine, models=models) as running, running.http() as client:
         for number, model in enumerate((*NAMES, "gpt-5", "claude-3-5-haiku", "coder")):
             for protocol, path in PATHS.items():
                 body = {**ASKED[protocol], "model": model, "temperature": 0, "stream": bool(number % 2)}
@@ -54,7 +48,8 @@ def client(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
         echo = {"model": "small", "prompt": "1 2 3 4 1 2 3 4 1 2 3 4", "max_tokens": 60, "ignore_eos": True, "n": 2}
         assert client.post("/v1/completions", json=echo).status_code == 200
         assert client.post("/v1/completions", json={"model": "small", "prompt": 5}).status_code == 400
-        with client.stream("POST", "/v1/completions", json={**echo, "max_tokens": 1500, "stream": True}) as left:
+        lost = {**echo, "max_tokens": 1500, "stream": True}
+        with slowly(running), client.stream("POST", "/v1/completions", json=lost) as left:
             next(left.iter_lines())
         eventually(lambda: client.get("/v1/status").json()["status"] == "idle")
         yield client

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.running import eventually, serving, start_python
+from tests.support.running import eventually, serving, slowly, start_python
 from vllm_mlx.cli.terminal import ExitCode
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
@@ -117,7 +117,7 @@ def test_gpu_faults_in_a_row_end_every_open_request_in_its_envelope_and_new_ones
         raise RuntimeError("[METAL] Command buffer execution failed: Impacting Interactivity (0000000e).")
 
     long: Any = {**HI, "max_tokens": 4000}
-    with serving(engine) as server, server.http() as client:
+    with serving(engine) as server, slowly(server), server.http() as client:
         stream = client.stream("POST", "/v1/chat/completions", json={**long, "stream": True})
         with stream as chat, server.http().stream("POST", "/v1/messages", json={**long, "stream": True}) as message:
             lines = [response.iter_lines() for response in (chat, message)]

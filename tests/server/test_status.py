@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import eventually, serving
+from tests.support.running import Running, eventually, serving, slowly
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server import log
@@ -56,11 +56,18 @@ CACHE_FIELDS = {
 }
 
 
-@pytest.fixture
-def server(checkpoint):
+@pytest.fixture(scope="module")
+def running(checkpoint):
     config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30)
-    engine = start_engine(config)
-    with serving(engine) as running, running.http() as client:
+    with serving(start_engine(config)) as running:
+        yield running
+
+
+@pytest.fixture
+def server(running):
+    """Nothing is cached yet."""
+    with running.http() as client:
+        client.delete("/v1/cache")
         yield client
 
 
@@ -104,25 +111,31 @@ def test_the_document_fits_a_server_without_a_prefix_cache(checkpoint):
 
 
 def test_totals_agree_with_what_clients_were_told(server):
+    was = server.get("/v1/status").json()
     usages = [ask(server, text)["usage"] for text in ("hello there", "hello there", "another question")]
     status = server.get("/v1/status").json()
-    assert status["total_requests_processed"] == 3
-    assert status["total_prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
-    assert status["total_completion_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+
+    def grew(name):
+        return status[name] - was[name]
+
+    assert grew("total_requests_processed") == 3
+    assert grew("total_prompt_tokens") == sum(usage["prompt_tokens"] for usage in usages)
+    assert grew("total_completion_tokens") == sum(usage["completion_tokens"] for usage in usages)
     cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
     assert cached[0] == 0
     assert cached[1] == usages[1]["prompt_tokens"] - 1
-    assert status["total_cached_tokens"] == sum(cached)
-    assert status["cache"]["tokens_saved"] == sum(cached)
-    assert status["cache"]["hits"] + status["cache"]["misses"] == 3
+    assert grew("total_cached_tokens") == sum(cached)
+    lookups = [each["cache"] for each in (was, status)]
+    assert lookups[1]["tokens_saved"] - lookups[0]["tokens_saved"] == sum(cached)
+    assert sum(lookups[1][name] - lookups[0][name] for name in ("hits", "misses")) == 3
     assert 0 < status["cache"]["current_memory_mb"] <= status["cache"]["max_memory_mb"]
     assert status["memory"]["cache_bytes"] == pytest.approx(status["cache"]["current_memory_mb"] * 1e6, abs=600)
 
 
 @row("S4-32")
-def test_a_request_under_way_is_shown(server):
+def test_a_request_under_way_is_shown(server, running):
     body = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
-    with server.stream("POST", "/v1/completions", json=body) as reply:
+    with slowly(running), server.stream("POST", "/v1/completions", json=body) as reply:
         lines = reply.iter_lines()
         for _ in range(6):
             next(lines)
@@ -143,8 +156,8 @@ def narrow(checkpoint):
     config = EngineConfig(
         model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_num_seqs=1, max_prefill_chunk=16
     )
-    with serving(start_engine(config)) as running, running.http() as client:
-        yield client
+    with serving(start_engine(config)) as running:
+        yield running
 
 
 @row("S0-20", "S4-32")
@@ -152,18 +165,18 @@ def test_a_prompt_that_is_read_and_one_that_waits(narrow, monkeypatch, caplog):
     """On the wire and in the log: how far a long prompt is, and no kind of hit before the prompt is looked up."""
     caplog.set_level(logging.INFO, logger="vllm_mlx.requests")
     monkeypatch.setattr(log, "PROGRESS_EVERY_S", 0.0)
-    seen = []
-    with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(ask, narrow, f"{number} " + "a long prompt " * 150) for number in range(2)]
-        while not all(each.done() for each in asked):
-            seen += narrow.get("/v1/status").json()["requests"]
+    reading, waiting = [], []
+    with ThreadPoolExecutor() as pool, narrow.http() as client:
+        with slowly(narrow, 0.6):
+            asked = [pool.submit(ask, client, f"{number} " + "a long prompt " * 150) for number in range(2)]
+            while not waiting or len({request["progress"] for request in reading}) < 2:
+                seen = client.get("/v1/status").json()["requests"]
+                reading += [request for request in seen if request["phase"] == "prefill"]
+                waiting += [request for request in seen if request["phase"] == "queued" and request["prompt_tokens"]]
         usages = [each.result()["usage"] for each in asked]
-    reading = [request for request in seen if request["phase"] == "prefill"]
-    assert reading and {request["hit"] for request in reading} <= {"miss", "lcp"}
-    progress = {request["progress"] for request in reading}
-    assert len(progress) > 1 and all(0 <= share < 1 for share in progress)
-    waiting = [request for request in seen if request["phase"] == "queued" and request["prompt_tokens"]]
-    assert waiting and all(request["status"] == "waiting" and request["progress"] == 0 for request in waiting)
+    assert {request["hit"] for request in reading} <= {"miss", "lcp"}
+    assert all(0 <= request["progress"] < 1 for request in reading)
+    assert all(request["status"] == "waiting" and request["progress"] == 0 for request in waiting)
     assert {request["hit"] for request in waiting} == {None}
     eventually(lambda: len(re.findall(r"hit=\w+ cache_mb=\d+\.\d/\d+\.\d ", caplog.text)) == 2)
     for usage in usages:
@@ -172,22 +185,23 @@ def test_a_prompt_that_is_read_and_one_that_waits(narrow, monkeypatch, caplog):
 
 
 @row("S4-32")
-def test_each_kind_of_hit_on_the_wire_and_in_the_log(server, caplog):
+def test_each_kind_of_hit_on_the_wire_and_in_the_log(server, running, caplog):
     caplog.set_level(logging.INFO, logger="vllm_mlx.requests")
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"] * 4
     begun = " ".join(words)
-    kinds = [hit_kind(server, text) for text in (begun, begun, " ".join(words[:25]), " ".join([*words[:25], "on"]))]
+    prompts = (begun, begun, " ".join(words[:25]), " ".join([*words[:25], "on"]))
+    kinds = [hit_kind(server, running, text) for text in prompts]
     server.post("/v1/completions", json={"prompt": "red and blue and green", "max_tokens": 1})
-    kinds.append(hit_kind(server, "red and blue and green or white"))
+    kinds.append(hit_kind(server, running, "red and blue and green or white"))
     assert kinds == ["miss", "exact", "supersequence", "lcp", "prefix"]
     kinds.insert(4, "miss")
     eventually(lambda: re.findall(r"hit=(\w+)", caplog.text) == kinds)
 
 
-def hit_kind(client: httpx.Client, prompt: str) -> str:
+def hit_kind(client: httpx.Client, running: Running, prompt: str) -> str:
     """What the status says of the request while it decodes."""
     body = {"prompt": prompt, "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
-    with client.stream("POST", "/v1/completions", json=body) as reply:
+    with slowly(running), client.stream("POST", "/v1/completions", json=body) as reply:
         lines = reply.iter_lines()
         next(lines)
         [request] = client.get("/v1/status").json()["requests"]

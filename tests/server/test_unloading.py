@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import Running, eventually
+from tests.support.rows import cases
+from tests.support.running import Running, eventually, slowly
 from tests.support.unloading import hold_loads
 from vllm_mlx.core.tenants import APIKey
 
@@ -85,7 +86,7 @@ def test_a_load_answers_at_once_and_a_stream_is_kept_alive_until_it_is_done(path
             assert "data: [DONE]" in list(lines)
 
 
-@pytest.mark.parametrize("path_of", list(REQUESTS))
+@pytest.mark.parametrize("path_of", cases(REQUESTS, ["/v1/completions", "/v1/messages"]))
 def test_a_failed_load_is_an_error_in_the_protocol_s_own_form(server: Running, path: Path, path_of: str) -> None:
     unload(server)
     path.rename(path.with_name("elsewhere"))
@@ -106,9 +107,13 @@ def test_a_failed_load_is_an_error_in_the_protocol_s_own_form(server: Running, p
 
 
 def test_a_model_in_use_stays_and_the_answer_names_what_uses_it(path: Path) -> None:
-    long = {**CHAT, "max_tokens": 15_000, "stream": True, "ignore_eos": True}
-    with engine_served(path, max_model_len=16_000) as server:
-        with server.http() as client, client.stream("POST", "/v1/chat/completions", json=long) as reply:
+    long = {**CHAT, "max_tokens": 3000, "stream": True, "ignore_eos": True}
+    with engine_served(path, max_model_len=4096) as server:
+        with (
+            slowly(server),
+            server.http() as client,
+            client.stream("POST", "/v1/chat/completions", json=long) as reply,
+        ):
             lines = reply.iter_lines()
             first = next(lines)
             refused = command(server, "unload")

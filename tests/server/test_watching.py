@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.running import Running, eventually
+from tests.support.running import Running, eventually, slowly
 from vllm_mlx.server.status import History
 
 from .documents import documented_reply
@@ -77,8 +77,9 @@ def test_who_comes_later_sees_the_last_minutes(server: Running, client: httpx.Cl
     def past() -> list[dict]:
         return documented_reply(client, "/v1/status/history")["data"]
 
-    eventually(lambda: bool(past()) and past()[-1]["generation_tps"] > 0)
-    last, status = past()[-1], client.get("/v1/status").json()
+    eventually(lambda: any(sample["generation_tps"] > 0 for sample in past()))
+    last = next(sample for sample in past() if sample["generation_tps"] > 0)
+    status = client.get("/v1/status").json()
     assert last["time"] < status["time"] < time.time() + 1
     assert 0 < last["inter_token_p50_s"] <= last["inter_token_p99_s"] and last["ttft_p50_s"] > 0
 
@@ -108,10 +109,11 @@ def cancel_midway(server: Running, client: httpx.Client) -> Seen:
     seen = Seen()
     fields = {"max_tokens": 3000, "seen": seen}
     thread = threading.Thread(target=watch, args=(server.url, "a long one"), kwargs=fields)
-    thread.start()
-    eventually(lambda: len(seen.arrivals_s) > 3)
-    answer = client.post(f"/v1/requests/{seen.request_id}/cancel")
-    thread.join(30)
+    with slowly(server):
+        thread.start()
+        eventually(lambda: len(seen.arrivals_s) > 3)
+        answer = client.post(f"/v1/requests/{seen.request_id}/cancel")
+        thread.join(120)
     assert not thread.is_alive()
     assert answer.status_code == 200 and answer.json()["id"] == seen.request_id
     return seen
@@ -135,15 +137,15 @@ def test_a_whole_reply_that_is_cancelled_is_an_error_that_nobody_sends_again(ser
     answers = []
 
     def ask() -> None:
-        answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False))
+        answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120, trust_env=False))
 
     thread = threading.Thread(target=ask)
-    thread.start()
-    with server.http() as client:
+    with slowly(server), server.http() as client:
+        thread.start()
         eventually(lambda: bool(client.get("/v1/status").json()["requests"]))
         [request] = client.get("/v1/status").json()["requests"]
         client.post(f"/v1/requests/{request['request_id']}/cancel")
-    thread.join(30)
+        thread.join(120)
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (499, "request_cancelled")
     with server.http() as client:
         assert client.get("/v1/status").json()["last_errors"][0]["status"] == 499
@@ -178,7 +180,8 @@ def test_what_failed_lately_is_told_without_a_word_of_a_prompt(client: httpx.Cli
 def test_each_request_names_its_client_without_control_characters(server: Running, client: httpx.Client) -> None:
     agent = "agent/1.0 (a\tb \x85c) " + "x" * 1000
     ask = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    with client.stream("POST", "/v1/completions", json=ask, headers={"user-agent": agent.encode("latin-1")}) as reply:
+    named = {"user-agent": agent.encode("latin-1")}
+    with slowly(server), client.stream("POST", "/v1/completions", json=ask, headers=named) as reply:
         lines = reply.iter_lines()  # its end would close the stream
         next(lines)
         with server.http() as beside:

@@ -1,5 +1,6 @@
 """A server on a free port, in a thread of its own."""
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -16,6 +17,7 @@ import httpx
 
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import ModelConfig
+from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.disk.kept import NO_MEMORIES
 from vllm_mlx.server.app import create_app
@@ -89,6 +91,30 @@ def post_bytes(path: str, body: str) -> bytes:
     """A request for a bare socket."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     return f"{head}\r\n\r\n{body}".encode()
+
+
+@contextlib.contextmanager
+def slowly(server: Running, step_s: float = 0.05) -> Iterator[None]:
+    """Within the block, each step of a real engine takes so much longer: a long reply lasts as long as tests wait."""
+
+    def slow(engine: Any) -> None:
+        step = engine.step
+
+        def later(*arguments: Any) -> None:
+            time.sleep(step_s)
+            step(*arguments)
+
+        engine.step = later
+
+    def usual(engine: Any) -> None:
+        del engine.step
+
+    asyncio.run(server.engine.ask(slow))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(EngineDead):
+            asyncio.run(server.engine.ask(usual))
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = 120) -> None:
