@@ -5,7 +5,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def accepts(url: str, folder: Path, *launched: str) -> bool:
     names = (word for name in launched for word in ("--client", name))
     return run_clients(
-        parse_arguments(["--url", url, "--scripted", "--limit-s", "20", "--folder", str(folder), *names])
+        parse_arguments(["--url", url, "--scripted", "--limit-s", "120", "--folder", str(folder), *names])
     )
 
 
@@ -145,10 +144,7 @@ def test_a_program_ends_although_what_it_started_goes_on(tmp_path: Path) -> None
 
 
 def test_a_program_that_does_not_end_is_ended() -> None:
-    started_s = time.monotonic()
-    code = "import time; print('begun', flush=True); time.sleep(60)"
-    assert run_program([sys.executable, "-c", code], limit_s=2) == (None, "begun\n")
-    assert time.monotonic() - started_s < 20
+    assert run_program(["sh", "-c", "echo begun; exec sleep 60"], limit_s=3) == (None, "begun\n")
 
 
 WITH_TITLE = """
@@ -171,6 +167,7 @@ def test_replies_of_a_small_model_beside_the_main_one_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
 ) -> None:
     stand_in("claude", tmp_path, WITH_TITLE)
-    arguments = ["--client", "claude", "--folder", str(tmp_path), "--small", str(checkpoint("qwen3"))]
+    main, small = checkpoint("qwen3", hidden_size=192), checkpoint("qwen3")
+    arguments = ["--client", "claude", "--folder", str(tmp_path), "--model", str(main), "--small", str(small)]
     assert run_clients(parse_arguments(arguments)), capsys.readouterr()
     assert rows(capsys.readouterr().out)["Claude Code"][1:4] == ["2", "main 1, small 1", "1, the right ones"]

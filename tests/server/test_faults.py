@@ -156,10 +156,10 @@ def check_error(path: str, status: int, text: str, *, stream: bool) -> None:
 
 
 def seams_and_paths() -> Iterator[Any]:
-    """Every run has each seam with one protocol, and two of them, a text's and a picture's, with all."""
+    """Every run has each seam with one protocol, and one of them with all."""
     for name, seam in SEAMS.items():
         for number, path in enumerate(BODIES if not seam.guided else ["/v1/chat/completions"]):
-            is_usual = not number or name in ("forward of a reply", "vision tower")
+            is_usual = not number or name == "forward of a reply"
             yield pytest.param(name, path, marks=() if is_usual else pytest.mark.full)
 
 

@@ -30,7 +30,7 @@ def test_over_http(checkpoint: Callable[..., Path], parser: str) -> None:
     choice = {"type": "function", "function": {"name": "f"}}
     off = {"chat_template_kwargs": {"enable_thinking": False}}
     with serving(start_engine(config)) as running, running.http() as http:
-        for seed in range(6):
+        for seed in range(2):
             asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "tool_choice": choice}
             reply = http.post("/v1/chat/completions", json={**asked, **off, "max_tokens": 400, "seed": seed})
             assert reply.status_code == 200, reply.text

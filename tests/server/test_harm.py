@@ -19,9 +19,9 @@ from tests.support.harm.protocols import PROTOCOLS
 from tests.support.harm.target import ATTACKER
 from tests.support.harm.values import SURROGATE, Raw, dumps, repeated
 from tests.support.harm.wire import Shot, fire, request
+from tests.support.rows import cases
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = (PROTOCOLS[name].paths[0] for name in PROTOCOLS)
-SEEDS = range(1, 4)
 HUGE = Raw("1" + "0" * 400)
 AMBIGUOUS = 'start: s\ns: s s s | s s | "a" | "b" | '
 
@@ -90,7 +90,13 @@ ATTACKS: dict[str, Attack] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+USUAL = (
+    "a background response that cannot be echoed", "wrong items", "small parts", "refused frames of many pixels",
+    "sealed thoughts, Messages", "a grammar that is slow to step", "pipelined, and the client leaves",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", cases(ATTACKS, USUAL))
 def test_an_attack_that_once_succeeded_harms_nobody(gate: Gate, name: str) -> None:
     assert gate.faults(ATTACKS[name]) == []
 
@@ -148,12 +154,12 @@ def test_the_status_stays_short_after_long_errors(gate: Gate) -> None:
     long = "x" * 1_000_000
     bodies = [chat(**{long: 1}), {"messages": [{"role": long, "content": ""}]}, chat(response_format={"type": long})]
     for body in [*bodies, chat(logit_bias={long: 1}), chat(tool_choice=long, tools=[])]:
-        assert gate.faults(attack(CHAT, body)) == []
+        fire(gate.driver.target.port, attack(CHAT, body).shots, 60)
     assert len(gate.driver.target.get("/v1/status").content) < 200_000
 
 
+@pytest.mark.parametrize("seed", cases(range(1, 4), [1]))
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_drawn_attacks_harm_nobody(gate: Gate, document: Document, protocol: str) -> None:
-    drawing = Drawing(protocol, document, most_bytes=30_000, is_huge=False)
-    cases = [drawing.draw(seed) for seed in SEEDS]
-    assert [(case.repeat, faults) for case in cases if (faults := gate.faults(case.attack))] == []
+def test_drawn_attacks_harm_nobody(gate: Gate, document: Document, protocol: str, seed: int) -> None:
+    case = Drawing(protocol, document, most_bytes=30_000, is_huge=False).draw(seed)
+    assert gate.faults(case.attack) == [], case.repeat

@@ -91,9 +91,9 @@ KEPT_NOT = MediaConfig(media_cache_bytes=0, allow_private_media=True)  # pixels 
 
 
 @pytest.fixture(scope="module")
-def forgetful() -> Iterator[Running]:
-    """Keeps no pixels."""
-    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
+def forgetful(checkpoint: Callable[..., Path]) -> Iterator[Running]:
+    """Keeps no pixels, and knows nothing of what it sees."""
+    with serving(start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=KEPT_NOT))) as running:
         yield running
 
 
@@ -126,7 +126,6 @@ def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(forgetful: Ru
     """Nothing of a known picture is fetched or decoded for a next turn; a cleared cache needs it once more."""
     url = pictures.url("/red.png", HERE)
     first = said(forgetful, conversation(url))
-    assert "red" in first and "circle" in first
     later = said(forgetful, conversation(url, first))
     assert (pictures.paths(), encoded(forgetful)) == (["/red.png"], 1)
     clear_cache(forgetful)
@@ -148,12 +147,20 @@ def error_of(answer: httpx.Response, *, stream: bool) -> dict[str, Any]:
     return dict(json.loads(error)["error"])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
+@pytest.mark.parametrize(
+    ("gone", "stream"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.full),
+        pytest.param(True, False, marks=pytest.mark.full),
+    ],
+)
 def test_an_image_that_changes_at_its_address_while_its_row_waits_is_the_clients_error(
     forgetful: Running, pictures: Host, stream: bool, gone: bool
 ) -> None:
     """Its row waits for encoder inputs, which are made again from the file at the address."""
+    clear_cache(forgetful)
     url = pictures.url("/red.png", HERE)
     first = said(forgetful, conversation(url))
     changed = reply(b"", status="404 Not Found") if gone else image(encode(draw_shape("blue", "star", 112)))
@@ -168,17 +175,19 @@ def test_an_image_that_changes_at_its_address_while_its_row_waits_is_the_clients
     assert said(forgetful, conversation(url)) == first, "the next request is served"
 
 
-def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures: Host) -> None:
+def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(
+    checkpoint: Callable[..., Path], pictures: Host
+) -> None:
     """By nothing that takes time: it is fetched, decoded and encoded anew."""
     url = pictures.url("/red.png", HERE)
-    engine = start_engine(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))
+    engine = start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))
     with serving(engine, api_keys=("first", "second")) as running:
         replies, runs = [], []
         for key in ("first", "second", "first", "second"):
             replies.append(said(running, conversation(url), authorization=f"Bearer {key}"))
             runs.append((len(pictures.requests), encoded(running, authorization=f"Bearer {key}")))
     assert runs == [(1, 1), (2, 2), (2, 2), (2, 2)]
-    assert len(set(replies)) == 1 and "red" in replies[0]
+    assert len(set(replies)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -248,18 +257,15 @@ def test_an_image_that_is_refused_is_named_by_its_place(tiny: Running) -> None:
     assert message.startswith(f"Image 3 of this request (`{place}`, data:image/png;base64,…)") and "2000 × 4" in message
 
 
-def test_the_python_api_shows_images_too(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(encode(draw_shape("green", "square", 112)))
-    inline = data_url(encode(draw_shape("yellow", "circle", 112)))
-    with LLM("demo", enable_thinking=False, media=MediaConfig(media_root=str(tmp_path))) as llm:
-        asked = [chat(source)[1]["messages"] for source in (f"{tmp_path}/a.png", inline)]
-        for messages in asked:
-            messages[0]["content"].append({"type": "text", "text": "What is in this image?"})
-        replies = llm.chat(asked, temperature=0)
+def test_the_python_api_shows_images_too(tmp_path: Path, checkpoint: Callable[..., Path]) -> None:
+    (tmp_path / "a.png").write_bytes(file := encode(draw_shape("green", "square", 112)))
+    media = MediaConfig(media_root=str(tmp_path))
+    with LLM(str(checkpoint("vision:qwen3_vl")), max_model_len=MAX_MODEL_LEN, media=media) as llm:
+        asked = [chat(source)[1]["messages"] for source in (f"{tmp_path}/a.png", data_url(file))]
+        replies = llm.chat(asked, temperature=0, max_tokens=4)
         with pytest.raises(InvalidImage, match="--media-root"):
             llm.chat(chat("/etc/passwd")[1]["messages"])
-    assert "green" in replies[0].text and "square" in replies[0].text
-    assert "yellow" in replies[1].text and "circle" in replies[1].text
+    assert replies[0].num_prompt_tokens > 16 and replies[0].text == replies[1].text
 
 
 def test_a_text_model_refuses_images_before_it_fetches_any(checkpoint: Callable[..., Path], pictures: Host) -> None:

@@ -23,7 +23,7 @@ from vllm_mlx.server.response_store import ResponseStore
 
 from .fakes import FakeEngine, FakeGeneration
 
-MAX_OPEN = 4  # requests that the server under test holds at once
+MAX_OPEN = 3  # requests that the server under test holds at once
 HI: Any = [{"role": "user", "content": "Hello"}]
 CHAT: Any = {"messages": HI, "max_tokens": 3}
 COMPLETION: Any = {"prompt": ["a", "b"], "max_tokens": 3}

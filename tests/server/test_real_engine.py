@@ -96,7 +96,7 @@ def test_tools_reach_the_prompt(client: openai.OpenAI) -> None:
 
 def test_clients_that_vanish_leave_no_row(server: Running, client: openai.OpenAI) -> None:
     dice = random.Random(5)
-    for _ in range(10):
+    for _ in range(4):
         streamed = [dice.random() < 0.7 for _ in range(20)]
         connections = [post(server, stream=stream, ignore_eos=True) for stream in streamed]
         for connection, stream in zip(connections, streamed, strict=True):

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from tests.support.rows import cases
 from tests.support.running import Running, eventually
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.receipt import CacheReceipt, ChangeCause, Expectation, PromptChange, Shortfall
@@ -40,7 +41,7 @@ def test_why_less_was_cached_than_expected(cached, stored, expected, change, sho
 
 @pytest.fixture(scope="module")
 def server():
-    with engine_served(DEMO_PATH) as running:
+    with engine_served(DEMO_PATH, text_only=True) as running:
         yield running
 
 
@@ -66,7 +67,7 @@ def ask(server: Running, path: str, conversation: list, **fields: object):
     return answer, text_of(answer.json())
 
 
-@pytest.mark.parametrize("path", PROTOCOLS)
+@pytest.mark.parametrize("path", cases(PROTOCOLS, ["/v1/chat/completions", "/v1/messages"]))
 def test_each_reply_tells_what_was_reused_and_why_not_more(server: Running, path: str, caplog) -> None:
     caplog.set_level(logging.INFO, "vllm_mlx.requests")
     start = [{"role": "system", "content": "You count."}, {"role": "user", "content": f"{FIRST} {path}"}]

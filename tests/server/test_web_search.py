@@ -251,7 +251,7 @@ def hit_tokens(http: httpx.Client) -> int:
 
 
 def test_the_second_generation_and_the_next_turn_begin_in_the_prefix_cache(web: Searx) -> None:
-    engine = start_engine(EngineConfig(model="demo", enable_thinking=False))
+    engine = start_engine(EngineConfig(model="demo", text_only=True, enable_thinking=False))
     with serving(engine, web_search=web.url) as running, running.http() as http:
         ask = [{"role": "user", "content": "Search the web for news."}]
         body = {**MESSAGE, "messages": ask, "max_tokens": 400, "tools": [TOOL], "temperature": 0}

@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack
 
+from tests.support.checkpoints import checkpoint
+
 from .driver import Attack, Driver, Observation, ServerLost
 from .judge import MB, Limits, absolute_faults
 from .target import ATTACKER, target
@@ -30,7 +32,9 @@ class Gate:
     @property
     def driver(self) -> Driver:
         if self._driver is None:
-            self._driver = Driver(self._stack.enter_context(target()), patience_s=PATIENCE_S)
+            self._driver = Driver(
+                self._stack.enter_context(target(str(checkpoint("vision:qwen3_vl")))), patience_s=PATIENCE_S
+            )
             self._stack.callback(self._driver.close)
             self._driver.observe(attack(*WARM_UP))
         return self._driver
