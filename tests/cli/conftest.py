@@ -1,7 +1,8 @@
-"""No setting of the developer's own machine reaches a test; one server of the demo is shared by those that ask."""
+"""No setting of the developer's own machine reaches a test; one server is shared by those that ask."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="module")  # an engine that went on would disturb tests of MLX's memory
-def demo_url() -> Iterator[str]:
-    """Address of a server with the bundled demo; its replies are known."""
+def demo_url(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Iterator[str]:
+    """Address of a server whose model is called demo. It is the bundled one for modules that say `ANSWERS = True`."""
     from vllm_mlx.engine.loading import start_engine  # here, because other tests of this folder load no model
 
-    with serving(start_engine(EngineConfig(model="demo")), served_model_names=("demo",)) as server:
+    model = "demo" if hasattr(request.module, "ANSWERS") else str(checkpoint("qwen3"))
+    config = EngineConfig(model=model, text_only=model == "demo")
+    with serving(start_engine(config), served_model_names=("demo",)) as server:
         yield server.url

@@ -19,6 +19,8 @@ from vllm_mlx.cli.terminal import WrongUsage
 from vllm_mlx.core.events import ReasoningDelta, Started, TextDelta
 from vllm_mlx.core.request import Request
 
+ANSWERS = True
+
 
 def test_one_question_in_a_pipe_is_answered_by_text_alone(demo_url: str) -> None:
     asked = call("chat", "What is 2 + 3?", "--url", demo_url, "--temperature", "0", "--no-thinking")

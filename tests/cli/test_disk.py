@@ -4,10 +4,12 @@ import json
 import os
 import random
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.disk.samples import opened
@@ -94,22 +96,25 @@ def test_what_is_kept_is_listed_by_model_and_salt(tmp_path: Path) -> None:
     assert f"{tmp_path}: " in said and "in 5 records" in said
 
 
-def test_beside_a_server_it_is_listed_verified_and_cleared_by_the_server(tmp_path: Path) -> None:
-    with served("demo", "--cache-disk", "1GB", "--cache-dir", str(tmp_path)) as (process, printed):
+def test_beside_a_server_it_is_listed_verified_and_cleared_by_the_server(
+    tmp_path: Path, checkpoint: Callable[..., Path]
+) -> None:
+    path = str(checkpoint("qwen3"))
+    with served(path, "--cache-disk", "1GB", "--cache-dir", str(tmp_path)) as (process, printed):
         said = "".join(printed.split())  # a long path is divided between lines
         assert f"conversationsarekeptin{tmp_path},upto1.0GB" in said
         url = address(printed)
-        prompt = "What is 2 + 3? " * 40
-        assert call("chat", prompt, "--url", url, "--no-thinking").returncode == 0
+        body = {"prompt": "What is 2 + 3? " * 40, "max_tokens": 3}
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).raise_for_status()
         eventually(lambda: bool(listed(tmp_path)))
         [(model, salt)] = listed(tmp_path)
-        assert (model, salt) == ("demo", "") and cache(tmp_path, "verify").returncode == 0
+        assert (model, salt) == (path, "") and cache(tmp_path, "verify").returncode == 0
         line = refusal("cache", "clear", "--cache-dir", str(tmp_path), "--yes")
         assert f"process {process.pid}" in line and "--url" in line and "Choose" not in line, (
             "the server has another port than `serve` is set to"
         )
         port = url.rpartition(":")[2]
-        line = refusal("cache", "clear", "--cache-dir", str(tmp_path), "--model", "demo", "--yes", code=2)
+        line = refusal("cache", "clear", "--cache-dir", str(tmp_path), "--model", path, "--yes", code=2)
         assert f"process {process.pid}" in line and "Stop it first" in line
         done = cache(tmp_path, "clear", "--yes", VLLM_MLX_PORT=port)
         assert done.returncode == 0 and "freed" in done.stdout, done.stderr

@@ -16,6 +16,7 @@ import yaml
 
 from tests.server.fakes import FakeEngine
 from tests.support.commands import call, refusal, run
+from tests.support.rows import cases
 from tests.support.running import serving
 from vllm_mlx.cli.clients import CLIENTS, NO_KEY, Client, Target
 
@@ -51,7 +52,7 @@ def test_what_is_printed(name: str) -> None:
     assert client.script(client.title) == (GOLDEN / f"{name}.sh").read_text()
 
 
-@pytest.mark.parametrize("name", STARTED)
+@pytest.mark.parametrize("name", cases(STARTED, ["claude", "codex", "aider", "opencode"]))
 def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     client = client_of(name, folder=tmp_path / "state")
@@ -166,6 +167,7 @@ def test_what_a_client_does_without_arguments_gives_way_to_the_user_s(demo_url: 
     assert asked.stdout == f"['run', '-t', 'hi'] {demo_url}\n"
 
 
+@pytest.mark.full
 def test_a_context_that_is_too_short_for_a_client_is_said(demo_url: str, tmp_path: Path) -> None:
     stand_in(tmp_path / "hermes", "print('started')")
     result = run("launch", "hermes", "--url", demo_url, "--context", "40960", PATH=f"{tmp_path}:{os.environ['PATH']}")

@@ -121,49 +121,50 @@ def test_what_a_checkpoint_refuses_names_its_model() -> None:
     assert "b: No folder ./nowhere. Give a folder that exists" in refused("a=demo", "b=./nowhere")
 
 
-def test_a_model_of_the_list_answers_to_all_its_names(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    path = tmp_path / "models.toml"
-    table = {"model": str(checkpoint("qwen3")), "name": "coder", "aliases": ["gpt-5"], "match": ["claude-*"]}
-    path.write_text("[[models]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+def test_models_of_a_list_answer_to_all_their_names_and_leave_and_come_back(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    first, second = str(checkpoint("qwen3_5")), str(checkpoint("qwen3"))
+    tables = (
+        {"model": first, "name": "coder", "aliases": ["gpt-5"], "match": ["claude-*"]},
+        {"model": second, "name": "small"},
+    )
+    written = [
+        "[[models]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in each.items()) for each in tables
+    ]
+    (path := tmp_path / "models.toml").write_text("".join(written))
     with served("--config", str(path)) as (_, printed):
-        assert "coder, gpt-5" in printed
+        assert "coder, gpt-5" in printed and "Beside" in printed and "small: qwen3" in printed
         url = printed[printed.index("http://") :].split("/v1")[0]
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
             cards = http.get("/v1/models").json()["data"]
-            facts = [(card["id"], card["aliases"], card["pinned"], card["task"]) for card in cards]
-            assert facts == [("coder", ["gpt-5"], False, "chat"), ("gpt-5", ["coder"], False, "chat")]
-            for name in ("coder", "gpt-5", "claude-haiku"):
+            facts = [(card["id"], card["aliases"], card["root"], card["pinned"], card["task"]) for card in cards]
+            assert facts == [
+                ("coder", ["gpt-5"], first, False, "chat"),
+                ("gpt-5", ["coder"], first, False, "chat"),
+                ("small", [], second, False, "chat"),
+            ]
+            for name in ("coder", "gpt-5", "claude-haiku", "small"):
                 body = {"model": name, "prompt": "a", "max_tokens": 1}
                 assert http.post("/v1/completions", json=body).json()["model"] == name
             unknown = http.post("/v1/completions", json={"model": "demo", "prompt": "a"})
-            assert unknown.status_code == 404 and "serves `coder`, `gpt-5`." in unknown.text
+            assert unknown.status_code == 404 and "serves `coder`, `gpt-5`, `small`." in unknown.text
             wrong = http.post("/v1/models/coder/leave").json()["error"]
             assert wrong["message"] == "/v1/models/coder/leave does not accept POST."
-        for name, act, state in (("claude-x", "unload", "unloaded"), ("gpt-5", "load", "ready")):
-            assert call("models", act, name, "--url", url).stdout == f"coder is {state}.\n"
-        listed = call("models", VLLM_MLX_PORT=url.rpartition(":")[2]).stdout
-        assert listed.count("A server serves ") == listed.count("A server serves coder (gpt-5): ready, chat, ") == 1
-
-
-def test_several_models_on_the_command_line(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    first, second = checkpoint("qwen3_5"), checkpoint("qwen3")
-    with served(f"coder={first}", f"small={second}") as (_, printed):
-        assert "Beside" in printed and "small: qwen3" in printed
-        url = printed[printed.index("http://") :].split("/v1")[0]
-        with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
-            cards = {card["id"]: card["root"] for card in http.get("/v1/models").json()["data"]}
-            assert cards == {"coder": str(first), "small": str(second)}
-            for name in cards:
-                body = {"model": name, "prompt": "a", "max_tokens": 2}
-                assert http.post("/v1/completions", json=body).json()["model"] == name
             status = http.get("/v1/status").json()
             assert [(row["name"], row["state"]) for row in status["models"]] == [("coder", "ready"), ("small", "ready")]
             assert 'vllm:num_requests_running{engine="0",model_name="small"} 0.0' in http.get("/metrics").text
-            for command, states in (("unload", ["ready", "unloaded"]), ("load", ["ready", "ready"])):
-                changed = http.post(f"/v1/models/small/{command}", params={"wait": "true"}).json()
+            for act, states in (("unload", ["ready", "unloaded"]), ("load", ["ready", "ready"])):
+                changed = http.post(f"/v1/models/small/{act}", params={"wait": "true"}).json()
                 assert (changed["id"], changed["state"]) == ("small", states[1])
-                assert [card["state"] for card in http.get("/v1/models").json()["data"]] == states
+                listed = {card["root"]: card["state"] for card in http.get("/v1/models").json()["data"]}
+                assert [*listed.values()] == states
                 assert [row["state"] for row in http.get("/v1/status").json()["models"]] == states
+        for name, act, state in (("claude-x", "unload", "unloaded"), ("gpt-5", "load", "ready")):
+            assert call("models", act, name, "--url", url).stdout == f"coder is {state}.\n"
+        shown = call("models", VLLM_MLX_PORT=url.rpartition(":")[2]).stdout
+        assert shown.count("A server serves ") == 2
+        assert shown.count("A server serves coder (gpt-5): ready, chat, ") == 1
         script = call("launch", "claude", "--print", "--url", url).stdout
         assert "export ANTHROPIC_MODEL=coder\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=small\n" in script
         script = call("launch", "claude", "--print", "--url", url, "--model", "small").stdout

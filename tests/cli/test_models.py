@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from scripts.generate_docs import MAC_SIZES, mac_budget
@@ -118,7 +119,8 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_shown_and_cleared(demo_url: str) -> None:
-    call("chat", "What is 2 + 3?", "--url", demo_url, "--no-thinking")
+    body = {"prompt": "What is 2 + 3?", "max_tokens": 3}
+    httpx.post(f"{demo_url}/v1/completions", json=body, timeout=60, trust_env=False).raise_for_status()
     held = json.loads(call("cache", "memory", "--json", "--url", demo_url).stdout)
     assert held["data"]
     shown = call("cache", "memory", "--url", demo_url).stdout
@@ -172,4 +174,4 @@ def test_a_server_is_told_to_unload_a_model_and_to_load_it_again(demo_url: str) 
 def test_the_list_says_where_the_weights_of_served_models_are(hub: Path, demo_url: str) -> None:
     port = demo_url.rpartition(":")[2]
     listed = call("models", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT=port).stdout
-    assert "A server serves demo: ready, chat, 6.1 MB of weights.\n" in listed
+    assert "A server serves demo: ready, chat, " in listed
