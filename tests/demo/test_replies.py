@@ -5,7 +5,8 @@ import json
 import pytest
 from mlx_lm import load as load_text
 
-from tests.support.demo_cases import Asker, Case, frozen_cases
+from tests.support.demo_cases import Asker, frozen_cases
+from tests.support.rows import cases
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 MAX_BYTES = 8_000_000
@@ -16,9 +17,16 @@ def demo() -> Asker:
     return Asker(DEMO_PATH)
 
 
-@pytest.mark.parametrize("case", frozen_cases(), ids=lambda case: case.name)
-def test_reply_is_the_frozen_one(demo: Asker, case: Case) -> None:
-    assert demo.reply(case) == case.reply
+USUAL = (
+    "hello, thinking", "small sum", "recall from the system prompt, thinking", "json, thinking", "one tool, thinking",
+    "answer from a tool result", "picture before the words", "three pictures",
+)  # fmt: skip
+CASES = {case.name: case for case in frozen_cases()}
+
+
+@pytest.mark.parametrize("name", cases(CASES, USUAL))
+def test_reply_is_the_frozen_one(demo: Asker, name: str) -> None:
+    assert demo.reply(CASES[name]) == CASES[name].reply
 
 
 def test_folder_stays_small() -> None:

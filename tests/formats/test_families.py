@@ -65,7 +65,7 @@ def check(
     return whole
 
 
-steps = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.full)])  # one call is cut everywhere
+steps = pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.full)])  # one call is cut everywhere
 
 
 @families
@@ -82,7 +82,7 @@ def test_several_calls(family: Family, step: int) -> None:
 
 @families
 def test_no_arguments(family: Family) -> None:
-    check(family, family.calls(("now", {})), expected(("now", {})))
+    check(family, family.calls(("now", {})), expected(("now", {})), step=3)
 
 
 @steps
@@ -102,7 +102,7 @@ def test_unicode_and_quotes(family: Family, step: int) -> None:
 @families
 def test_what_looks_like_tags_inside_a_string(family: Family) -> None:
     arguments = {"text": family.inside, "tags": ["<x>", "</y>"]}
-    check(family, family.calls(("write", arguments)), expected(("write", arguments)), tokens=False)
+    check(family, family.calls(("write", arguments)), expected(("write", arguments)), tokens=False, step=5)
 
 
 @steps
@@ -114,7 +114,7 @@ def test_text_before_and_behind(family: Family, step: int) -> None:
 
 @families
 def test_layout_around_a_call_is_dropped(family: Family) -> None:
-    check(family, f"\n\n{family.calls(('get_weather', ROME))}\n", expected(("get_weather", ROME)))
+    check(family, f"\n\n{family.calls(('get_weather', ROME))}\n", expected(("get_weather", ROME)), step=5)
 
 
 @families
@@ -151,10 +151,14 @@ def test_reply_cut_inside_a_string(family: Family) -> None:
     assert events[1].arguments == '{"city": "Rom'
 
 
+stops = pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.full)])  # of the places of an end
+
+
+@stops
 @families
-def test_reply_cut_anywhere_is_a_call_or_text(family: Family) -> None:
+def test_reply_cut_anywhere_is_a_call_or_text(family: Family, stride: int) -> None:
     text = family.calls(("get_weather", ROME))
-    for end in range(len(text)):
+    for end in range(0, len(text), stride):
         for pieces in ([text[:end]], list(text[:end])):
             events = run(pieces, reasoning=None, tools=family.name, tool_specs=TOOLS)
             names = [event.name for event in events if isinstance(event, ToolCallStart)]
@@ -179,11 +183,12 @@ def is_part(value: Any, whole: Any) -> bool:
     return isinstance(value, str) and (not isinstance(whole, str) or whole.startswith(value))
 
 
+@stops
 @families
-def test_a_turn_that_ends_inside_a_call_gives_arguments_that_are_whole(family: Family) -> None:
+def test_a_turn_that_ends_inside_a_call_gives_arguments_that_are_whole(family: Family, stride: int) -> None:
     arguments = {"path": 'é "q"\n', "tags": [{"a": [1, 22]}, "b", -1.5], "text": "東京 🙂 it's"}
     text = family.calls(("write", arguments))
-    for end in range(len(text) + 1):
+    for end in range(0, len(text) + 1, stride):
         events = run([text[:end]], reasoning=None, tools=family.name, tool_specs=TOOLS, is_end=True)
         if end % 5 == 0:
             by_character = run(text[:end], reasoning=None, tools=family.name, tool_specs=TOOLS, is_end=True)
@@ -200,7 +205,7 @@ def test_missing_closing_tags_between_calls(family: Family) -> None:
     first = family.calls(("get_weather", ROME))
     second = family.calls(("now", {}))
     short = first.removesuffix(family.close).rstrip() if family.close else first
-    events = check(family, f"{short}\n{second}", None)
+    events = check(family, f"{short}\n{second}", None, step=5)
     assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["get_weather", "now"]
 
 

@@ -74,7 +74,16 @@ ODD_KEYS = (
 )
 
 
-@pytest.mark.parametrize(("number", "tools"), [pytest.param(*item, id=item[1]) for item in enumerate(FORMATS.values())])
+USUAL = ("hermes", "qwen3_xml", "kimi_k2", "gpt_oss", "lfm2", "glm45")
+
+
+@pytest.mark.parametrize(
+    ("number", "tools"),
+    [
+        pytest.param(*item, id=item[1], marks=() if item[1] in USUAL else pytest.mark.full)
+        for item in enumerate(FORMATS.values())
+    ],
+)
 def test_arguments_have_the_declared_names_or_are_not_written(number: int, tools: str) -> None:
     """A required argument whose name the format cannot carry is refused, an optional one is left out."""
     one = sampler_of(tools, has_tokens=number % 2 == 0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.rows import cases
 from tests.support.running import start_python
 
 READING = """
@@ -33,7 +34,11 @@ started.wait()
 """
 
 
-@pytest.mark.parametrize("code", [READING.format(after_s=0.4), COMPILING.format(after_s=1)])
+@pytest.mark.parametrize(
+    "code",
+    cases([READING.format(after_s=0.4), COMPILING.format(after_s=1)], [COMPILING.format(after_s=1)]),
+    ids=["reading", "compiling"],
+)
 def test_python_ends_in_the_middle(code: str) -> None:
     process = start_python(code)
     _, err = process.communicate(timeout=120)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.checkpoints import write_tokenizer
 from tests.support.drawing import examples
+from tests.support.rows import cases
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
@@ -93,7 +94,7 @@ def check_points(other: PreparedRequest, session: Session, done: Turn, prepared:
         assert shared(before.token_ids, prepared.prompt.token_ids) >= points[-1]
 
 
-@pytest.mark.parametrize("variant", TEMPLATES)
+@pytest.mark.parametrize("variant", cases(TEMPLATES, ["opens the thought", "strips reasoning", "merges system"]))
 @settings(max_examples=examples(4), deadline=None)
 @given(conversation=st.lists(turns(), min_size=1, max_size=4))
 def test_prompts_say_the_same_and_share_what_was_kept(

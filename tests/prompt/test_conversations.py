@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import write_tokenizer
-from tests.support.rows import row
+from tests.support.rows import cases, row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.core.request import SamplingParams
@@ -47,7 +47,7 @@ def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Re
 
 
 @row("S0-16")
-@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("echo", cases(ECHOES, ["verbatim", "arguments in another order, other ids"]))
 @pytest.mark.parametrize("variant", CALLING)
 def test_results_extend_the_prompt_and_the_reply_that_asked_for_them(processor_with, variant: str, echo: str) -> None:
     processor = processor_with(variant)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import write_tokenizer
+from tests.support.rows import cases
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.formats.tokenizer import Tokenizer
@@ -123,7 +124,7 @@ def text_of(prepared: PreparedRequest) -> str:
     return prepared.chat.text
 
 
-@pytest.mark.parametrize("variant", TEMPLATES)
+@pytest.mark.parametrize("variant", cases(TEMPLATES, ["strips reasoning", "after the last question"]))
 def test_an_edited_reply_makes_the_prompt_that_it_makes_where_nothing_is_remembered(
     processor_with: Callable[[str], RequestProcessor], variant: str
 ) -> None:
@@ -141,7 +142,7 @@ def test_an_edited_reply_makes_the_prompt_that_it_makes_where_nothing_is_remembe
         assert processor.prepare(request(sent, salt="other")).prompt == unknown.prompt
 
 
-@pytest.mark.parametrize("variant", TEMPLATES)
+@pytest.mark.parametrize("variant", cases(TEMPLATES, ["strips reasoning", "after the last question"]))
 def test_a_reply_that_was_written_again_and_edited_is_shown_as_it_was_sent(
     processor_with: Callable[[str], RequestProcessor], variant: str
 ) -> None:

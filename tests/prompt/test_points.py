@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rows import row
+from tests.support.rows import cases, row
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from vllm_mlx.core.request import Request
@@ -94,8 +94,11 @@ def expected_points(processor: RequestProcessor, request: Request) -> set[int]:
     return set(apart)
 
 
+PROBED = [name for name in TEMPLATE_VARIANTS if name != "strict roles"]
+
+
 @row("S4-28")
-@pytest.mark.parametrize("variant", [name for name in TEMPLATE_VARIANTS if name != "strict roles"])
+@pytest.mark.parametrize("variant", cases(PROBED, ["gemma", "keeps reasoning", "tools last", "merges system"]))
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_points_are_where_whole_prompts_part(processor_with, variant: str, conversation: str) -> None:
     processor = processor_with(TEMPLATE_VARIANTS[variant])

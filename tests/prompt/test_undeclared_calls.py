@@ -63,24 +63,31 @@ def extends(session: Session, turn: Turn) -> bool:
     return session.prepare().prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
 
 
+MODES = ("text", "call")
+IN_MODES = [  # every run has each spelling in one mode
+    pytest.param(*case.values, mode, id=f"{case.id}-{mode}", marks=() if mode == MODES[at % 2] else pytest.mark.full)
+    for at, case in enumerate(CASES)
+    for mode in MODES
+]
+
+
 @row("S0-11")
 @pytest.mark.parametrize("has_tags", [True, pytest.param(False, marks=pytest.mark.full)])
-@pytest.mark.parametrize(("family", "spelling"), CASES)
+@pytest.mark.parametrize(("family", "spelling", "mode"), IN_MODES)
 def test_the_next_prompt_extends_it(
-    tokenizer: NewTokenizer, family: ProductFamily, spelling: Family, has_tags: bool
+    tokenizer: NewTokenizer, family: ProductFamily, spelling: Family, mode: str, has_tags: bool
 ) -> None:
-    for mode in ("text", "call"):
-        calls = spelling.calls(REMOVED, REMOVED)
-        session = in_family(family, tokenizer(TEMPLATE, has_tags), mode, calls)
-        closed = "</think>" if family.reasoning is not None and family.reasoning.is_implied else ""
-        turn = session.answer(f"{closed}So: {calls}<|im_end|>")
-        assert "rm" in str(turn.reply.message)
-        if turn.reply.calls:
-            session.give_results(*["done"] * len(turn.reply.calls))
-        else:
-            session.ask("And now?")
-        assert extends(session, turn)
-        assert session.processor.kept_tokens(turn.prepared, turn.reply) == len(turn.token_ids)
+    calls = spelling.calls(REMOVED, REMOVED)
+    session = in_family(family, tokenizer(TEMPLATE, has_tags), mode, calls)
+    closed = "</think>" if family.reasoning is not None and family.reasoning.is_implied else ""
+    turn = session.answer(f"{closed}So: {calls}<|im_end|>")
+    assert "rm" in str(turn.reply.message)
+    if turn.reply.calls:
+        session.give_results(*["done"] * len(turn.reply.calls))
+    else:
+        session.ask("And now?")
+    assert extends(session, turn)
+    assert session.processor.kept_tokens(turn.prepared, turn.reply) == len(turn.token_ids)
 
 
 CALL = '<tool_call>\n{"name": "rm", "arguments": {"path": "/"}}\n</tool_call>'
@@ -90,7 +97,7 @@ CALL = '<tool_call>\n{"name": "rm", "arguments": {"path": "/"}}\n</tool_call>'
 @pytest.mark.parametrize(
     "reply",
     [
-        CALL,
+        pytest.param(CALL, marks=pytest.mark.full),
         f"<think>\nhm\n</think>\n\n{CALL}\nWhat now?\n\n{CALL}",
         f"{CALL[:-20]}",  # the model ended inside the call
         '<tool_call>\n{"name": "rm", "arguments"\n</tool_call>\nso',  # no call
