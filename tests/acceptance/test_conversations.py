@@ -77,11 +77,14 @@ CASES = [
 
 
 @row("S0-12")
+@pytest.mark.parametrize("num_turns", [NUM_TURNS // 2, pytest.param(NUM_TURNS, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("architecture", "variant"), CASES)
-def test_twenty_turns_with_tools(engine_with: Callable[..., EngineClient], architecture: str, variant: str) -> None:
+def test_many_turns_with_tools(
+    engine_with: Callable[..., EngineClient], architecture: str, variant: str, num_turns: int
+) -> None:
     engine = engine_with(architecture, variant)
     agent = asyncio.run(
-        converse(engine, echo=as_many_clients_do, num_turns=NUM_TURNS, words=30, question_every=QUESTION_EVERY)
+        converse(engine, echo=as_many_clients_do, num_turns=num_turns, words=30, question_every=QUESTION_EVERY)
     )
     assert_replies_stand_as_sampled(agent)
     assert_all_known_was_cached(agent)

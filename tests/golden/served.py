@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.running import serving
+from tests.support.running import Running, serving, slowly
 from tests.support.shapes import draw_shape
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
@@ -76,20 +76,21 @@ ENGINE_REFUSES: dict[str, list[Wrong]] = {
 
 
 @contextmanager
-def _demo(**settings: Any) -> Iterator[httpx.Client]:
+def _demo(**settings: Any) -> Iterator[tuple[Running, httpx.Client]]:
     config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, **_DRAFTS, **settings)
     with serving(start_engine(config)) as running, running.http() as client:
-        yield client
+        yield running, client
 
 
 @cache
 def pages() -> Page:
     """All of it from one engine, in this order: its figures depend on what went before."""
-    with _demo(max_num_seqs=1, max_queue=0) as client:
+    with _demo(max_num_seqs=1, max_queue=0) as (running, client):
         states = {"idle": _state(client)}
         replies = _replies(client)
         refused = dict(_refused(client))
-        states["a reply runs"], busy = _while_one_runs(client)
+        with slowly(running):
+            states["a reply runs"], busy = _while_one_runs(client)
         states["after replies and errors"] = _state(client)
         metrics = client.get("/metrics").text
     return {"replies": replies, "refused": refused | busy, "states": states, "metrics": metrics}

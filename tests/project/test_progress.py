@@ -47,7 +47,7 @@ def test_what_did_not_run_is_one_line_with_its_reasons() -> None:
     assert (duration(59.6), duration(125)) == ("1 min 0 s", "2 min 5 s")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.full), 2])
 def test_a_run_names_its_failure_and_what_it_left_out(tmp_path: Path, num_workers: int) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -m 'not full'\nmarkers = full\n")
