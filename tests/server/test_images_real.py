@@ -1,4 +1,4 @@
-"""Images from the socket to the bundled checkpoint: fetched once, refused at once, never fetched for a text model."""
+"""Images from the socket to a checkpoint that knows nothing: fetched once, refused at once, or not fetched."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -27,8 +27,9 @@ MAX_MODEL_LEN = 256  # of the checkpoint that knows nothing
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))) as running:
+def tiny(checkpoint: Callable[..., Path]) -> Iterator[Running]:
+    config = EngineConfig(model=str(checkpoint("vision:qwen3_vl")), max_model_len=MAX_MODEL_LEN, media=MEDIA)
+    with serving(start_engine(config)) as running:
         yield running
 
 
@@ -44,20 +45,18 @@ def post(running: Running, path: str, body: dict[str, Any]) -> httpx.Response:
         return http.post(path, content=json.dumps(body), headers=JSON)
 
 
-def test_bad_images_are_refused_and_a_good_one_is_seen(server: Running) -> None:
+def test_bad_images_are_refused_and_a_good_one_is_seen(tiny: Running) -> None:
     for name, source in BAD_DATA.items():
         if name != "too many bytes":
-            assert refused("chat", post(server, *chat(source))), name
+            assert refused("chat", post(tiny, *chat(source))), name
     path, body = chat(data_url(encode(draw_shape("blue", "star", 112))))
-    body["messages"][0]["content"].append({"type": "text", "text": "What is in this image?"})
-    reply = post(server, path, {**body, "temperature": 0}).json()["choices"][0]["message"]["content"]
-    assert "blue" in reply and "star" in reply
-    with server.http() as client:
+    assert post(tiny, path, {**body, "max_tokens": 4}).status_code == 200
+    with tiny.http() as client:
         status = documented_reply(client, "/v1/status")
     assert status["images"]["entry_count"] > 0 and len(status["last_replies"]) > 0
 
 
-def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(server: Running, pictures: Host) -> None:
+def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(tiny: Running, pictures: Host) -> None:
     url = pictures.url("/red.png", HERE)
     shown = {
         "role": "user",
@@ -66,23 +65,23 @@ def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(server: Ru
             {"type": "image_url", "image_url": {"url": url}},
         ],
     }
-    first = post(server, "/v1/chat/completions", {"messages": [shown], "temperature": 0}).json()
+    first = post(tiny, "/v1/chat/completions", {"messages": [shown], "temperature": 0, "max_tokens": 8}).json()
     said = first["choices"][0]["message"]["content"]
-    assert "red" in said and "circle" in said
     messages = [shown, {"role": "assistant", "content": said}, {"role": "user", "content": "What is 3 + 4?"}]
-    second = post(server, "/v1/chat/completions", {"messages": messages, "temperature": 0}).json()
+    body = {"messages": messages, "temperature": 0, "max_tokens": 8}
+    second = post(tiny, "/v1/chat/completions", body).json()
     assert pictures.paths() == ["/red.png"]
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     suffix = 12  # the end of the turn and the empty thought before a reply, which later turns do not contain
     assert cached >= first["usage"]["prompt_tokens"] - suffix > 16
 
 
-def test_all_that_is_kept_of_pictures_is_within_the_budget(server: Running) -> None:
-    with server.http() as http:
+def test_all_that_is_kept_of_pictures_is_within_the_budget(tiny: Running) -> None:
+    with tiny.http() as http:
         status = http.get("/v1/status").json()
     memory, total = status["memory"], status["memory"].pop("total_bytes")
     assert sum(memory.values()) == total
-    parts = server.engine.fronts[0].facts.memory
+    parts = tiny.engine.fronts[0].facts.memory
     assert memory["image_bytes"] == parts.encoder_inputs_bytes + parts.decoded_bytes + parts.rendered_bytes
     assert min(parts.encoder_inputs_bytes, parts.decoded_bytes, parts.rendered_bytes) > 0
 
@@ -188,13 +187,6 @@ def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(
             runs.append((len(pictures.requests), encoded(running, authorization=f"Bearer {key}")))
     assert runs == [(1, 1), (2, 2), (2, 2), (2, 2)]
     assert len(set(replies)) == 1
-
-
-@pytest.fixture(scope="module")
-def tiny(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    config = EngineConfig(model=str(checkpoint("vision:qwen3_vl")), max_model_len=MAX_MODEL_LEN, media=MEDIA)
-    with serving(start_engine(config)) as running:
-        yield running
 
 
 def prompt_tokens(running: Running, *sizes: tuple[int, int]) -> int:
