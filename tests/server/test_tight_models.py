@@ -41,7 +41,7 @@ def check(num_requests: int, most_loads: int, alone: dict[Asked, Any]) -> None:
 
 
 def test_many_requests_in_random_order() -> None:
-    check(12, 20, {one: None for one in kinds(1) if one.path in PATHS[::3]})
+    check(16, 20, {one: None for one in kinds(1) if one.path in PATHS[::3]})
 
 
 @pytest.mark.full
