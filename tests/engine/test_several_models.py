@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,39 @@ def test_models_that_do_not_fit_take_turns_and_every_reply_is_as_alone(asked: tu
         num_loads = sum(row["loads"]["request"] for row in status["models"])
         assert 0 < num_loads <= 16 and status["outcomes"]["length"] == NUM_ASKED
         assert status["outcomes"]["failed"] == status["outcomes"]["aborted"] == 0
+
+
+def test_no_model_leaves_in_vain_while_a_running_reply_holds_what_another_one_lacks() -> None:
+    """All three are in memory but for the first, whose row and weights lack more than the second one has."""
+    with serving(*NAMES, **(TIGHT | {"memory_budget_bytes": 9_000_000})) as (served, runner):
+        for model in (1, 2):
+            runner.run(served.ask(model, prompt_of(1)))
+        runner.run(served.client.unload_model(0, wait=True))
+        runner.run(served.client.load_model(1, wait=True))
+        runner.run(served.client.ask(be_patient))
+
+        async def ask_both() -> list[list[int]]:
+            running = asyncio.create_task(served.ask(2, prompt_of(2), 1700))
+            while not (await served.rows())[2]["running"]:
+                await asyncio.sleep(0.005)
+            waiting = asyncio.create_task(served.ask(0, prompt_of(3), 1700))
+            while not (await served.rows())[0]["waiting"]:
+                await asyncio.sleep(0.005)
+            for _ in range(3):
+                await served.client.ask(lambda engine: None)  # between two steps
+            assert [row["state"] for row in await served.rows()] == ["unloaded", "ready", "ready"]
+            return [(await reply)[0] for reply in (waiting, running)]
+
+        replies = runner.run(ask_both())
+        assert [row["state"] for row in runner.run(served.rows())] == ["ready", "unloaded", "ready"]
+    for reply, name, prompt in zip(replies, ("qwen3", "gpt_oss"), (prompt_of(3), prompt_of(2)), strict=True):
+        assert reply == plain_loop(checkpoint(name), prompt, 1700)[0]
+
+
+def be_patient(engine: Engine) -> None:
+    """Let no sequence wait so long that a busy model leaves for it."""
+    for lane in engine.lanes:
+        lane.reload = replace(lane.reload, load_s=1e6)
 
 
 @pytest.mark.parametrize(

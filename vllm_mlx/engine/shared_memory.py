@@ -53,8 +53,9 @@ class SharedMemory:
     def _lane_to_leave(self) -> Lane | None:
         """Return the lane whose weights leave now for the one whose first sequence has waited longest and has no room.
 
-        Models without work leave at once. One that is busy leaves once the sequence has waited for some loads: it
-        serves what has come until then, and nothing that comes later.
+        Models without work leave at once if that is enough, or if nothing that runs can give memory back. Once the
+        sequence has waited for some loads, they leave in any case, and then one that is busy: it serves what has come
+        until then, and nothing that comes later.
         """
         short = [lane for lane in self._lanes if lane.residence.is_short]
         idle = [lane for lane in self._lanes if lane.may_leave and not lane.is_busy]
@@ -67,12 +68,15 @@ class SharedMemory:
             return None
         first = min(short, key=lambda lane: (lane.scheduler.num_running > 0, lane.first.seq_id))
         leaving = [lane for lane in self.others(first) if lane.may_leave]
-        if idle := idle or [lane for lane in leaving if lane.is_stuck]:
-            enough = [lane for lane in idle if lane.reload.weights_bytes >= first.lacking_bytes]
-            smallest = min(enough, key=lambda lane: lane.reload.weights_bytes, default=None)
-            return smallest or min(idle, key=lambda lane: lane.residence.used_s)
+        waits_long = self._waits_long(first)
+        is_worth_it = waits_long or not any(lane.scheduler.num_running for lane in self.others(first))
+        for free in (idle, [lane for lane in leaving if lane in idle or lane.is_stuck]):
+            if free and (is_worth_it or sum(lane.leaving_bytes for lane in free) >= first.lacking_bytes):
+                enough = [lane for lane in free if lane.reload.weights_bytes >= first.lacking_bytes]
+                smallest = min(enough, key=lambda lane: lane.reload.weights_bytes, default=None)
+                return smallest or min(free, key=lambda lane: lane.residence.used_s)
         are_yielding = any(lane.residence.is_yielding for lane in self._lanes)
-        if leaving and not first.scheduler.num_running and self._waits_long(first) and not are_yielding:
+        if leaving and not first.scheduler.num_running and waits_long and not are_yielding:
             min(leaving, key=lambda lane: lane.residence.begun_s).residence.is_yielding = True
         return None
 
