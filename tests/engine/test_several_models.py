@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.tight_models import Watch
 from vllm_mlx.api.replies import FoldedChoice
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
-from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.errors import ConfigError, ModelUnavailable
 from vllm_mlx.core.events import Failed
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
@@ -72,12 +72,16 @@ def catalogue(*names: str, pin: bool = False, max_model_len: int = 2048) -> Cata
 
 @contextmanager
 def serving(
-    *names: str, folder: Path | None = None, max_model_len: int = 2048, **settings: Any
+    *names: str,
+    folder: Path | None = None,
+    max_model_len: int = 2048,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    **settings: Any,
 ) -> Iterator[tuple[Serving, asyncio.Runner]]:
     models = catalogue(*names, max_model_len=max_model_len)
     disk: dict[str, Any] = {} if folder is None else {"cache_dir": str(folder), "cache_disk_bytes": 1 << 30}
     config = EngineConfig(model=models.entries[0].config.model, **{"memory_budget_bytes": 2 << 30, **disk, **settings})
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         served = Serving(start_engine(config, None if folder is None else open_disk(config), models))
         try:
             yield served, runner
@@ -256,6 +260,46 @@ def test_two_lone_rows_that_outgrow_the_memory_together_keep_within_it() -> None
     assert replies == expected and status["num_preemptions"] == 1
     assert watch.most_bytes <= 5_200_000
     assert sum(row["loads"]["request"] for row in status["models"]) == 0
+
+
+class Ahead(asyncio.SelectorEventLoop):
+    """An event loop whose clock the test moves on."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+def test_who_is_held_back_too_long_because_its_own_model_yields_learns_what_is_in_the_way() -> None:
+    long = 3500
+    tight = {"memory_budget_bytes": 8_400_000, "max_prefill_chunk": 64, "max_model_len": 3600}
+    with serving("qwen3", "qwen3_5", loop_factory=Ahead, **tight) as (served, runner):
+
+        async def until(is_so: Callable[[Engine], bool]) -> None:
+            while not await served.client.ask(is_so):
+                await asyncio.sleep(0.005)
+
+        def load_soon(engine: Engine) -> None:
+            engine.lanes[1].reload = replace(engine.lanes[1].reload, load_s=0.0)
+
+        async def ask_all() -> list[Any]:
+            await served.client.ask(load_soon)
+            runs = asyncio.create_task(served.ask(0, prompt_of(1, 64), long))
+            await until(lambda engine: engine.lanes[0].scheduler.num_running == 1)
+            short = asyncio.create_task(served.ask(1, prompt_of(1, 64)))
+            await until(lambda engine: engine.lanes[0].residence.is_yielding)
+            held = asyncio.create_task(served.ask(0, prompt_of(2, 64)))
+            await until(lambda engine: len(engine.lanes[0].waiting) == 1)
+            assert not runs.done()
+            asyncio.get_running_loop().ahead_s = 1000.0  # type: ignore[attr-defined]
+            ends = await asyncio.gather(short, held, return_exceptions=True)
+            runs.cancel()
+            return ends
+
+        for end in runner.run(ask_all()):
+            assert isinstance(end, ModelUnavailable)
+            assert end.message.endswith("(--max-model-wait-s). In memory: qwen3, which runs 1.")
 
 
 def free_bytes(engine: Engine) -> int:
