@@ -1,8 +1,9 @@
 """Whatever happens while a model comes or leaves: each reply is as alone, or ends with the documented error."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,8 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
 from tests.support.failing_device import INTERACTIVITY
 from tests.support.unloading import FIRST, NUM_TOKENS, Serving, hold, serving
-from vllm_mlx.core.errors import ModelUnavailable, ShuttingDown
+from vllm_mlx.core.errors import ModelBusy, ModelUnavailable, ShuttingDown
+from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.engine import Engine
 
 STATES = ["ready", "leaving", "unloaded", "loading", "failed"]
@@ -131,14 +133,54 @@ def test_a_shutdown(tmp_path: Path, state: str) -> None:
         assert isinstance(end, ShuttingDown)
 
 
+def fail(engine: Engine) -> None:
+    raise RuntimeError(INTERACTIVITY)
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_a_device_fault(served: Serving, state: str) -> None:
-    def fail(engine: Engine) -> None:
-        raise RuntimeError(INTERACTIVITY)
-
     release = hold(served, state)
     with pytest.raises(RuntimeError):
         served.loop.run_until_complete(served.client.ask(fail))
     release()
     served.load()
     assert replies_as_alone(served) and served.client.is_healthy
+
+
+def begun(served: Serving, command: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Begin a command that waits, and let it get as far as it can."""
+    waiting = served.loop.create_task(command)
+    for _ in range(3):
+        served.status()
+    assert not waiting.done()
+    return waiting
+
+
+def test_a_load_that_waits_ends_with_the_server(tmp_path: Path) -> None:
+    with serving(checkpoint("qwen3"), tmp_path) as served:
+        hold(served, "loading")
+        waiting = begun(served, served.client.load_model(0, wait=True))
+        served.loop.run_until_complete(served.client.shutdown(0))
+        with pytest.raises(ShuttingDown):
+            served.loop.run_until_complete(asyncio.wait_for(waiting, 60))
+
+
+def test_a_load_by_command_goes_on_after_a_device_fault(served: Serving) -> None:
+    release = hold(served, "loading")
+    waiting = begun(served, served.client.load_model(0, wait=True))
+    with pytest.raises(RuntimeError):
+        served.loop.run_until_complete(served.client.ask(fail))
+    release()
+    served.loop.run_until_complete(waiting)
+    assert served.client.state_of(0) == "ready" and replies_as_alone(served)
+
+
+def test_an_unload_says_what_came_before_the_weights_had_left(served: Serving) -> None:
+    release = hold(served, "leaving")
+    waiting = begun(served, served.client.unload_model(0, wait=True))
+    asked = served.loop.create_task(served.reply(FIRST, SamplingParams(max_tokens=1000, ignore_eos=True)))
+    with pytest.raises(ModelBusy, match="asked-"):
+        served.loop.run_until_complete(waiting)
+    asked.cancel()
+    served.loop.run_until_complete(asyncio.gather(asked, return_exceptions=True))
+    release()

@@ -179,20 +179,31 @@ class EngineClient:
     async def load_model(self, model: int, *, wait: bool) -> None:
         """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
 
-        Raises ModelUnavailable if a load failed, and EngineDead.
+        Raises ModelUnavailable if a load failed, Overloaded if the server shuts down, and EngineDead.
         """
         await self.ask(lambda engine: engine.load(engine.lanes[model]))
-        while wait and self.state_of(model) == "loading":
-            await asyncio.sleep(_LOOK_S)
+        if wait:
+            await self._leaves(model, "loading")
         if (refusal := self._thread.residences[model].refusal(time.monotonic())) is not None:
             raise refusal
 
     async def unload_model(self, model: int, *, wait: bool) -> None:
         """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""
+        self._check_unused(model)
+        await self.ask(lambda engine: engine.lanes[model].unload())
+        if wait:
+            await self._leaves(model, "leaving")
+            if self.state_of(model) == "ready":  # they stay for what came meanwhile
+                self._check_unused(model)
+
+    def _check_unused(self, model: int) -> None:
         if users := self._users(model, [*self._running_replies(), *self._preparing_replies()]):
             raise ModelBusy(f"The model is in use by {users}. Wait for the end, or cancel it.")
-        await self.ask(lambda engine: engine.lanes[model].unload())
-        while wait and self.state_of(model) == "leaving":
+
+    async def _leaves(self, model: int, state: State) -> None:
+        """Wait until a model is in another state. Raises as `submit` does if the engine changes no state any more."""
+        while self.state_of(model) == state:
+            self._check_open()
             await asyncio.sleep(_LOOK_S)
 
     async def shutdown(self, drain_s: float) -> None:

@@ -343,7 +343,7 @@ class Engine:
             raise self._end
         lanes = self.lanes if fault is not None or lane is None else (lane,)
         for each in lanes:
-            each.reset()
+            each.reset(is_damaged=fault is not None)
         if fault is not None:
             self._num_faults += 1
             logger.error("Device fault %d since the last good step: %s", self._num_faults, error)

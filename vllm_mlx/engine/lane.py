@@ -248,12 +248,14 @@ class Lane:
             build_s=self._build_s,
         )
 
-    def reset(self) -> None:
-        """Drop all rows, after a step that failed as a whole. A load starts again: its arrays may be garbage."""
+    def reset(self, *, is_damaged: bool) -> None:
+        """Drop all rows, after a step that failed as a whole. If arrays may be garbage, a load starts again."""
         if self.runner is not None:
             self.runner.reset()
         if self.residence.state == "loading":
             self._give_up()
+            if is_damaged:
+                self._begin(self.residence.reason)
 
     def load(self, reason: Reason) -> None:
         """Begin to load the weights without a request, also during the pause after a failed load."""

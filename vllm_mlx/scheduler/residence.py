@@ -26,7 +26,7 @@ class Residence:
         self.is_yielding = False  # whether what comes now waits until the weights have left for another model
         self._idle_unload_s = idle_unload_s
         self.begun_s = 0.0  # when the present state began
-        self._reason: Reason = "start"  # of the last load
+        self.reason: Reason = "start"  # of the last load
         self._pause_s = 0.0
 
     @property
@@ -71,7 +71,7 @@ class Residence:
     def load(self, reason: Reason, now: float) -> None:
         """Note that a load begins."""
         self.loads[reason] += 1
-        self._reason = reason
+        self.reason = reason
         self._enter("loading", now)
 
     def loaded(self, now: float) -> float:
@@ -85,7 +85,7 @@ class Residence:
     def fail(self, cause: str, now: float) -> None:
         """Note why a load failed. Each failure in a row of a load for requests doubles the pause after it."""
         self.cause = cause
-        longer_s = self._pause_s if self._reason == "command" else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        longer_s = self._pause_s if self.reason == "command" else min(LONGEST_PAUSE_S, 2 * self._pause_s)
         self._pause_s = longer_s or FIRST_PAUSE_S
         self._enter("failed", now)
 
