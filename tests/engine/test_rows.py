@@ -155,11 +155,11 @@ def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
     footprint = driver.engine.facts.footprint
     unpadded = sum(footprint.bytes_per_token * seq.num_computed_tokens for seq in driver.seqs.values())
     assert driver.engine.num_rows == 8
-    assert driver.engine.live_bytes() <= 1.3 * unpadded
+    assert driver.engine.runner.live_bytes() <= 1.3 * unpadded
     for seq_id in driver.seqs:
         driver.engine.abort([seq_id])
     driver.run()
-    assert driver.engine.live_bytes() == 0
+    assert driver.engine.runner.live_bytes() == 0
 
 
 def test_too_little_memory_is_refused_at_load(checkpoint):
@@ -185,7 +185,7 @@ def test_live_rows_never_take_more_than_was_reckoned(checkpoint, name):
             driver.add([*start, *prompt(length)], 20)
         while driver.engine.has_work:
             driver.step()
-            assert driver.engine.live_bytes() <= driver.engine.scheduler.room.rows_bytes() + bookkeeping
+            assert driver.engine.runner.live_bytes() <= driver.engine.scheduler.room.rows_bytes() + bookkeeping
 
     run(range(0, 320, 40))  # joins at uneven lengths
     run([4] * 8)  # warm rows

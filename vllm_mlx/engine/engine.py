@@ -152,9 +152,6 @@ class Engine:
         if self.disk is not None:
             self._has_disk_work = self.disk.tick(is_idle=is_idle, is_last=self._is_leaving)
 
-    def live_bytes(self) -> int:
-        return sum(lane.runner.live_bytes() for lane in self.lanes if lane.runner is not None)
-
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or something was read or written."""
         for lane in self.lanes:

@@ -13,12 +13,7 @@ from ..ranks.lockstep import Ranks
 from ..runner.attention import memory_saving
 from ..runner.calibrate import ImageCost
 from ..runner.checkpoint import Checkpoint
-from ..runner.device import (
-    DeviceWatch,
-    cache_limit_bytes,
-    device_memory,
-    max_stored_buffers,
-)
+from ..runner.device import DeviceWatch, cache_limit_bytes, device_memory, max_stored_buffers
 from ..runner.loading import Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays
 from ..runner.proofs import Proofs
@@ -32,14 +27,7 @@ from ..scheduler.speculation import MOST, Speculation
 from .disk import fingerprint
 from .lane import Lane, Reload
 from .macos import SystemWatch, memory_calls
-from .sizing import (
-    MeasuredModel,
-    attention_cost,
-    begin_drafting,
-    engine_facts,
-    forced_bytes,
-    no_drafts,
-)
+from .sizing import MeasuredModel, attention_cost, begin_drafting, engine_facts, forced_bytes, no_drafts
 
 logger = logging.getLogger(__name__)
 

@@ -24,10 +24,7 @@ from ..ranks.sums import check_link
 from ..ranks.worker import Worker
 from ..runner.calibrate import warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
-from ..runner.device import (
-    DeviceWatch,
-    device_memory,
-)
+from ..runner.device import DeviceWatch, device_memory
 from ..runner.row_fences import Unfenced
 from .client import EngineClient
 from .disk import OpenDisk
@@ -41,15 +38,7 @@ from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts
 from .monitoring.status import model_facts
 from .preparing import PromptPool
-from .sizing import (
-    MeasuredModel,
-    agreed,
-    budget_of,
-    load_measured,
-    no_drafts,
-    unread,
-    within_kernels,
-)
+from .sizing import MeasuredModel, agreed, budget_of, load_measured, no_drafts, unread, within_kernels
 from .thread import EngineThread
 
 logger = logging.getLogger(__name__)

@@ -17,11 +17,7 @@ from ..ranks.shards import several_macs
 from ..runner.attention import assumed, can_force, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint
-from ..runner.device import (
-    apply_limits,
-    device_memory,
-    wire_weights,
-)
+from ..runner.device import apply_limits, device_memory, wire_weights
 from ..runner.family_check import check_family, media_fault
 from ..runner.load_model import ALL, begin_loading
 from ..runner.loading import SLICE_BYTES, Loading
@@ -94,15 +90,9 @@ def load_measured(
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     if known is not None:
-        known.keep(
-            Facts(
-                calibration=calibration,
-                proofs=Proofs.of(model),
-                images=images,
-                video_fault=video_fault,
-                load_s=load_s,
-            )
-        )
+        proofs = Proofs.of(model)
+        facts = Facts(calibration=calibration, proofs=proofs, images=images, video_fault=video_fault, load_s=load_s)
+        known.keep(facts)
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault, load_s=load_s)
 
 

@@ -15,8 +15,6 @@ class LaneTurns:
 
     def __init__(self, num_lanes: int):
         self._served_s = [0.0] * num_lanes
-        self._last = [0] * num_lanes  # the number of each lane's last step
-        self._num_steps = 0
         self._busy: set[int] = set()
 
     def next(self, busy: Collection[int]) -> int:
@@ -29,10 +27,7 @@ class LaneTurns:
             for lane in coming:  # one that has used its head start lately gets no other one
                 self._served_s[lane] = max(self._served_s[lane], least_s)
         self._busy = set(busy)
-        chosen = min(busy, key=lambda lane: (self._served_s[lane], self._last[lane]))
-        self._num_steps += 1
-        self._last[chosen] = self._num_steps
-        return chosen
+        return min(busy, key=self._served_s.__getitem__)
 
     def charge(self, lane: int, seconds: float, tenants: Mapping[int, Collection[str]]) -> None:
         """Note the time that a lane was served. `tenants`: those of each busy lane."""
