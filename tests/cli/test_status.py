@@ -1,6 +1,7 @@
 """`vllm-mlx status` against a real server, and the view of what a server says."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,17 @@ def test_no_server_is_one_sentence_that_says_how_to_start_one() -> None:
 
 def test_the_port_is_that_of_the_settings() -> None:
     assert "http://127.0.0.1:9." in refusal("status", VLLM_MLX_PORT="9")
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["models", "load"], ["chat", "Hi"], ["bench"], ["launch", "claude", "--print"]]
+)
+def test_the_port_is_that_of_the_named_file(command: list[str], tmp_path: Path) -> None:
+    (file := tmp_path / "own.toml").write_text("port = 9\n")
+    service = Path.home() / ".config/vllm-mlx/service.toml"
+    service.parent.mkdir(parents=True)
+    service.write_text("port = 10\n")
+    assert "http://127.0.0.1:9." in refusal(*command, VLLM_MLX_CONFIG=str(file))
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://[::1", "http://my host"])

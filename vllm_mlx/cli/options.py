@@ -140,9 +140,11 @@ def read_models(texts: Sequence[str]) -> dict[str, Any]:
 def server_settings() -> Settings:
     """The settings with which a server is looked for. Raises ConfigError.
 
-    The environment wins over the files of this user's service, which stand in the place of the config file.
+    The environment, which may name another file, wins over the files of this user's service. These stand in the place
+    of the config file.
     """
-    return service_settings(Path.home(), with_variables=True) or load_settings({})
+    service = None if os.environ.get(CONFIG_ENV) else service_settings(Path.home(), with_variables=True)
+    return service or load_settings({})
 
 
 def service_settings(home: Path, *, with_variables: bool = False) -> Settings | None:
@@ -157,6 +159,8 @@ def service_settings(home: Path, *, with_variables: bool = False) -> Settings | 
 
 
 def _default_config_file() -> Path | None:
+    if named := os.environ.get(CONFIG_ENV):
+        return Path(named)
     path = Path("~/.config/vllm-mlx/config.toml").expanduser()
     return path if path.is_file() else None
 
