@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.support.commands import call, served
+from tests.support.commands import refusal as refusal_of
 from vllm_mlx.cli.options import load_settings, read_models
 from vllm_mlx.core.errors import ConfigError
 
@@ -162,6 +163,11 @@ def test_models_of_a_list_answer_to_all_their_names_and_leave_and_come_back(
                 assert [row["state"] for row in http.get("/v1/status").json()["models"]] == states
         for name, act, state in (("claude-x", "unload", "unloaded"), ("gpt-5", "load", "ready")):
             assert call("models", act, name, "--url", url).stdout == f"coder is {state}.\n"
+        asked = ("--model", "claude-haiku", "--url", url)
+        assert call("chat", "Hi", "--max-tokens", "1", *asked).returncode == 0
+        assert "export ANTHROPIC_MODEL=claude-haiku\n" in call("launch", "claude", "--print", *asked).stdout
+        unknown_name = f"{url} does not serve gpt-4. It serves coder, gpt-5, small."
+        assert unknown_name in refusal_of("chat", "Hi", "--model", "gpt-4", "--url", url, code=2)
         shown = call("models", VLLM_MLX_PORT=url.rpartition(":")[2]).stdout
         assert shown.count("A server serves ") == 2
         assert shown.count("A server serves coder (gpt-5): ready, chat, ") == 1

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -72,11 +72,13 @@ class Remote:
         return self._json("DELETE", path)
 
     def model(self, name: str | None = None) -> Model:
-        """Return the model of this name, or the first model that is served."""
+        """Return the model to which the server gives this name, or the first model that is served."""
         models = self.models()
         for model in models:
             if name is None or model.name == name:
                 return model
+        with suppress(CommandFailed, KeyError):  # a name may fit a pattern, which the list leaves out
+            return Model.of(self.get(f"/v1/models/{quote(name or '')}"))
         known = ", ".join(model.name for model in models)
         raise WrongUsage(f"{self.url} does not serve {name}. It serves {known}.")
 
