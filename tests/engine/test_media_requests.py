@@ -51,18 +51,27 @@ def test_texts_and_known_pictures_do_not_wait_behind_pictures_that_are_prepared(
     asyncio.run(main())
 
 
-def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine):
+def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine, monkeypatch):
+    alone = [part for part in request(40).messages[0].parts if isinstance(part, ImagePart)]
+    vision, rendered = type(engine.processor._vision), []
+    render = vision.render
+
+    def noted(self: Any, remake: Any, part: Any, *content: Any) -> Any:
+        rendered.append(part)
+        return render(self, remake, part, *content)
+
+    monkeypatch.setattr(vision, "render", noted)
+
     async def main() -> None:
         with engine.processor._vision._lock:  # until both have come as far as the checkpoint's processor
             large = asyncio.create_task(engine.count_tokens(request(*range(20, 32))))
             small = asyncio.create_task(engine.count_tokens(request(40)))
             while not engine.preparations._media._loader._renderer._queue._waiting:
                 await asyncio.sleep(0.001)
-        await small
-        assert not large.done()
-        await large
+        await asyncio.gather(small, large)
 
     asyncio.run(main())
+    assert len(rendered) == 13 and rendered.index(alone[0]) < 12
 
 
 def test_a_request_whose_client_has_left_is_not_prepared_further(engine):

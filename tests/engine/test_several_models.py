@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -249,7 +250,14 @@ def test_two_lone_rows_that_outgrow_the_memory_together_keep_within_it() -> None
         assert 2 * row.bytes_at(64 + num_tokens) > pool_bytes > row.bytes_at(64 + num_tokens) + row.bytes_at(66)
 
         async def ask_both() -> list[tuple[list[int], int]]:
-            return await asyncio.gather(*(served.ask(at, prompt, num_tokens) for at, prompt in enumerate(prompts)))
+            both = threading.Event()  # the engine waits until it has both
+            held = asyncio.create_task(served.client.ask(lambda engine: both.wait(120)))
+            asked = [asyncio.create_task(served.ask(at, prompt, num_tokens)) for at, prompt in enumerate(prompts)]
+            while len(served.client.generations) < 2:
+                await asyncio.sleep(0.001)
+            both.set()
+            await held
+            return await asyncio.gather(*asked)
 
         replies = [reply for reply, _ in runner.run(ask_both())]
         status = runner.run(served.client.status())
