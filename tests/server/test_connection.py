@@ -208,7 +208,8 @@ def test_a_client_that_sent_requests_ahead_and_leaves_frees_what_it_held(
 ) -> None:
     server.engine.play = lambda request, index: (
         Started(7, 0),
-        *(step for _ in range(5000) for step in (TextDelta("word "), Pause(0.002))),
+        *(step for _ in range(1000) for step in (TextDelta("word "), Pause(0.002))),
+        Pause(),
     )
     with caplog.at_level(logging.WARNING):
         connection = server.connect()

@@ -18,7 +18,7 @@ from .fakes import FakeEngine, Pause, Script, finished, hello
 
 
 def endless(request: object, index: int) -> Script:
-    return (Started(7, 0), *(step for _ in range(2000) for step in (TextDelta("word "), Pause(0.002))))
+    return (Started(7, 0), *(step for _ in range(2000) for step in (TextDelta("word "), Pause(0.002))), Pause())
 
 
 def silent(request: object, index: int) -> Script:

@@ -120,7 +120,7 @@ def break_once(monkeypatch: pytest.MonkeyPatch, seam: Seam) -> threading.Event:
 
 def wait_for_afterthoughts(server: Running) -> None:
     """The last reply is being thought over on two threads: when both are here, they are done with it."""
-    barrier = threading.Barrier(3, timeout=30)
+    barrier = threading.Barrier(3, timeout=120)
     for _ in range(2):
         server.engine.pool.submit(barrier.wait)
     barrier.wait()

@@ -71,7 +71,7 @@ def test_a_running_reply_may_finish_while_draining(stream: bool) -> None:
     with serving(engine, drain_s=30) as server:
         asking = _ask(server, answers, stream=stream)
         server.server.should_exit = True
-        asking.join(30)
+        asking.join(120)
     [answer] = answers
     assert answer.status_code == 200 and "finish_reason" in answer.text
     assert engine.shutdowns == [30] and engine.aborted == []
@@ -84,7 +84,7 @@ def test_what_does_not_finish_in_time_is_told(stream: bool) -> None:
     with serving(engine, drain_s=0.1) as server:
         asking = _ask(server, answers, stream=stream)
         server.server.should_exit = True
-        asking.join(30)
+        asking.join(120)
     [answer] = answers
     body = answer.text.split("data: ")[-1] if stream else answer.text
     assert json.loads(body)["error"]["message"] == "The server is shutting down."
@@ -116,7 +116,7 @@ def test_a_request_whose_prompt_is_prepared_is_refused_at_once(path: str, caplog
         asking.start()
         eventually(lambda: bool(engine.requests))
         server.server.should_exit = True
-        asking.join(30)
+        asking.join(120)
     [answer] = answers
     assert (answer.status_code, _code(answer.json())) == (503, "shutting_down")
     assert int(answer.headers["retry-after"]) > 0 and answer.headers["x-request-id"]

@@ -7,7 +7,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from tests.support.running import Running, eventually, serving
+from tests.support.running import Running, eventually, serving, slowly
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineStatus
@@ -56,7 +56,7 @@ def test_a_holder_clears_what_is_cached_of_its_own_requests(ann: httpx.Client, b
 
 
 def test_a_holder_cancels_its_own_requests(server: Running, ann: httpx.Client, ben: httpx.Client) -> None:
-    with ann.stream("POST", "/v1/chat/completions", json=ENDLESS) as running:
+    with slowly(server), ann.stream("POST", "/v1/chat/completions", json=ENDLESS) as running:
         lines = running.iter_lines()
         next(lines)
         [hidden] = ben.get("/v1/status").json()["requests"]
