@@ -62,6 +62,15 @@ def test_each_table_describes_its_own_model(file: Path) -> None:
             "[[models]]\nmodel = 'a'\nport = 1\n",
             "`port` in table 1 of `[[models]]` in FILE is not a setting of a model. Write it above the tables",
         ),
+        (
+            "[[models]]\nmodel = 'a'\nserved-model-name = 'b'\n",
+            "`served_model_name` in table 1 of `[[models]]` in FILE is not a setting of a model. Write `name` and "
+            "`aliases` instead.",
+        ),
+        (
+            "served_model_name = 'b'\n[[models]]\nmodel = 'a'\n",
+            "Leave one of the two out, or write `name` and `aliases` in the table of its model.",
+        ),
         ("[[models]]\nmodel = 'a'\nmax_model_ln = 1\n", "not a setting of a model. Did you mean `max_model_len`?"),
         (
             "models = 3\n",

@@ -38,6 +38,7 @@ CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 SERVICE_FILE = ".config/vllm-mlx/service.toml"  # below the home folder of the service's user
 SERVICE_KEYS = ".config/vllm-mlx/service-keys.toml"
 _METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "FILE"}
+_IN_TABLE = {"served_model_name": "`name` and `aliases`"}  # settings of an only model that a table writes otherwise
 _ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -94,6 +95,7 @@ def load_settings(
         if fault["type"] == "extra_forbidden":
             outside = " Write it above the tables, because it is the server's."
             hint = outside if inside[-1] in NAMES else _did_you_mean(inside[-1], names=ListedModel.model_fields)
+            hint = f" Write {_IN_TABLE[inside[-1]]} instead." if inside[-1] in _IN_TABLE else hint
             raise ConfigError(f"{place} is not a setting of a model.{hint}") from error
         value = "" if name == "api_key" or fault["type"] == "missing" else f", got {fault['input']!r}"
         kind = WrongFlag if name in flags else ConfigError
@@ -110,8 +112,9 @@ def _refuse_doubt(
         return
     if given["models"] == []:
         raise ConfigError(f"{origin('models')} lists no model. Write a table for each, or leave `models` out.")
-    other = "list the models in a settings file" if "models" in flags else "write the setting in the table of its model"
     for name in sorted(OF_A_MODEL & given.keys()):
+        other = f"write {_IN_TABLE.get(name, 'the setting')} in the table of its model"
+        other = "list the models in a settings file" if "models" in flags else other
         raise ConfigError(
             f"{origin(name)} describes one model, and {origin('models')} lists models. Leave one of the two out, or "
             f"{other}."
