@@ -173,7 +173,7 @@ def test_models_of_a_list_answer_to_all_their_names_and_leave_and_come_back(
         for name, act, state in (("claude-x", "unload", "unloaded"), ("gpt-5", "load", "ready")):
             assert call("models", act, name, "--url", url).stdout == f"coder is {state}.\n"
         asked = ("--model", "claude-haiku", "--url", url)
-        assert call("chat", "Hi", "--max-tokens", "1", *asked).returncode == 0
+        assert call("chat", "Hi", "--max-tokens", "1", "--no-thinking", *asked).returncode == 0
         assert "export ANTHROPIC_MODEL=claude-haiku\n" in call("launch", "claude", "--print", *asked).stdout
         unknown_name = f"{url} does not serve gpt-4. It serves coder, gpt-5, small."
         assert unknown_name in refusal_of("chat", "Hi", "--model", "gpt-4", "--url", url, code=2)
