@@ -108,9 +108,9 @@ def test_nor_if_the_error_is_known_only_when_the_work_ends(checkpoint: Callable[
 @pytest.mark.parametrize(
     ("name", "is_late"),
     [
-        ("qwen3", False),
-        ("vision:qwen3_5", True),
-        pytest.param("qwen3", True, marks=pytest.mark.full),
+        ("qwen3", True),
+        pytest.param("qwen3", False, marks=pytest.mark.full),
+        pytest.param("vision:qwen3_5", True, marks=pytest.mark.full),
         pytest.param("vision:qwen3_5", False, marks=pytest.mark.full),
     ],
 )

@@ -132,6 +132,7 @@ def test_each_model_resumes_its_own_conversations_also_from_disk(tmp_path: Path)
                 assert num_cached >= 0.99 * len(first)
 
 
+@pytest.mark.full  # with every run: models leave for each other, and one comes back after an unload by command
 def test_models_leave_and_come_back_one_by_one() -> None:
     with serving("qwen3", "qwen3_5") as (served, runner):
         prompt = prompt_of(2)

@@ -61,6 +61,7 @@ def test_alone_batched_and_staggered_all_give_the_librarys_tokens(model, expecte
     assert [driver.replies[seq_id].token_ids for seq_id in seq_ids] == expected
 
 
+@one_family
 @pytest.mark.parametrize("chunk", [7, full(16)])
 def test_chunks_of_any_length_give_the_librarys_tokens(model, expected, prompts, chunk):
     driver = model.driver(max_prefill_chunk=chunk, prefix_cache=False)
