@@ -1,5 +1,6 @@
 """An engine that hangs, and one that dies: what `/health` says, and how the process ends."""
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
 
     with serving(engine) as server, server.http() as client:
         expected = client.post("/v1/chat/completions", json=HI).json()["choices"]
+        eventually(lambda: not asyncio.run(engine.ask(lambda loaded: loaded.has_work)))  # a step may follow a reply
         monkeypatch.setattr(Runner, "decode", hanging)
         answers: list[Any] = []
         asking = threading.Thread(target=lambda: answers.append(client.post("/v1/chat/completions", json=HI)))
