@@ -73,10 +73,10 @@ async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> i
     ("architecture", "variant"),
     [
         ("gemma3_text", "after the last question"),
-        ("qwen3_5", "strips reasoning"),
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in (
+                ("qwen3_5", "strips reasoning"),
                 ("gemma3_text", "strips reasoning"),
                 ("qwen3_5", "after the last question"),
                 ("qwen3", "after the last question"),
@@ -138,7 +138,8 @@ def test_a_text_stays_as_far_as_the_client_received_it(
         assert num_cached == reached >= left.num_prompt_tokens + NUM_SEEN
 
 
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3_5"]))
+@pytest.mark.full  # with every run: a text
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_call_stays_as_far_as_an_agent_sends_it_back(
     engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:

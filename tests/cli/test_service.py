@@ -198,9 +198,10 @@ def test_a_service_that_ends_is_started_so_often(
     code, text = service("status")
     assert code == 1 and (reason is None or reason in text)
 
-    assert service("restart")[0] == 0  # the user asks for it, so that starts count anew
-    machine.job.thread.join(_PATIENCE_S)
-    assert machine.job.num_starts == num_starts
+    if num_starts > 1:
+        assert service("restart")[0] == 0  # the user asks for it, so that starts count anew
+        machine.job.thread.join(_PATIENCE_S)
+        assert machine.job.num_starts == num_starts
 
 
 def test_settings_that_serve_refuses_are_not_installed(machine: Machine, tmp_path: Path) -> None:

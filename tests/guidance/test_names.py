@@ -322,7 +322,7 @@ def test_a_quoted_marker_of_plain_text_is_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral", "kimi_k2", "qwen3_xml", "deepseek_v3", "generic"])
-@pytest.mark.parametrize("letter", cases(["é", "語", '"', "a"], ["語", '"']))
+@pytest.mark.parametrize("letter", cases(["é", "語", '"', "a"], ['"']))
 def test_names_that_are_too_long_together_are_free(name: str, letter: str) -> None:
     """A request that forces no call is not refused because of the grammar that would hold its names."""
     one = sampler()
