@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,23 @@ def test_a_load_by_command_goes_on_after_a_device_fault(served: Serving) -> None
     release()
     served.loop.run_until_complete(waiting)
     assert served.client.state_of(0) == "ready" and replies_as_alone(served)
+
+
+def test_a_load_that_ends_by_an_error_of_our_own_says_why(served: Serving) -> None:
+    def spoil(engine: Engine, run: Any) -> Any:
+        before = engine.lane.reload
+        engine.lane.reload = replace(before, run=run or before.run)
+        return before.run
+
+    def fail_to_run(model: Any) -> Any:
+        raise TypeError("no runner today")
+
+    served.unload()
+    run = served.loop.run_until_complete(served.client.ask(lambda engine: spoil(engine, fail_to_run)))
+    with pytest.raises(ModelUnavailable, match="no runner today"):
+        served.load()
+    assert served.client.state_of(0) == "failed" and served.status()["memory"]["weights_bytes"] == 0
+    served.loop.run_until_complete(served.client.ask(lambda engine: spoil(engine, run)))
 
 
 def test_an_unload_says_what_came_before_the_weights_had_left(served: Serving) -> None:

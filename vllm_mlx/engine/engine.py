@@ -222,8 +222,7 @@ class Engine:
         others = self._memory.others(lane)
         idle = [other for other in others if other.may_leave and not other.is_busy]
         if others and not lane.fits_after(sum(other.leaving_bytes for other in idle)):
-            staying = (other for other in others if other not in idle and other.residence.takes_memory)
-            beside = ", ".join(other.name for other in staying)
+            beside = ", ".join(other.name for other in others if other not in idle and other.residence.takes_memory)
             raise ModelUnavailable(
                 f"The weights have no room beside {beside}. Wait until what these models run has ended, or unload one.",
                 retry_after_s=_RETRY_S,
@@ -340,7 +339,7 @@ class Engine:
             raise self._end
         lanes = self.lanes if fault is not None or lane is None else (lane,)
         for each in lanes:
-            each.reset(is_damaged=fault is not None)
+            each.reset(error, is_damaged=fault is not None)
         if fault is not None:
             self._num_faults += 1
             logger.error("Device fault %d since the last good step: %s", self._num_faults, error)

@@ -248,14 +248,15 @@ class Lane:
             build_s=self._build_s,
         )
 
-    def reset(self, *, is_damaged: bool) -> None:
-        """Drop all rows, after a step that failed as a whole. If arrays may be garbage, a load starts again."""
+    def reset(self, error: Exception, *, is_damaged: bool) -> None:
+        """Drop all rows, after a step that failed as a whole. A load fails, or begins again if arrays are damaged."""
         if self.runner is not None:
             self.runner.reset()
-        if self.residence.state == "loading":
+        if self.residence.state == "loading" and is_damaged:
             self._give_up()
-            if is_damaged:
-                self._begin(self.residence.reason)
+            self._begin(self.residence.reason)
+        elif self.residence.state == "loading":
+            self._fail(first_line(error))
 
     def load(self, reason: Reason) -> None:
         """Begin to load the weights without a request, also during the pause after a failed load."""
