@@ -193,3 +193,16 @@ def test_doctor_checks_each_model_beside_the_others(checkpoint: Callable[..., Pa
     path.write_text("".join(tables))
     result = call("doctor", "--quick", VLLM_MLX_PORT="0")
     assert result.returncode == 0 and result.stdout.count("of pinned models; ") == 2
+
+
+def test_doctor_and_serve_refuse_a_model_without_room_for_a_step(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folders = [checkpoint(name) for name in ("qwen3", "llama")]
+    num_bytes = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+    tables = [f"[[models]]\nmodel = {json.dumps(str(folder))}\npin = true\n" for folder in folders]
+    (path := tmp_path / "models.toml").write_text(f"memory_budget = {num_bytes * 21 // 20}\n{''.join(tables)}")
+    result = call("doctor", "--quick", "--config", str(path), VLLM_MLX_PORT="0")
+    for text in (" ".join(result.stdout.split()), refused("--config", str(path))):
+        assert "Too little memory: the model needs " in text and ", of which other models hold 0.00 GB." in text
+    assert result.returncode == 1

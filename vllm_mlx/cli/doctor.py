@@ -280,6 +280,7 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
             return Check(name, "bad", f"{error.message}{nearest(settings.model)}".rstrip("."))
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
     from ..engine.loading import checked_tokenizer
+    from ..engine.sizing import budget_of, least_memory
     from ..prompt.reply_formats import reply_formats
     from ..ranks.shards import several_macs, shard_of
     from ..runner.checkpoint import find_checkpoint
@@ -312,10 +313,16 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         macs = several_macs(found, budget, trust_remote_code=trusts) if alone else ""
         advice = f"Choose a smaller or more quantised model.{macs}".rstrip(".")
         return Check(name, "bad", f"{text}: it does not fit {readable(budget)}. {advice}")
+    try:
+        left = least_memory(config, found, budget_of(config, held_bytes), weights_bytes).rows_bytes
+    except ConfigError as error:
+        return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
     if not bytes_per_token:
         return Check(name, "good", f"{text}; {readable(left)} remain for conversations")
     room = left // bytes_per_token
     text += f"; {readable(left)} remain, about {room:,} tokens of conversations"
+    if room < (config.max_model_len or 0):
+        return Check(name, "warning", f"{text}, and its `max_model_len` is {config.max_model_len:,}")
     if room < _LITTLE_CONTEXT:
         return Check(name, "warning", f"{text}, which is little for coding agents")
     return Check(name, "good", text)

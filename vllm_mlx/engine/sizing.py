@@ -22,7 +22,7 @@ from ..runner.family_check import check_family, media_fault
 from ..runner.load_model import ALL, begin_loading
 from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
-from ..runner.model_types import longest_chunk
+from ..runner.model_types import longest_chunk, text_config
 from ..runner.mtp import HeadLoader
 from ..runner.proofs import Proofs, prove_rows
 from .known import Facts, KnownFacts
@@ -261,16 +261,38 @@ def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionC
     weights = weights_bytes(measured.model.weights)
     copied_bytes = max(layers.SLICE_BYTES, measured.model.footprint.layer_bytes(max(0, budget.free_bytes - weights)))
     join_bytes = min(budget.join_bytes, copied_bytes) if measured.model.can_batch else 0
+    transient_bytes = max(chunk_bytes, join_bytes, 0 if images is None else images.encoder_bytes)
+    return _divided(config, budget, weights, transient_bytes, takes_images=images is not None)
+
+
+def _divided(
+    config: EngineConfig, budget: Budget, weights: int, transient_bytes: int, *, takes_images: bool
+) -> MemoryBudget:
     return MemoryBudget(
         total_bytes=budget.total_bytes,
         held_bytes=budget.held_bytes,
         weights_bytes=weights,
-        transient_bytes=max(chunk_bytes, join_bytes, 0 if images is None else images.encoder_bytes),
-        encoder_inputs_bytes=0 if images is None else min(_MAX_IMAGES_BYTES, budget.inputs_bytes),
-        decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, budget.inputs_bytes),
-        rendered_bytes=0 if images is None else min(_MAX_RENDERED_BYTES, budget.rendered_bytes),
+        transient_bytes=transient_bytes,
+        encoder_inputs_bytes=min(_MAX_IMAGES_BYTES, budget.inputs_bytes) if takes_images else 0,
+        decoded_bytes=min(config.media.media_cache_bytes, budget.inputs_bytes) if takes_images else 0,
+        rendered_bytes=min(_MAX_RENDERED_BYTES, budget.rendered_bytes) if takes_images else 0,
         grammars_bytes=min(MAX_BYTES, budget.inputs_bytes),
     )
+
+
+def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, weights: int) -> MemoryBudget:
+    """The sizes before a load, which measures what a step takes: here it is the least. Raises ConfigError."""
+    chunk, text = within_kernels(config, checkpoint).max_prefill_chunk, text_config(checkpoint.config)
+    # Two states and three results of a feed-forward layer are in memory at once, in 16 bits or more.
+    chunk_bytes = 2 * chunk * (2 * text.get("hidden_size", 0) + 3 * (text.get("intermediate_size") or 0))
+    if not mx.metal.is_available():  # scores are kept
+        wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
+        pair_bytes = score_bytes(assumed(checkpoint.config), on_metal=False)
+        cost = AttentionCost.within(budget.scores_bytes, bytes_per_pair=pair_bytes, max_chunk=chunk, max_tokens=wanted)
+        chunk_bytes += cost.room_bytes
+    step_bytes = max(chunk_bytes, min(budget.join_bytes, layers.SLICE_BYTES))
+    takes_images = checkpoint.has_vision_encoder and not config.text_only
+    return _divided(config, budget, weights, step_bytes, takes_images=takes_images)
 
 
 def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudget, footprint: RowFootprint) -> int:
@@ -283,7 +305,8 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudge
     if config.max_model_len is not None or fitting < 2:
         raise ConfigError(
             f"Too little memory for {setting('max_model_len')} {wanted}: {fitting} tokens of context fit beside the "
-            f"weights. Lower it, use a smaller model, or raise {setting('memory_budget')}."
+            f"weights; {Budget(memory.total_bytes, memory.held_bytes).text()}. Lower it, use a smaller model, or raise "
+            f"{setting('memory_budget')}."
         )
     logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)
     return fitting
