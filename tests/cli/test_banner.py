@@ -74,6 +74,15 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
     ]
 
 
+def test_of_several_models_it_says_which_lacks_something_and_whether_all_fit() -> None:
+    several = replace(banner(), beside=[(("small",), banner().info)])
+    facts = several.facts()
+    assert ("Off", "for demo, images and videos: the checkpoint has no vision encoder") in facts
+    assert dict(facts)["Memory"] == "at most 12.0 GB, of which the weights of all models take 9.2 GB"
+    tight = dict(replace(several, budget_bytes=8 * 10**9).facts())["Memory"]
+    assert tight == "at most 8.0 GB, so not all models fit at once: their weights take 9.2 GB"
+
+
 @pytest.mark.parametrize(("fact", "words"), [("no_drafts", "of the next tokens"), ("no_head", "by an MTP head")])
 def test_why_a_model_takes_no_drafts_is_said(fact: str, words: str) -> None:
     why = "its layers cannot drop the last tokens of a row"

@@ -178,11 +178,12 @@ def test_models_of_a_list_answer_to_all_their_names_and_leave_and_come_back(
         unknown_name = f"{url} does not serve gpt-4. It serves coder, gpt-5, small."
         assert unknown_name in refusal_of("chat", "Hi", "--model", "gpt-4", "--url", url, code=2)
         shown = call("models", VLLM_MLX_PORT=url.rpartition(":")[2]).stdout
-        assert shown.count("A server serves ") == 2
-        assert shown.count("A server serves coder (gpt-5): ready, chat, ") == 1
+        assert shown.count("A server serves:\n  coder (gpt-5): ready, chat, ") == shown.count("\n  small: ready, ") == 1
         script = call("launch", "claude", "--print", "--url", url).stdout
+        assert script.splitlines()[0].endswith("; titles, summaries and other small tasks go to small")
         assert "export ANTHROPIC_MODEL=coder\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=small\n" in script
         script = call("launch", "claude", "--print", "--url", url, "--model", "small").stdout
+        assert " small tasks go to small\n" in script
         assert "export ANTHROPIC_MODEL=small\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=small\n" in script, "none is smaller"
 
 

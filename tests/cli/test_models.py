@@ -174,4 +174,4 @@ def test_a_server_is_told_to_unload_a_model_and_to_load_it_again(demo_url: str) 
 def test_the_list_says_where_the_weights_of_served_models_are(hub: Path, demo_url: str) -> None:
     port = demo_url.rpartition(":")[2]
     listed = call("models", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT=port).stdout
-    assert "A server serves demo: ready, chat, " in listed
+    assert "A server serves:\n  demo: ready, chat, " in listed

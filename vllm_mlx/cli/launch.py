@@ -75,7 +75,8 @@ def launch(
             raise CommandFailed(f"{error.message} Or name a model with --model, and launch starts a server.") from error
         sys.exit(_run_with_server(row, server, to_serve, context, arguments or ()))
     if print_only:
-        title = f"{row.title} with {target.model} at {target.url}"
+        facts = f"{row.title} with {target.model} at {target.url}", _small(row, target)
+        title = "; ".join(filter(None, facts))
         print(row.for_server(target).script(title, arguments or ()), end="")
     else:
         program = _program(row)
@@ -132,9 +133,15 @@ def _model_to_serve(name: str | None) -> str | None:
     return name or (settings.model if "model" in settings.model_fields_set else None)
 
 
+def _small(client: Client, target: Target) -> str:
+    """Say which model gets the client's small tasks; the text is empty if it has none."""
+    tasks = "titles, summaries and other small tasks go to"
+    return f"{tasks} {target.small or target.model}" if client.has_small_roles else ""
+
+
 def _warn(client: Client, target: Target) -> None:
-    if client.has_small_roles and target.small:
-        note(f"titles, summaries and other small tasks go to {target.small}.")
+    if small := _small(client, target):
+        note(f"{small}.")
     advice = "Serve a model with a longer one, or raise --max-model-len."
     if target.context < client.least_context:
         note(

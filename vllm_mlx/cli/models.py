@@ -219,6 +219,8 @@ def models(
         console().print(_table(found))
         print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
     told: set[str] = set()
+    if served and not as_json:
+        print("A server serves:")
     for card in () if as_json else served:
         if card["id"] not in told:  # an alias of a card before has no line of its own
             print(_line(card))
@@ -229,7 +231,7 @@ def _line(card: Mapping[str, Any]) -> str:
     aliases = ", ".join(card.get("aliases") or ())
     facts = [str(card.get("state")), *(["pinned"] if card.get("pinned") else []), str(card.get("task", "chat"))]
     size = f", {readable(card['load_bytes'])} of weights" if card.get("load_bytes") else ""
-    return f"A server serves {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}."
+    return f"  {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}."
 
 
 def _served() -> list[Mapping[str, Any]]:

@@ -177,12 +177,15 @@ class Banner:
         ]
         if info.model not in self.names:
             rows.insert(1, ("From", info.model))
-        return [*rows, *(("Off", what) for what in self.missing())]
+        whose = f"for {self.names[0]}, " if self.beside else ""
+        return [*rows, *(("Off", f"{whose}{what}") for what in self.missing())]
 
     def _weights(self) -> str:
         if not self.beside:
             return "weights included"
         total = self.info.weights_bytes + sum(other.weights_bytes for _, other in self.beside)
+        if total > self.budget_bytes:
+            return f"so not all models fit at once: their weights take {readable(total)}"
         return f"of which the weights of all models take {readable(total)}"
 
     def _scaled_down(self) -> list[tuple[str, str]]:
