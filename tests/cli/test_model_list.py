@@ -71,6 +71,10 @@ def test_each_table_describes_its_own_model(file: Path) -> None:
             "served_model_name = 'b'\n[[models]]\nmodel = 'a'\n",
             "Leave one of the two out, or write `name` and `aliases` in the table of its model.",
         ),
+        (
+            "[[models]]\nmodel = 'a'\npin = 'yes'\n",
+            "`pin` in table 1 of `[[models]]` in FILE must be true or false, got 'yes'.",
+        ),
         ("[[models]]\nmodel = 'a'\nmax_model_ln = 1\n", "not a setting of a model. Did you mean `max_model_len`?"),
         (
             "models = 3\n",
@@ -159,6 +163,8 @@ def test_models_of_a_list_answer_to_all_their_names_and_leave_and_come_back(
                 assert http.post("/v1/completions", json=body).json()["model"] == name
             unknown = http.post("/v1/completions", json={"model": "demo", "prompt": "a"})
             assert unknown.status_code == 404 and "serves `coder`, `gpt-5`, `small`." in unknown.text
+            nameless = http.post("/v1/completions", json={"model": "", "prompt": "a"})
+            assert "The name of the model is empty. This server serves `coder`, `gpt-5`, `small`." in nameless.text
             wrong = http.post("/v1/models/coder/leave").json()["error"]
             assert wrong["message"] == "/v1/models/coder/leave does not accept POST."
             status = http.get("/v1/status").json()

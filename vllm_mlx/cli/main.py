@@ -84,7 +84,7 @@ def make_app() -> "typer.Typer":
     )
     @partial(takes_settings, names=NAMES - {"join"})
     def serve(settings: Settings) -> None:
-        """Serve MODEL over HTTP until Ctrl-C."""
+        """Serve MODEL over HTTP until Ctrl-C. `NAME=MODEL` gives it a name, and several are served together."""
         from .serve import run_server
 
         run_server(settings)

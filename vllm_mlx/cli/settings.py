@@ -141,7 +141,7 @@ class OwnModel(_Values):
     name: str | None = None  # by default, the model's own name
     aliases: tuple[str, ...] = ()
     match: tuple[str, ...] = ()  # patterns of further names
-    pin: bool = False
+    pin: bool = Field(default=False, strict=True)
     speculative_config: str | None = None
 
     def values(self) -> dict[str, Any]:
@@ -157,8 +157,7 @@ class Settings(_Values):
     models: tuple[OwnModel, ...] = ()
     """Several models, each with settings of its own. The settings outside describe the first."""
     model: str = "demo"
-    """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one. `NAME=MODEL` gives it a name, and
-    several are served together."""
+    """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one."""
     served_model_name: tuple[str, ...] = ()
     """Name by which clients ask for the model; replies carry the first name. Default: the model's own name."""
     host: str = "127.0.0.1"
@@ -170,7 +169,8 @@ class Settings(_Values):
     api_key_file: Path | None = None
     """File of such keys, one on each line, as `NAME:KEY`. Their holders share no cached state."""
     admin_key_file: Path | None = None
-    """File of keys in the same form, whose holders may also cancel requests and clear cached state of others."""
+    """File of keys in the same form, whose holders may also load and unload models, and cancel requests and clear cached
+    state of others."""
     insecure: bool = False
     """Listen beyond this machine without a key: anybody who reaches the port may use the server."""
     allowed_host: tuple[str, ...] = ()

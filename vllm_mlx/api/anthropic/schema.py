@@ -27,7 +27,7 @@ BODY_FIELDS: ExtraFields = {
     "context_management": Ignored("the server removes nothing from the conversation"),
     "diagnostics": Ignored("asks why the cache missed; the log and the header `x-cache-receipt` tell it"),
     "betas": Ignored("names of the vendor's trials; every field means the same without them"),
-    "fallbacks": Ignored("names other models to try; this server serves one"),
+    "fallbacks": Ignored("names other models to try; only the request's own is tried"),
     "fallback_credit_token": _ACCOUNT,
     "billing_policy": _ACCOUNT,
     "user_profile_id": _ACCOUNT,

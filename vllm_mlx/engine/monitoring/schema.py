@@ -191,8 +191,8 @@ class LaneRow(TypedDict):
 
     Its weights are in memory (ready, leaving), on their way (loading), or not (the other states), and `weights_bytes`
     are taken for them now. `progress` is the share of a load that is done, and `cause` says why the last load failed.
-    `last_used_s` counts seconds since the last request, `loads` counts loads by what asked for them, and `load_s` is
-    what the last one after the start took.
+    `last_used_s` counts seconds since the last request or command to load, `loads` counts loads by what asked for them,
+    and `load_s` is what the last one after the start took.
     """
 
     pinned: bool
