@@ -169,8 +169,8 @@ class Settings(_Values):
     api_key_file: Path | None = None
     """File of such keys, one on each line, as `NAME:KEY`. Their holders share no cached state."""
     admin_key_file: Path | None = None
-    """File of keys in the same form, whose holders may also load and unload models, and cancel requests and clear cached
-    state of others."""
+    """File of keys in the same form, whose holders may also load and unload models, and cancel requests and clear
+    cached state of others."""
     insecure: bool = False
     """Listen beyond this machine without a key: anybody who reaches the port may use the server."""
     allowed_host: tuple[str, ...] = ()

@@ -72,5 +72,6 @@ class Catalogue:
             if any(fnmatchcase(name, pattern) for pattern in entry.patterns):
                 return name, position
         known = ", ".join(f"`{listed}`" for listed in self.names)
-        fault = f"The model `{shown(name)}` does not exist." if name else "The name of the model is empty."
-        raise ModelNotFound(f"{fault} This server serves {known}.", param="model")
+        if not name:
+            raise ModelNotFound(f"The name of the model is empty. This server serves {known}.", param="model")
+        raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")
