@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,16 @@ def test_a_model_that_is_too_large_or_no_model_is_bad(checkpoint: Callable[..., 
     assert "2 Macs with as much memory hold it" in found[f"Model {folder}"][1]
     code, found = verdicts(str(tmp_path), "--quick", VLLM_MLX_PORT="0")
     assert (code, found[f"Model {tmp_path}"][0]) == (1, "bad")
+
+
+def test_a_model_with_a_width_for_each_layer_is_checked(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "listed"
+    shutil.copytree(checkpoint("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    widths = {"model_type": "gemma3n_text", "intermediate_size": [128] * config["num_hidden_layers"]}
+    (folder / "config.json").write_text(json.dumps(config | widths))
+    _, found = verdicts(str(folder), "--quick", VLLM_MLX_PORT="0")
+    assert " remain, about " in found[f"Model {folder}"][1]
 
 
 def test_a_model_that_is_not_here_is_no_failure() -> None:

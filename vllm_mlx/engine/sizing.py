@@ -283,8 +283,10 @@ def _divided(
 def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, weights: int) -> MemoryBudget:
     """The sizes before a load, which measures what a step takes: here it is the least. Raises ConfigError."""
     chunk, text = within_kernels(config, checkpoint).max_prefill_chunk, text_config(checkpoint.config)
+    width = text.get("intermediate_size") or 0  # gemma3n has a list, with the width of each layer
+    width = max(width) if isinstance(width, list) else width
     # Two states and three results of a feed-forward layer are in memory at once, in 16 bits or more.
-    chunk_bytes = 2 * chunk * (2 * text.get("hidden_size", 0) + 3 * (text.get("intermediate_size") or 0))
+    chunk_bytes = 2 * chunk * (2 * text.get("hidden_size", 0) + 3 * width)
     if not mx.metal.is_available():  # scores are kept
         wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
         pair_bytes = score_bytes(assumed(checkpoint.config), on_metal=False)
