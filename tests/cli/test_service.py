@@ -1,6 +1,7 @@
 """`vllm-mlx service` under supervisors with the rules of launchd and systemd: real processes, files and sockets."""
 
 import contextlib
+import logging.handlers
 import os
 import plistlib
 import shutil
@@ -335,19 +336,40 @@ for number in range({num}):
 """
 
 
+def test_a_reader_loses_no_line_and_repeats_none_while_files_are_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "FOLLOW_S", 0.0001)
+    path, num, at_once = tmp_path / "service.log", 4000, 8
+    path.touch()
+    seen = followed(path)
+    writer = logging.handlers.RotatingFileHandler(path, maxBytes=400, backupCount=len(log_files(path)) - 1)
+    for number in range(1, num + 1):
+        writer.emit(logging.makeLogRecord({"msg": f"{number} {'x' * 60}"}))
+        while number % at_once == 0 and not seen[-1].startswith(f"{number} "):
+            time.sleep(0)
+    writer.close()
+    assert [int(line.split()[0]) for line in seen if "Nothing yet" not in line] == [*range(1, num + 1)]
+
+
+def followed(path: Path) -> list[str]:
+    """The lines that a reader of the log finds from now on."""
+    seen: list[str] = []
+    threading.Thread(target=lambda: seen.extend(new_lines(path)), daemon=True).start()
+    while not seen:  # it begins at the end of the file, whenever it comes
+        with path.open("a") as file:
+            file.write("Nothing yet.\n")
+        time.sleep(0.01)
+    return seen
+
+
 def test_much_log_stays_within_its_files_and_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader follows, which is never farther behind than the files that are kept."""
     monkeypatch.setattr(cli, "FOLLOW_S", 0.01)
     path = tmp_path / "service.log"
     num, at_once = 6_500, 250
-    seen: list[str] = []
     path.touch()
-    reader = threading.Thread(target=lambda: seen.extend(new_lines(path)), daemon=True)
-    reader.start()
-    while not seen:  # it begins at the end of the file, whenever it comes
-        with path.open("a") as file:
-            file.write("Nothing yet.\n")
-        time.sleep(0.01)
+    seen = followed(path)
     code = _LINES.format(root=str(_ROOT), path=str(path), num=num, length=10_000, at_once=at_once)
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -331,17 +331,17 @@ def _newer_file(path: Path, stream: TextIO) -> TextIO | None:
 
     Returns None if `stream` is the newest.
     """
-    opened = []
-    for file in log_files(path):
+    opened = []  # newest first: files move towards older names, so that one may be seen twice, and none is missed
+    for file in reversed(log_files(path)):
         with suppress(FileNotFoundError):
             opened.append(file.open(encoding="utf-8", errors="replace"))
     mine = os.fstat(stream.fileno())
     same = [at for at, other in enumerate(opened) if os.path.samestat(os.fstat(other.fileno()), mine)]
-    following = opened[same[-1] + 1 :] if same else opened
+    following = opened[: same[0]] if same else opened
     for other in opened:
-        if other not in following[:1]:
+        if other not in following[-1:]:
             other.close()
-    return following[0] if following else None
+    return following[-1] if following else None
 
 
 def _files(place: Place, service: Supervisor) -> tuple[Path, ...]:
