@@ -1,5 +1,7 @@
 """What a first load measures serves reloads, and is kept for the next start."""
 
+import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import checkpoint
+from tests.support.mtp_heads import head_tensors, write_split
 from tests.support.rows import cases
 from tests.support.unloading import FIRST, serving
 from vllm_mlx.engine import loading, sizing
@@ -68,3 +71,14 @@ def test_another_checkpoint_in_the_same_folder_is_measured(calls: Counter[str], 
         with serving(checkpoint(architecture), tmp_path):
             pass
     assert calls["prove_rows"] == 2
+
+
+def test_another_head_in_the_same_folder_is_tried(calls: Counter[str], tmp_path: Path) -> None:
+    path = checkpoint("vision:qwen3_5")
+    config = json.loads((path / "config.json").read_text())
+    for seed in (1, 2):
+        shutil.rmtree(tmp_path / "head", ignore_errors=True)
+        head = write_split(tmp_path / "head", config, head_tensors(config["text_config"], seed))
+        with serving(path, tmp_path / "cache", draft_model=str(head)):
+            pass
+    assert calls["try_head"] == calls["prove_rows"] == 2

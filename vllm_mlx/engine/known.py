@@ -18,6 +18,7 @@ from ..core.config import EngineConfig
 from ..disk.kept import Journal, Memories, Restored
 from ..runner.calibrate import Calibration, ImageCost
 from ..runner.checkpoint import Checkpoint
+from ..runner.mtp import HeadLoader
 from ..runner.proofs import Proofs
 
 logger = logging.getLogger(__name__)
@@ -52,10 +53,13 @@ class KnownFacts:
 
     @classmethod
     def of(cls, memories: Memories, config: EngineConfig, checkpoint: Checkpoint) -> Self:
+        """Raises ModelLoadError for a `draft_model` that cannot be used."""
         if memories.journals is None:
             return cls()
         libraries = [f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "mlx-vlm", "transformers")]
         chip = mx.device_info().get("device_name", "cpu")
+        has_drafts, trusts = not config.repeatable and config.num_draft_tokens != 0, config.trust_remote_code
+        head = HeadLoader(checkpoint, config.draft_model, trust_remote_code=trusts).digest if has_drafts else ""
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.path.glob("*.json")]
         served = (
             chip,
@@ -63,8 +67,8 @@ class KnownFacts:
             __version__,
             config.text_only,
             config.max_pixels,
-            config.draft_model,
-            config.repeatable or config.num_draft_tokens == 0,
+            has_drafts,
+            head,
             xxh3_64_hexdigest(repr(sorted(files)).encode()),
         )
         return cls(memories.journals.open("facts", "/".join(map(str, (checkpoint.fingerprint(), *served)))))
