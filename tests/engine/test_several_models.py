@@ -185,7 +185,10 @@ def test_no_model_leaves_in_vain_while_a_running_reply_holds_what_another_one_la
         runner.run(served.client.load_model(1, wait=True))
         runner.run(served.client.ask(be_patient))
 
-        async def ask_both() -> list[list[int]]:
+        async def states() -> list[str]:
+            return [row["state"] for row in await served.rows()]
+
+        async def ask_both() -> None:
             running = asyncio.create_task(served.ask(2, prompt_of(2), 1700))
             while not (await served.rows())[2]["running"]:
                 await asyncio.sleep(0.005)
@@ -194,13 +197,15 @@ def test_no_model_leaves_in_vain_while_a_running_reply_holds_what_another_one_la
                 await asyncio.sleep(0.005)
             for _ in range(3):
                 await served.client.ask(lambda engine: None)  # between two steps
-            assert [row["state"] for row in await served.rows()] == ["unloaded", "ready", "ready"]
-            return [(await reply)[0] for reply in (waiting, running)]
+            assert await states() == ["unloaded", "ready", "ready"]
+            running.cancel()
+            while (await states())[0] != "ready":
+                await asyncio.sleep(0.005)
+            assert await states() == ["ready", "unloaded", "ready"]
+            waiting.cancel()
+            await asyncio.wait([running, waiting])
 
-        replies = runner.run(ask_both())
-        assert [row["state"] for row in runner.run(served.rows())] == ["ready", "unloaded", "ready"]
-    for reply, name, prompt in zip(replies, ("qwen3", "gpt_oss"), (prompt_of(3), prompt_of(2)), strict=True):
-        assert reply == plain_loop(checkpoint(name), prompt, 1700)[0]
+        runner.run(ask_both())
 
 
 def be_patient(engine: Engine) -> None:
