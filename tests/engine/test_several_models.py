@@ -208,6 +208,30 @@ def test_no_model_leaves_in_vain_while_a_running_reply_holds_what_another_one_la
         runner.run(ask_both())
 
 
+def test_a_running_reply_that_outgrows_the_memory_gets_that_of_an_idle_model_though_another_one_waits() -> None:
+    watch, long, budget_bytes = Watch(), 2500, 7_420_000
+    tight = TIGHT | {"memory_budget_bytes": budget_bytes, "max_model_len": 2600}
+    with serving(*NAMES, **tight) as (served, runner):
+        runner.run(served.client.unload_model(2, wait=True))
+        for model in (0, 1):
+            runner.run(served.client.load_model(model, wait=True))
+        runner.run(served.client.ask(be_patient))
+        runner.run(served.client.ask(watch.begin))
+
+        async def ask_both() -> list[int]:
+            running = asyncio.create_task(served.ask(1, prompt_of(2, 64), long))
+            while not (await served.rows())[1]["running"]:
+                await asyncio.sleep(0.005)
+            waiting = asyncio.create_task(served.ask(2, prompt_of(3), 2000))
+            reply = (await running)[0]
+            waiting.cancel()
+            return reply
+
+        reply = runner.run(ask_both())
+    assert reply == plain_loop(checkpoint("qwen3_5"), prompt_of(2, 64), long)[0]
+    assert watch.most_bytes <= budget_bytes
+
+
 def be_patient(engine: Engine) -> None:
     """Let no sequence wait so long that a busy model leaves for it."""
     for lane in engine.lanes:

@@ -53,23 +53,24 @@ class SharedMemory:
     def _lane_to_leave(self) -> Lane | None:
         """Return the lane whose weights leave now for the one whose first sequence has waited longest and has no room.
 
-        Models without work leave at once if that is enough, or if nothing that runs can give memory back. Once the
-        sequence has waited for some loads, they leave in any case, and then one that is busy: it serves what has come
-        until then, and nothing that comes later.
+        Models without work leave at once if that is enough, if nothing that runs can give memory back, or if what runs
+        needs more. Once the sequence has waited for some loads, they leave in any case, and then one that is busy: it
+        serves what has come until then, and nothing that comes later.
         """
         short = [lane for lane in self._lanes if lane.residence.is_short]
         idle = [lane for lane in self._lanes if lane.may_leave and not lane.is_busy]
+        is_outgrown = any(lane.is_outgrown for lane in self._lanes)
         if not short:
             for lane in self._lanes:
                 lane.stay()
-            outgrown = idle and any(lane.is_outgrown for lane in self._lanes)
-            return min(idle, key=lambda lane: lane.residence.used_s) if outgrown else None
+            return min(idle, key=lambda lane: lane.residence.used_s) if idle and is_outgrown else None
         if any(lane.is_moving for lane in self._lanes):
             return None
         first = min(short, key=lambda lane: (lane.scheduler.num_running > 0, lane.first.seq_id))
         leaving = [lane for lane in self.others(first) if lane.may_leave]
         waits_long = self._waits_long(first)
-        is_worth_it = waits_long or not any(lane.scheduler.num_running for lane in self.others(first))
+        are_running = any(lane.scheduler.num_running for lane in self.others(first))
+        is_worth_it = waits_long or is_outgrown or not are_running
         for free in (idle, [lane for lane in leaving if lane in idle or lane.is_stuck]):
             if free and (is_worth_it or sum(lane.leaving_bytes for lane in free) >= first.lacking_bytes):
                 enough = [lane for lane in free if lane.reload.weights_bytes >= first.lacking_bytes]
