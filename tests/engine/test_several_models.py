@@ -208,6 +208,7 @@ def test_no_model_leaves_in_vain_while_a_running_reply_holds_what_another_one_la
         runner.run(ask_both())
 
 
+@pytest.mark.full  # with every run: models that do not fit take turns, and lone rows outgrow the memory
 def test_a_running_reply_that_outgrows_the_memory_gets_that_of_an_idle_model_though_another_one_waits() -> None:
     watch, long, budget_bytes = Watch(), 2500, 7_420_000
     tight = TIGHT | {"memory_budget_bytes": budget_bytes, "max_model_len": 2600}
