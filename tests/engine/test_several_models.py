@@ -269,6 +269,17 @@ def test_the_default_comes_back_after_a_start_for_which_it_had_to_leave() -> Non
         assert [(row["state"], row["loads"]["start"]) for row in rows] == [("ready", 2), ("unloaded", 1)]
 
 
+def test_a_model_that_needs_all_memory_is_loaded_by_a_request_and_by_a_command() -> None:
+    """Beside what stays of the other one, less is free than its weights take while they are read."""
+    tight = {"memory_budget_bytes": 3_200_000, "max_prefill_chunk": 64, "max_model_len": 64}
+    with serving("qwen3", "qwen3_5", **tight) as (served, runner):
+        reply, _ = runner.run(served.ask(1, prompt_of(1, 20)))
+        assert reply == plain_loop(checkpoint("qwen3_5"), prompt_of(1, 20), NUM_TOKENS)[0]
+        for model in (0, 1):
+            runner.run(served.client.load_model(model, wait=True))
+        assert [row["state"] for row in runner.run(served.rows())] == ["unloaded", "ready"]
+
+
 def test_two_lone_rows_that_outgrow_the_memory_together_keep_within_it() -> None:
     """The one that came later waits until the first has ended, and goes on with its own tokens."""
     watch = Watch()

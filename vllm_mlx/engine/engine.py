@@ -221,8 +221,8 @@ class Engine:
         self._memory.measure()
         others = self._memory.others(lane)
         idle = [other for other in others if other.may_leave and not other.is_busy]
-        if others and not lane.fits_after(sum(other.leaving_bytes for other in idle)):
-            beside = ", ".join(other.name for other in others if other not in idle and other.residence.takes_memory)
+        beside = ", ".join(other.name for other in others if other not in idle and other.residence.takes_memory)
+        if beside and not lane.fits_after(sum(other.leaving_bytes for other in idle)):
             raise ModelUnavailable(
                 f"The weights have no room beside {beside}. Wait until what these models run has ended, or unload one.",
                 retry_after_s=_RETRY_S,
