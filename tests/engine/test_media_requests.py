@@ -20,6 +20,7 @@ from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine import preparing
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.media.vision import VisionProcessor
 
 from ..media.samples import corners, encode
 from .vision_harness import picture
@@ -53,14 +54,13 @@ def test_texts_and_known_pictures_do_not_wait_behind_pictures_that_are_prepared(
 
 def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine, monkeypatch):
     alone = [part for part in request(40).messages[0].parts if isinstance(part, ImagePart)]
-    vision, rendered = type(engine.processor._vision), []
-    render = vision.render
+    render, rendered = VisionProcessor.render, []
 
     def noted(self: Any, remake: Any, part: Any, *content: Any) -> Any:
         rendered.append(part)
         return render(self, remake, part, *content)
 
-    monkeypatch.setattr(vision, "render", noted)
+    monkeypatch.setattr(VisionProcessor, "render", noted)
 
     async def main() -> None:
         with engine.processor._vision._lock:  # until both have come as far as the checkpoint's processor

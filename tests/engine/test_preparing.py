@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -25,12 +27,23 @@ CHAT = Request(
 )
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint) -> Iterator[EngineClient]:
-    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=1 << 30, max_prepare_s=LIMIT_S)
-    engine = start_engine(config)
+@contextmanager
+def started(path: Path, **limits: float) -> Iterator[EngineClient]:
+    engine = start_engine(EngineConfig(model=str(path), memory_budget_bytes=1 << 30, **limits))
     yield engine
     asyncio.run(engine.shutdown(0))
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint) -> Iterator[EngineClient]:
+    with started(checkpoint("qwen3")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def hurried(checkpoint) -> Iterator[EngineClient]:
+    with started(checkpoint("qwen3"), max_prepare_s=LIMIT_S) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -69,18 +82,16 @@ def test_a_request_that_is_given_up_is_not_prepared_to_its_end(engine):
         engine.processor.prepare(CHAT, deadline=deadline)
 
 
-def test_a_preparation_that_takes_too_long_is_refused_while_its_thread_still_works(engine, blocked):
+def test_a_preparation_that_takes_too_long_is_refused_while_its_thread_still_works(hurried, blocked):
     async def main() -> None:
         with pytest.raises(TimeLimit, match="--max-prepare-s"):
-            await engine.submit(CHAT)
-        assert not blocked[1].is_set() and not engine.preparations.replies
+            await hurried.submit(CHAT)
+        assert not blocked[1].is_set() and not hurried.preparations.replies
 
     asyncio.run(main())
 
 
-def test_a_request_that_is_prepared_is_listed_as_queued_and_can_be_cancelled(engine, blocked, monkeypatch):
-    monkeypatch.setattr(engine.preparations, "_max_prepare_s", 60.0)
-
+def test_a_request_that_is_prepared_is_listed_as_queued_and_can_be_cancelled(engine, blocked):
     async def main() -> None:
         submitted = asyncio.create_task(engine.submit(CHAT))
         await asyncio.to_thread(blocked[0].wait, 30)
@@ -96,7 +107,6 @@ def test_a_request_that_is_prepared_is_listed_as_queued_and_can_be_cancelled(eng
 
 
 def test_a_caller_that_leaves_ends_the_preparation(engine, blocked, monkeypatch):
-    monkeypatch.setattr(engine.preparations, "_max_prepare_s", 60.0)
     ended = threading.Event()
     cancel = Deadline.cancel
 

@@ -22,7 +22,7 @@ from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.lane import Lane
 from vllm_mlx.engine.lane_parts import build_lane, device_watch, make_scheduler
-from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, load_measured, wants_drafts
+from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, load_measured
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
@@ -124,7 +124,7 @@ def measured_once(
     config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None, calibration: Calibration | None = None
 ) -> MeasuredModel:
     """To measure takes longer than most tests. What keeps images or has a head is loaded anew."""
-    has_drafts = wants_drafts(config) and checkpoint.architecture in FAMILIES
+    has_drafts = config.wants_drafts and checkpoint.architecture in FAMILIES
     key = checkpoint.path, config.text_only, probe is not None, has_drafts, config.draft_model
     if key not in _measured:
         if calibration is None:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from .clients import CLIENTS, NO_KEY, Client, Target, write_own
-from .options import CONFIG_ENV, load_settings, service_settings
+from .options import load_settings, own_service
 from .own_server import own_server, run_client
 from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .settings import Settings
@@ -66,7 +66,7 @@ def launch(
     except NoServer as error:
         if url is not None or print_only:
             raise
-        if not os.environ.get(CONFIG_ENV) and service_settings(Path.home()) is not None:
+        if own_service() is not None:
             raise CommandFailed(
                 f"The service does not answer at {server.url}. `vllm-mlx service status` says why; while it loads, "
                 "wait and try again."

@@ -143,11 +143,14 @@ def read_models(texts: Sequence[str]) -> dict[str, Any]:
 def server_settings() -> Settings:
     """The settings with which a server is looked for. Raises ConfigError.
 
-    The environment, which may name another file, wins over the files of this user's service. These stand in the place
-    of the config file.
+    The environment wins over the files of this user's service, which stand in the place of the config file.
     """
-    service = None if os.environ.get(CONFIG_ENV) else service_settings(Path.home(), with_variables=True)
-    return service or load_settings({})
+    return own_service() or load_settings({})
+
+
+def own_service() -> Settings | None:
+    """The settings of this user's service; None if there is none, or if the environment names another file."""
+    return None if os.environ.get(CONFIG_ENV) else service_settings(Path.home(), with_variables=True)
 
 
 def service_settings(home: Path, *, with_variables: bool = False) -> Settings | None:

@@ -267,6 +267,10 @@ class EngineConfig(ModelConfig):
         return DEFAULT_STALL_MS if self.max_stall_ms is None else self.max_stall_ms
 
     @property
+    def wants_drafts(self) -> bool:
+        return not self.repeatable and self.num_draft_tokens != 0
+
+    @property
     def no_unload(self) -> str | None:
         """Why the weights never leave memory; None if they may."""
         if self.tensor_parallel_size > 1:
@@ -282,7 +286,7 @@ class EngineConfig(ModelConfig):
         self._check_ranks()
         if self.idle_unload_s and self.no_unload is not None:
             raise ConfigError(f"{self.no_unload} Leave it out, or {setting('idle_unload_s')}.")
-        if self.draft_model is not None and (self.repeatable or self.num_draft_tokens == 0):
+        if self.draft_model is not None and not self.wants_drafts:
             cause = setting("repeatable") if self.repeatable else f"{setting('num_draft_tokens')} 0"
             raise ConfigError(
                 f"{cause} turns drafts off, and {setting('draft_model')} needs them. Leave one of the two out."

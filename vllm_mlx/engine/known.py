@@ -58,8 +58,9 @@ class KnownFacts:
             return cls()
         libraries = [f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "mlx-vlm", "transformers")]
         chip = mx.device_info().get("device_name", "cpu")
-        has_drafts, trusts = not config.repeatable and config.num_draft_tokens != 0, config.trust_remote_code
-        head = HeadLoader(checkpoint, config.draft_model, trust_remote_code=trusts).digest if has_drafts else ""
+        trusts, head = config.trust_remote_code, ""
+        if config.wants_drafts:
+            head = HeadLoader(checkpoint, config.draft_model, trust_remote_code=trusts).digest
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.path.glob("*.json")]
         served = (
             chip,
@@ -67,7 +68,7 @@ class KnownFacts:
             __version__,
             config.text_only,
             config.max_pixels,
-            has_drafts,
+            config.wants_drafts,
             head,
             xxh3_64_hexdigest(repr(sorted(files)).encode()),
         )

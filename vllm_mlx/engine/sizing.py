@@ -114,10 +114,6 @@ def _check_weights(config: EngineConfig, checkpoint: Checkpoint, budget: Budget,
         raise ConfigError(error.message + macs) from None
 
 
-def wants_drafts(config: EngineConfig) -> bool:
-    return not config.repeatable and config.num_draft_tokens != 0
-
-
 def begin_drafting(
     config: EngineConfig,
     checkpoint: Checkpoint,
@@ -131,7 +127,7 @@ def begin_drafting(
     What `proofs` of another load say is not tried again. With `ranks`, the weights are read in slices in any case,
     because the whole tensors of a slice are in memory.
     """
-    has_drafts, trust = wants_drafts(config) and ranks is None, config.trust_remote_code
+    has_drafts, trust = config.wants_drafts and ranks is None, config.trust_remote_code
     return begin_loading(
         checkpoint,
         trust_remote_code=trust,
