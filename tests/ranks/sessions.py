@@ -125,9 +125,8 @@ def work_of(driver: Driver, path: str) -> dict[str, Any]:
 
 
 def drawn(reply: Reply) -> list[Any]:
-    """Tokens and rounded log probabilities."""
-    logprobs = [None if entry is None else round(entry.logprob, 3) for entry in reply.logprobs]
-    return [reply.token_ids, logprobs]
+    """Tokens and log probabilities."""
+    return [reply.token_ids, [None if entry is None else entry.logprob for entry in reply.logprobs]]
 
 
 def preempted(driver: Driver, path: str, prompts: list[list[int]], num: int = 10) -> tuple[list[list[int]], int]:

@@ -266,7 +266,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, fire)
     timer.daemon = True
-    timer.start()
+    with lock:  # an exception inside `start` leaves the module's list of threads broken
+        timer.start()
     try:
         yield
     finally:
