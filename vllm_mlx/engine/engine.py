@@ -198,8 +198,7 @@ class Engine:
 
     def move(self, deliver: Deliver) -> None:
         """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
-        if self._end is not None:  # a question has met it
-            raise self._end
+        self._check_alive()
         self._memory.settle()
         for lane in self.lanes:
             if not lane.is_settled:
@@ -213,8 +212,8 @@ class Engine:
         if refusal is not None:
             waiting = tuple((seq.seq_id, refusal) for seq in lane.scheduler.waiting)
             self._take(lane, StepOutput(failed=waiting), deliver)
-        if fault is not None:
-            raise fault
+        if fault is not None and (self.num_rows or device_fault(fault) is not Fault.OUT_OF_MEMORY):
+            raise fault  # a lack of memory may be that of rows in flight
 
     def load(self, lane: Lane, reason: Reason = "command") -> None:
         """Begin to load the weights without a request. Models without work leave for them. Raises ModelUnavailable."""
@@ -247,6 +246,7 @@ class Engine:
         Tokens are delivered before the prefill of the same step runs. If a step fails as a whole, its sequences restart
         or fail; the next step starts clean. Raises EngineDead.
         """
+        self._check_alive()
         self.num_steps += 1
         now = self._clock()
         if self._aborts:
@@ -318,7 +318,11 @@ class Engine:
             self.recover(fence.error, deliver, self._longest_chunk, lane)
 
     def ask(self, question: Callable[["Engine"], T], deliver: Deliver) -> T:
-        """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too."""
+        """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too.
+
+        Raises EngineDead. The next step raises it again: the end belongs to the engine, not to the question alone.
+        """
+        self._check_alive()
         try:
             return question(self)
         except RuntimeError as error:
@@ -344,13 +348,19 @@ class Engine:
             self._num_faults += 1
             logger.error("Device fault %d since the last good step: %s", self._num_faults, error)
         if self._num_faults >= MAX_FAULTS:
-            raise EngineDead(
+            self._end = EngineDead(
                 f"The GPU failed {self._num_faults} times in a row, so that only a restart of the server helps: "
                 f"{first_line(error, 300)}"
             )
+            raise self._end
         failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
         for each in lanes:
             deliver(each.scheduler.recover(failure, fault, num_tokens if each is lane else 0))
+
+    def _check_alive(self) -> None:
+        """Raise EngineDead if an earlier call has met the end, also if its caller kept that to itself."""
+        if self._end is not None:
+            raise self._end
 
     def _take(self, lane: Lane, output: StepOutput, deliver: Deliver) -> bool:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""

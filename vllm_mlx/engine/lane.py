@@ -251,6 +251,8 @@ class Lane:
     def reset(self, error: Exception, *, is_damaged: bool) -> None:
         """Drop all rows, after a step that failed as a whole. A load fails, or begins again if arrays are damaged."""
         if self.runner is not None:
+            if is_damaged:
+                self.runner.drain()
             self.runner.reset()
         if self.residence.state == "loading" and is_damaged:
             self._give_up()
@@ -281,7 +283,7 @@ class Lane:
     def move(self, disk: DiskTier | None) -> tuple[ModelUnavailable | None, Exception | None]:
         """Bring the weights nearer to where they should be. Called between steps while the lane is not settled.
 
-        Returns the error of the sequences that wait, if the model cannot be loaded, and a device fault of the load.
+        Returns the error of the sequences that wait, if the model cannot be loaded, and a device fault that it met.
         """
         now, fault = time.monotonic(), None
         match self.residence.state:
@@ -360,7 +362,7 @@ class Lane:
             else:
                 self._fail(error.message)
             clear_locals(error)  # a frame may refer to the error, so that only a collection would free the weights
-            return fault if device_fault(fault) is Fault.FAILED else None
+            return fault if device_fault(fault) is not None else None
 
     def _arrive(self, model: Model, loading: Loading[Model]) -> None:
         self.runner = self.reload.run(model)

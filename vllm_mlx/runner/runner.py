@@ -152,7 +152,6 @@ class Runner:
 
     def reset(self) -> None:
         """Drop all rows, after a step that failed outside of any row's work."""
-        self._drain()
         self._prefilled.clear()
         self.batches.clear()
         self._in_flight.clear()
@@ -245,8 +244,8 @@ class Runner:
         if not self._in_flight:
             mx.synchronize()
 
-    def _drain(self) -> None:
-        """Wait for the device, and ignore the error of work whose results are dropped."""
+    def drain(self) -> None:
+        """Wait for the device, and ignore the error of work whose results are dropped, on all lanes."""
         with suppress(RuntimeError):
             mx.synchronize()
 
@@ -262,7 +261,7 @@ class Runner:
                 raise
             logger.warning("The device had no memory for a chunk of %d tokens: %s", chunk.end - chunk.start, error)
         fences.refused.append((chunk.seq.seq_id, chunk.end - chunk.start))
-        self._drain()
+        self.drain()
         return None
 
     def _prefill_chunk(self, chunk: PrefillChunk) -> float:
@@ -272,7 +271,7 @@ class Runner:
         caches = self._prefilled.get(chunk.seq.seq_id)
         allocation: AbstractContextManager[None] = nullcontext()
         if caches is None:
-            caches = self._prefilled[chunk.seq.seq_id] = self.model.new_caches()
+            caches = self._prefilled[chunk.seq.seq_id] = self._empty(chunk.start)
             allocation = layers.reserving(caches, chunk.seq.num_tokens)
         with self._prefill_context(), allocation:
             self.model.prefill(chunk.seq, chunk.start, chunk.end, caches)
@@ -365,9 +364,15 @@ class Runner:
 
     def _start(self, seq: Sequence) -> Batch:
         """Make a batch of one row that begins to decode: it feeds the last known token."""
-        caches = self._prefilled.pop(seq.seq_id, None) or self.model.new_caches()
+        caches = self._prefilled.pop(seq.seq_id, None) or self._empty(seq.prefill_end)
         self._masks.start(seq)
         return Batch.of_row(self.model, seq, caches, seq.prefill_end)
+
+    def _empty(self, num_computed_tokens: int) -> LayerCaches:
+        """Return the caches of a row that begins. A row whose state is lost fails, because its reply would be wrong."""
+        if num_computed_tokens:
+            raise RuntimeError(f"the state of {num_computed_tokens} computed tokens is lost")
+        return self.model.new_caches()
 
 
 def _cache_fence() -> RowFence:
