@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
 from ..core.errors import EngineDead, GenerationError, ModelUnavailable, first_line
-from ..core.faults import MAX_FAULTS, Fault, device_fault
+from ..core.faults import MAX_FAULTS, DeviceFault, Fault, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import NO_WORK, SequenceUpdate, StepOutput
@@ -212,8 +212,10 @@ class Engine:
         if refusal is not None:
             waiting = tuple((seq.seq_id, refusal) for seq in lane.scheduler.waiting)
             self._take(lane, StepOutput(failed=waiting), deliver)
-        if fault is not None and (self.num_rows or device_fault(fault) is not Fault.OUT_OF_MEMORY):
-            raise fault  # a lack of memory may be that of rows in flight
+        if device_fault(fault) is Fault.OUT_OF_MEMORY:  # the load has failed by it, but it may be that of a row's step
+            fault = DeviceFault(f"A step may have failed while weights were read: {fault}") if self.num_rows else None
+        if fault is not None:
+            raise fault
 
     def load(self, lane: Lane, reason: Reason = "command") -> None:
         """Begin to load the weights without a request. Models without work leave for them. Raises ModelUnavailable."""

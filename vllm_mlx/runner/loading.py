@@ -3,13 +3,22 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 SLICE_BYTES = 32 << 20  # of weights that are read between two steps
-T = TypeVar("T")
+
+
+class Checked(Protocol):
+    """A model that can tell whether its weights are sound."""
+
+    def check_logits(self) -> None:
+        """Raise ValueError if they are not."""
+
+
+T = TypeVar("T", bound=Checked)
 
 
 class Loading(Generic[T]):
@@ -52,7 +61,9 @@ class Loading(Generic[T]):
                 self.build_s = time.perf_counter() - start
                 return None
             if (arrays := next(self._slices, None)) is None:
-                return self._make(*self._modules)
+                model = self._make(*self._modules)
+                model.check_logits()
+                return model
             mx.eval(arrays)
         num_bytes = sum(array.nbytes for array in arrays)
         self._read_bytes, self.most_bytes = self._read_bytes + num_bytes, max(self.most_bytes, num_bytes)

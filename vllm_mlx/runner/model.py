@@ -23,6 +23,7 @@ from .model_types import TypeFacts, facts_of
 from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
 
 logger = logging.getLogger(__name__)
+_NUM_CHECKED = 8  # tokens of the look at a loaded model's logits
 
 
 class Model(ABC):
@@ -49,6 +50,18 @@ class Model(ABC):
         self.is_recurrent = any(layers.is_recurrent(leaf) for leaf in layers.leaves(caches))
         # classes of the layers whose state is copied whole, at resume points only
         self.copied_whole = tuple(sorted({type(leaf).__name__ for leaf in layers.copied_whole(self.structure)}))
+
+    def check_logits(self) -> None:
+        """Compute a few tokens. Raise ValueError if their logits are not numbers, or all alike: weights are damaged."""
+        tokens = mx.arange(1, 2 * _NUM_CHECKED, 2) * self.vocab_size // (2 * _NUM_CHECKED)
+        logits = self.forward(tokens[None], self.new_caches()).astype(mx.float32)
+        are_numbers = mx.isfinite(mx.logsumexp(logits, axis=-1)).all()  # a model may set single ones to minus infinity
+        differ = (logits.max(axis=-1) > logits.min(axis=-1)).any()
+        is_sound = are_numbers & differ
+        mx.eval(is_sound)
+        mx.synchronize()  # a device fault is raised here, and is not taken for damage
+        if not is_sound.item():
+            raise ValueError("its weights are damaged, since its logits are not numbers, or all alike")
 
     @property
     def weights(self) -> list[Any]:
