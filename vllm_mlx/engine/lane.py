@@ -96,9 +96,13 @@ class Lane:
     @property
     def held_bytes(self) -> int:
         """What this lane takes of the memory that all share, but for cached state."""
-        rows_bytes = 0 if self.runner is None else self.scheduler.room.rows_bytes(extra=1)
         memory = self.facts.memory
-        return self.leaving_bytes + rows_bytes + memory.media_bytes + memory.grammars_bytes
+        return self.freed_bytes + memory.media_bytes + memory.grammars_bytes
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that come back once its rows have ended and its weights have left."""
+        return self.leaving_bytes + (0 if self.runner is None else self.scheduler.room.rows_bytes(extra=1))
 
     def share(self, beside_bytes: int, growth_bytes: int) -> None:
         """Leave in the pool what the other lanes, which take `beside_bytes`, do not take now.

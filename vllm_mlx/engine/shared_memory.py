@@ -12,7 +12,7 @@ class SharedMemory:
 
     def __init__(self, lanes: Items[Lane]):
         self._lanes = lanes
-        self._short_since_s: dict[int, float] = {}  # since when the sequence that waits longest has had no room
+        self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure()
 
     def settle(self) -> None:
@@ -28,7 +28,7 @@ class SharedMemory:
         """Find out what the lanes leave of the memory for each other, and who has to wait for it.
 
         One model loads at a time. The next one is that of the sequence that has waited longest, also if a smaller model
-        had room before: so no model is overtaken again and again.
+        had room before: so no model is overtaken again and again. A model that waits for what runs delays no other.
         """
         held = [lane.held_bytes for lane in self._lanes]
         growing = [lane.scheduler.room.growth_bytes for lane in self._lanes]
@@ -45,10 +45,20 @@ class SharedMemory:
             for lane in self._lanes
             if (lane.residence.is_short and not lane.scheduler.num_running) or lane.wants_weights
         ]
-        first = min(wanting, key=lambda lane: lane.first.seq_id, default=None)
+        able = [lane for lane in wanting if self._can_have_room(lane)]
+        first = min(able, key=lambda lane: lane.first.seq_id, default=None)
         is_loading = any(lane.residence.state == "loading" for lane in self._lanes)
         for lane in wanting:
             lane.residence.is_short |= lane.runner is None and (is_loading or lane is not first)
+
+    def _can_have_room(self, lane: Lane) -> bool:
+        """Return whether all that may leave would make room for a lane's first sequence, or no other lane runs then."""
+        others = self.others(lane)
+        if not any(other.is_pinned and other.is_busy for other in others):
+            return True
+        leaving = [other for other in others if not other.is_pinned]
+        growth_bytes = sum(other.scheduler.room.growth_bytes for other in leaving) if lane.runner is None else 0
+        return lane.lacking_bytes <= growth_bytes + sum(other.freed_bytes for other in leaving)
 
     def _lane_to_leave(self) -> Lane | None:
         """Return the lane whose weights leave now for the one whose first sequence has waited longest and has no room.
@@ -57,7 +67,10 @@ class SharedMemory:
         needs more. Once the sequence has waited for some loads, they leave in any case, and then one that is busy: it
         serves what has come until then, and nothing that comes later.
         """
-        short = [lane for lane in self._lanes if lane.residence.is_short]
+        waiting = [lane for lane in self._lanes if lane.residence.is_short]
+        short = [lane for lane in waiting if self._can_have_room(lane)]
+        since_s, waiting_ids = self._short_since_s, {lane.first.seq_id for lane in waiting}
+        self._short_since_s = {seq_id: since_s[seq_id] for seq_id in waiting_ids & since_s.keys()}
         idle = [lane for lane in self._lanes if lane.may_leave and not lane.is_busy]
         is_outgrown = any(lane.is_outgrown for lane in self._lanes)
         if not short:
@@ -83,9 +96,7 @@ class SharedMemory:
 
     def _waits_long(self, lane: Lane) -> bool:
         """Return whether the first sequence of a lane has had no room for longer than it should wait."""
-        first = lane.first.seq_id
-        since_s = self._short_since_s.setdefault(first, time.monotonic())
-        self._short_since_s = {first: since_s}
+        since_s = self._short_since_s.setdefault(lane.first.seq_id, time.monotonic())
         return time.monotonic() - since_s > lane.patience_s
 
     def others(self, lane: Lane) -> list[Lane]:
