@@ -20,7 +20,7 @@ from tests.support.running import Running, eventually, post_bytes, serving, star
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import TextDelta
 from vllm_mlx.server import run
-from vllm_mlx.server.run import listen
+from vllm_mlx.server.run import answering_before, listen
 
 from .fakes import FakeEngine, Pause, finished
 
@@ -289,3 +289,17 @@ def test_a_client_that_does_not_read_does_not_hold_up_the_end(
         eventually(lambda: bool(engine.running))
     assert len(engine.aborted) == 1
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/messages", "/v1/chat/completions", "/"])
+def test_a_port_that_is_open_answers_before_the_models_are_there(path: str) -> None:
+    """And the server that follows on the same socket gets all later connections."""
+    with listen("127.0.0.1", 0) as sock:
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        with answering_before(sock), httpx.Client(base_url=url, trust_env=False) as client:
+            for _ in range(2):
+                answer = client.request("POST" if path.startswith("/v1/m") else "GET", path)
+                assert answer.status_code in (503, 529) and "loading" in str(answer.json()["error"])
+                assert path == "/health" or int(answer.headers["retry-after"]) > 0
+        with socket.create_connection(sock.getsockname(), timeout=30), sock.accept()[0]:
+            pass

@@ -59,21 +59,22 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
     engine_config, config = accepted(settings)
 
     from ..server.recorder import open_recorder
-    from ..server.run import listen, run
+    from ..server.run import answering_before, listen, run
 
     sock = listen(settings.host, settings.port)
     recorder = open_recorder(config)
     screen = console()
-    lead = stack.enter_context(leading(settings, engine_config, screen))
-    screen.print(f"Loading {', '.join(one.model for one in settings.each())}", markup=False)
+    with answering_before(sock):
+        lead = stack.enter_context(leading(settings, engine_config, screen))
+        screen.print(f"Loading {', '.join(one.model for one in settings.each())}", markup=False)
 
-    from ..engine.disk import open_disk
-    from ..engine.loading import start_engine
-    from ..server.app import create_app
+        from ..engine.disk import open_disk
+        from ..engine.loading import start_engine
+        from ..server.app import create_app
 
-    started_s = time.monotonic()
-    disk = open_disk(engine_config)
-    engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.ranks)
+        started_s = time.monotonic()
+        disk = open_disk(engine_config)
+        engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.ranks)
     if lead is not None:
         lead.engine = engine
     entries, fronts = config.models.entries, engine.fronts

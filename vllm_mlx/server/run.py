@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from ..core.errors import ConfigError, EngineDead, setting
-from .connection import GuardedProtocol, allow_open_files
+from ..core.errors import ConfigError, EngineDead, ModelUnavailable, setting
+from .connection import BUSY_S, OPEN_PATHS, GuardedProtocol, allow_open_files
+from .error_handlers import envelope_of, respond
 
 if TYPE_CHECKING:  # the port is checked before anything heavy is loaded
     from ..engine.client import EngineClient
@@ -71,6 +74,37 @@ def _why_not(error: OSError, host: str, port: int) -> str:
             return f"Port {port} needs administrator rights. Choose one above 1023 with {setting('port')}."
         case _:
             return f"Cannot listen on {host}, port {port}: {error.strerror}."
+
+
+@contextmanager
+def answering_before(sock: socket.socket) -> Iterator[None]:
+    """Answer all requests with 503 inside the block, on a thread of its own, because no model can serve yet."""
+    config = uvicorn.Config(
+        _not_ready,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=LAST_ERRORS_S,
+    )
+    server, own = uvicorn.Server(config), sock.dup()  # the server closes it at its end
+    thread = threading.Thread(target=server.run, args=([own],), name="before the models", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+async def _not_ready(scope: Scope, receive: Receive, send: Send) -> None:
+    path, error = scope["path"], ModelUnavailable("The server is still loading its models.", retry_after_s=BUSY_S)
+    response: Response = respond(envelope_of(path).error(error))
+    if path in OPEN_PATHS:
+        response = JSONResponse({"status": "loading", "error": error.message}, 503)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
 
 
 def run(
