@@ -1,4 +1,6 @@
-"""A request's name finds its model: by an exact name, then by patterns in their order."""
+"""A request's name finds its model: by an exact name, then by the longest pattern."""
+
+from itertools import permutations
 
 import pytest
 
@@ -24,12 +26,44 @@ MODELS = Catalogue((CODER, SMALL))
         ("small", SMALL),
         ("gpt-5", CODER),
         ("claude-small", SMALL),  # an exact name comes before the patterns of earlier entries
-        ("claude-3-haiku", CODER),  # the patterns of the first entry come first
+        ("claude-3-haiku", SMALL),  # the longest pattern wins, in any order
+        ("claude-3-opus", CODER),
         ("gpt-5-mini", SMALL),
     ],
 )
 def test_the_model_of_a_name(name: str | None, found: Entry) -> None:
     assert MODELS.resolve(name) == (name or "coder", MODELS.entries.index(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("claude-small", "exact"),  # also an alias, and also if a longer pattern fits
+        ("exact", "exact"),
+        ("claude-4-haiku", "haiku"),
+        ("claude-haiku", "haiku"),
+        ("claude-4", "any claude"),
+        ("gpt-5", "anything"),
+        ("x-1", "fewer stars"),  # `**` is as long as `x*`, and says less
+        ("y", "anything"),
+    ],
+)
+def test_the_order_of_models_does_not_matter(name: str, found: str) -> None:
+    entries = [
+        entry("any claude", patterns=("claude-*", "c*")),
+        entry("haiku", patterns=("claude-*haiku*",)),
+        entry("exact", "claude-small", patterns=("claude-smal*",)),
+        entry("anything", "y", patterns=("*", "**")),
+        entry("fewer stars", patterns=("x*",)),
+    ]
+    for order in permutations(entries):
+        assert order[Catalogue(order).resolve(name)[1]].name == found
+
+
+def test_of_patterns_that_say_as_much_the_first_wins() -> None:
+    both = entry("a", patterns=("a*",)), entry("b", patterns=("*b",))
+    for order in (both, both[::-1]):
+        assert Catalogue(order).resolve("ab") == ("ab", 0)
 
 
 @pytest.mark.parametrize("name", ["", "Coder", "gpt", "my-claude-3"])

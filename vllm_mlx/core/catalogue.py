@@ -59,18 +59,20 @@ class Catalogue:
         return tuple(name for entry in self.entries for name in entry.names)
 
     def resolve(self, name: str | None) -> tuple[str, int]:
-        """Return the name for the reply, and the position of the model: by its exact name, else by the first pattern.
+        """Return the name for the reply, and the position of the model: by its exact name, else by the longest pattern.
 
-        Without a name it is the default. Raises ModelNotFound.
+        Of patterns of one length, the one with fewer `*` wins, and then the one that is listed first. Without a name it
+        is the default. Raises ModelNotFound.
         """
         if name is None:
             return self.entries[0].name, 0
         for position, entry in enumerate(self.entries):
             if name in entry.names:
                 return name, position
-        for position, entry in enumerate(self.entries):
-            if any(fnmatchcase(name, pattern) for pattern in entry.patterns):
-                return name, position
+        patterns = ((pattern, at) for at, entry in enumerate(self.entries) for pattern in entry.patterns)
+        fitting = [found for found in patterns if fnmatchcase(name, found[0])]
+        if fitting:
+            return name, max(fitting, key=lambda found: (len(found[0]), -found[0].count("*")))[1]
         known = ", ".join(f"`{listed}`" for listed in self.names)
         if not name:
             raise ModelNotFound(f"The name of the model is empty. This server serves {known}.", param="model")
