@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.support.checkpoints import OWN_STATE
@@ -155,6 +155,39 @@ def test_sizes_are_known_before_anything_is_computed():
     assert segment.nbytes == 2 * 4 * (1 << 16) * 1024 * 4
     assert state.nbytes == (1 << 28) * 4
     assert mx.get_active_memory() - before < 1 << 20
+
+
+def unlike_row(leaf, num_heads):
+    """One layer with keys and values of unlike widths, so that no array of a copy is joined with another one."""
+    shapes = ((1, num_heads, 8192, 64), (1, num_heads, 8192, 32))
+    leaf.keys, leaf.values = (mx.random.normal(shape) for shape in shapes)
+    leaf.offset = leaf._idx = 8192
+    mx.eval(leaf.keys, leaf.values)
+    return leaf
+
+
+@pytest.mark.parametrize("start", [0, 600])
+@pytest.mark.parametrize("num_heads", [1, 4])
+@pytest.mark.parametrize("kind", ["attention", "window", "recurrent"])
+def test_a_copy_keeps_no_buffer_of_the_row_alive(kind, num_heads, start):
+    """Values do not tell: a part that shares the row's buffer is equal to a copy, and keeps all of that in memory."""
+    mx.synchronize()
+    mx.clear_cache()
+    before, end, kv, states, window = mx.get_active_memory(), 1000, [], [], None
+    if kind == "attention":
+        kv = [unlike_row(KVCache(), num_heads)]
+    elif kind == "window":
+        kv, window, end = [unlike_row(RotatingKVCache(max_size=8192), num_heads)], 700, 8192
+    else:  # a row of a batch of many
+        states = [ArraysCache(1)]
+        states[0].cache = [mx.random.normal((256, num_heads, 64, 64))]
+        mx.eval(states[0].cache)
+    row_bytes = mx.get_active_memory() - before
+    segment, _, state = snapshot.capture(snapshot.view(kv, 0, states, 3, end), start, end, window)
+    kept = segment.nbytes + (0 if state is None else state.nbytes)
+    assert mx.get_active_memory() - before >= row_bytes + kept, "a copy of its own"
+    kv, states = [], []
+    assert mx.get_active_memory() - before <= kept + (1 << 15) < row_bytes
 
 
 def test_a_restored_row_has_room_to_grow(model):

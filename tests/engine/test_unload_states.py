@@ -176,6 +176,15 @@ def test_a_load_by_command_goes_on_after_a_device_fault(served: Serving) -> None
     assert served.client.state_of(0) == "ready" and replies_as_alone(served)
 
 
+def test_a_load_that_an_unload_gives_up_says_so(served: Serving) -> None:
+    release = hold(served, "loading")
+    waiting = begun(served, served.client.load_model(0, wait=True))
+    served.loop.run_until_complete(served.client.unload_model(0, wait=True))
+    with pytest.raises(ModelUnavailable, match="unloaded again"):
+        served.loop.run_until_complete(waiting)
+    release()
+
+
 def test_a_load_that_ends_by_an_error_of_our_own_says_why(served: Serving) -> None:
     def spoil(engine: Engine, run: Any) -> Any:
         before = engine.lane.reload

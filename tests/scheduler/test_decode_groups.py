@@ -117,3 +117,51 @@ def test_their_padding_is_read_in_less_time_than_their_groups_would_take(plans):
         assert sorted(row for group in plan for row in group) == sorted(lengths)
         for group in plan:
             assert read([lengths[row] for row in group]) <= 4 * MEGABYTE * (len(group) - 1)
+
+
+def kept_apart() -> tuple[DecodeGroups, dict[int, int]]:
+    """Two groups of a model whose groups share no forward pass: unlike rows, of which the shorter one catches up."""
+    groups = DecodeGroups(RowFootprint(bytes_per_token=1), can_batch=True, shares_forward=False)
+    lengths = {0: 20_000, 1: 1_000}
+    assert sorted(groups.plan(lengths)) == [(0,), (1,)]
+    return groups, lengths | {1: 19_900}
+
+
+def test_groups_that_grew_alike_are_merged_now_and_then_and_not_in_every_step() -> None:
+    """To look costs time, and a merge copies all rows. A row that joins or leaves changes the groups immediately."""
+    groups, lengths = kept_apart()
+    plans = [groups.plan(lengths) for _ in range(256)]
+    merged = [len(plan) == 1 for plan in plans]
+    first = merged.index(True)
+    assert 48 <= first <= 64 and all(merged[first:]), "soon, and for good"
+    groups, lengths = kept_apart()
+    groups.plan(lengths)
+    assert sorted(map(sorted, groups.plan(lengths | {2: 19_800}))) == [[0, 1, 2]]
+
+
+def test_no_plan_says_that_groups_were_merged_unless_rows_may_have_moved() -> None:
+    """What has merged needs memory for its padding, for which cached state would be evicted."""
+    groups, lengths = kept_apart()
+    said = [groups.plan(lengths) and groups.has_merged for _ in range(256)]
+    assert 1 <= sum(said) <= 8
+
+
+def first_merged(groups: DecodeGroups, lengths: dict[int, int]) -> int | None:
+    """The plans before the first one in which two rows share a group, of 200."""
+    return next((number for number in range(200) if len(groups.plan(lengths)) == 1), None)
+
+
+def test_groups_that_share_a_forward_pass_wait_until_their_copy_pays() -> None:
+    assert first_merged(wide(), {0: 100, 1: 100}) == 1
+    for num_tokens in (1_000, 4_000, 8_000):  # the time of a step more for each 2 MB that a layer copies
+        waited = first_merged(wide(), {0: num_tokens, 1: num_tokens})
+        assert waited is not None and abs(waited - 2 * 4096 * num_tokens / (2 * MEGABYTE)) <= 2
+    assert first_merged(wide(), {0: 20_000, 1: 20_000}) is None, "it would not pay within their usual life"
+
+
+def test_a_row_with_drafts_stays_alone_for_some_plans_after_its_last_draft() -> None:
+    groups, lengths = wide(), {0: 100, 1: 100}
+    assert first_merged(groups, lengths) == 1
+    groups.plan(lengths, drafting=[0])
+    apart = first_merged(groups, lengths)
+    assert apart is not None and 48 <= apart <= 80
