@@ -12,7 +12,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
 from tests.support.failing_device import INTERACTIVITY
 from tests.support.unloading import FIRST, NUM_TOKENS, Serving, hold, serving
-from vllm_mlx.core.errors import ModelBusy, ModelUnavailable, ShuttingDown
+from vllm_mlx.core.errors import ModelBusy, ModelUnavailable, Overloaded, ShuttingDown
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.engine import Engine
 
@@ -180,7 +180,7 @@ def test_a_load_that_an_unload_gives_up_says_so(served: Serving) -> None:
     release = hold(served, "loading")
     waiting = begun(served, served.client.load_model(0, wait=True))
     served.loop.run_until_complete(served.client.unload_model(0, wait=True))
-    with pytest.raises(ModelUnavailable, match="unloaded again"):
+    with pytest.raises(Overloaded, match="unloaded again"):
         served.loop.run_until_complete(waiting)
     release()
 

@@ -13,15 +13,7 @@ from prometheus_client.core import Metric
 
 from ..cache.stats import Entry
 from ..core.config import EngineConfig
-from ..core.errors import (
-    ContextLengthExceeded,
-    EngineDead,
-    ModelBusy,
-    ModelUnavailable,
-    Overloaded,
-    ShuttingDown,
-    VLLMMLXError,
-)
+from ..core.errors import ContextLengthExceeded, EngineDead, ModelBusy, Overloaded, ShuttingDown, VLLMMLXError
 from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.step import SequenceUpdate
@@ -187,7 +179,7 @@ class EngineClient:
     async def load_model(self, model: int, *, wait: bool) -> None:
         """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
 
-        Raises ModelUnavailable if a load failed or was given up, Overloaded if the server shuts down, and EngineDead.
+        Raises ModelUnavailable if a load failed, Overloaded if it was given up or at shutdown, and EngineDead.
         """
         await self.ask(lambda engine: engine.load(engine.lanes[model]))
         if wait:
@@ -195,7 +187,7 @@ class EngineClient:
         if (refusal := self._thread.residences[model].refusal(time.monotonic())) is not None:
             raise refusal
         if wait and self.state_of(model) == "unloaded":
-            raise ModelUnavailable("The model was unloaded again, by a command or for another one.", retry_after_s=_LOOK_S)
+            raise Overloaded("The model was unloaded again, by a command or for another one.", retry_after_s=_LOOK_S)
 
     async def unload_model(self, model: int, *, wait: bool) -> None:
         """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""

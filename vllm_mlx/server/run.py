@@ -79,15 +79,8 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 @contextmanager
 def answering_before(sock: socket.socket) -> Iterator[None]:
     """Answer all requests with 503 inside the block, on a thread of its own, because no model can serve yet."""
-    config = uvicorn.Config(
-        _not_ready,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=LAST_ERRORS_S,
-    )
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
+    config = uvicorn.Config(_not_ready, lifespan="off", timeout_graceful_shutdown=LAST_ERRORS_S, **options)
     server, own = uvicorn.Server(config), sock.dup()  # the server closes it at its end
     thread = threading.Thread(target=server.run, args=([own],), name="before the models", daemon=True)
     thread.start()
