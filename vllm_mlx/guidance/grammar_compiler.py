@@ -4,10 +4,11 @@ import json
 import subprocess
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import cached_property
-from typing import IO, TypeVar
+from itertools import count
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -184,29 +185,54 @@ class GrammarTrials:
     Thread-safe.
     """
 
-    def __init__(self, tokens: ExactTokenizer):
+    def __init__(self, tokens: ExactTokenizer, max_s: float = trial.MAX_S + 5):
+        """A process that has not answered after `max_s` seconds is killed."""
         added = {token_id: text.hex() for token_id, text in enumerate(tokens.tokens) if text[:1] == b"\xff"}
-        self._vocabulary = json.dumps([len(tokens.tokens), added, tokens.eos_token_id]).encode()
+        self._vocabulary = json.dumps([len(tokens.tokens), added, tokens.eos_token_id])
+        self._max_s = max_s
+        self._numbers = count()  # of texts
+        self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
 
     def num_bytes(self, grammar: str, param: str) -> int:
-        """Return the bytes that the grammar takes. Raises InvalidParameter, naming `param`, if it is refused."""
-        is_new = not self._idle
-        process = self._start() if is_new else self._idle.pop()
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            if is_new:
-                _write(process.stdin, self._vocabulary)
-            _write(process.stdin, grammar.encode("utf-8", "replace"))
-            outcome = json.loads(process.stdout.readline())
-        except (OSError, ValueError) as error:
-            process.kill()
-            process.wait()
-            raise Overloaded("A process that compiles grammars has ended.", retry_after_s=_WAIT_S) from error
-        self._idle.append(process)
+        """Return the bytes that the grammar takes.
+
+        Raises InvalidParameter, naming `param`, if it is refused, and Overloaded if a new process does not answer.
+        """
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        outcome = None if idle is None else self._ask(idle, (grammar,))
+        if outcome is None:  # the process may have been killed while it was idle
+            outcome = self._ask(self._start(), (self._vocabulary, grammar))
+        if outcome is None:
+            raise Overloaded("A process that compiles grammars has ended.", retry_after_s=_WAIT_S)
         if outcome["refused"]:
             raise InvalidParameter(f"`{param}` cannot guide a reply: {outcome['refused']}", param=param)
         return int(outcome["num_bytes"])
+
+    def _ask(self, process: "subprocess.Popen[bytes]", texts: Iterable[str]) -> dict[str, Any] | None:
+        """Return the answer to the last of the texts, or None if the process ends, or is killed at the limit."""
+        assert process.stdin is not None and process.stdout is not None
+        outcome: dict[str, Any] = {}
+        limit = threading.Timer(self._max_s, process.kill)
+        limit.daemon = True
+        limit.start()
+        try:
+            for text in texts:
+                data, number = text.encode("utf-8", "replace"), next(self._numbers)
+                process.stdin.write(trial.HEADER.pack(number, len(data)) + data)
+                process.stdin.flush()
+            while outcome.get("number") != number:  # else it is a second answer to an earlier text
+                outcome = json.loads(process.stdout.readline())
+        except (OSError, ValueError):
+            process.kill()
+            process.wait()
+            return None
+        finally:
+            limit.cancel()
+        with self._lock:
+            self._idle.append(process)
+        return outcome
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command, environment = python_process(trial.__name__)
@@ -218,11 +244,6 @@ class GrammarTrials:
             env=environment,
             close_fds=False,  # to fork this process instead takes long if it is large
         )
-
-
-def _write(pipe: IO[bytes], text: bytes) -> None:
-    pipe.write(trial.LENGTH.pack(len(text)) + text)
-    pipe.flush()
 
 
 def on_large_stack(work: Callable[[], T]) -> T:

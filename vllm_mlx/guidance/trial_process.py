@@ -2,7 +2,7 @@
 
 llguidance's compiler takes any time and memory for an odd grammar, and cannot be interrupted. So each grammar on
 standard input is compiled and followed in a fork of this process, which ends at a limit. Its outcome, a line of JSON,
-is written to standard output: the bytes that it takes, or why it is refused.
+is written to standard output with the grammar's number: the bytes that it takes, or why it is refused.
 """
 
 import json
@@ -19,11 +19,11 @@ from typing import BinaryIO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-LENGTH = struct.Struct(">I")  # it precedes the text of a grammar
+HEADER = struct.Struct(">QI")  # the number and the length of a text, which follows
 STACK_BYTES = 512 << 20  # address space; memory is used on demand: 140 MB for 35,000 rules that refer to each other
 MAX_COMPILE_S = 5  # computing time
 MAX_BYTES = 128 << 20  # that one grammar takes at its peak
-_MAX_S = 30  # by the clock, on a machine that is busy
+MAX_S = 30  # by the clock, on a machine that is busy
 _MAX_STEP_S = 0.25  # computing time of one token
 _NUM_STEPS = 24  # tokens for which a grammar is followed: nested counts are slow at once
 _WATCH_S = 0.005
@@ -61,46 +61,49 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the server ends this one
     os.nice(10)  # the replies of the server come first if all cores are busy
     asked = sys.stdin.buffer
-    vocab_size, added, eos_token_id = json.loads(_text(asked))
+    vocab_size, added, eos_token_id = json.loads(_text(asked)[1])
     known = {int(token_id): bytes.fromhex(text) for token_id, text in added.items()}
     vocabulary = ByteVocabulary(vocab_size, known, eos_token_id)
     tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=eos_token_id)
-    while grammar := _text(asked):
+    while (question := _text(asked))[1]:
+        number, grammar = question
         process = os.fork()
         if not process:
-            _try(grammar, vocabulary, tokenizer)
+            _try(number, grammar, vocabulary, tokenizer)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         if status in (-signal.SIGXCPU, -signal.SIGALRM):
-            _answer(refused=f"it takes more than {MAX_COMPILE_S} s to compile as a grammar. Make it simpler.")
+            _answer(number, refused=f"it takes more than {MAX_COMPILE_S} s to compile as a grammar. Make it simpler.")
         elif status:
-            _answer(refused="it takes too much memory as a grammar. Make it simpler.")
+            _answer(number, refused="it takes too much memory as a grammar. Make it simpler.")
 
 
-def _text(source: BinaryIO) -> str:
-    """Read the next text, or "" at the end of the input."""
-    header = source.read(LENGTH.size)
-    return source.read(LENGTH.unpack(header)[0]).decode() if header else ""
+def _text(source: BinaryIO) -> tuple[int, str]:
+    """Read the next text and its number. The text is "" at the end of the input."""
+    header = source.read(HEADER.size)
+    number, length = HEADER.unpack(header) if header else (0, 0)
+    return number, source.read(length).decode()
 
 
-def _answer(**outcome: object) -> None:
-    sys.stdout.buffer.write(json.dumps(outcome).encode() + b"\n")
+def _answer(number: int, **outcome: object) -> None:
+    """Answer a question. A trial that is killed after its answer has two answers, so each has its question's number."""
+    sys.stdout.buffer.write(json.dumps({"number": number, **outcome}).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
-def _try(grammar: str, vocabulary: ByteVocabulary, tokenizer: LLTokenizer) -> None:
+def _try(number: int, grammar: str, vocabulary: ByteVocabulary, tokenizer: LLTokenizer) -> None:
     """Try one grammar in this fork, and end it."""
     # A fork counts memory when it first uses it, on macOS even the vocabulary. Use what every grammar uses first.
     _fault(_ANY_TEXT, vocabulary, tokenizer)
     before = _peak_bytes()
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_COMPILE_S, MAX_COMPILE_S + 1))
-    signal.alarm(_MAX_S)
+    signal.alarm(MAX_S)
     threading.Thread(target=_watch, args=(before + MAX_BYTES,), daemon=True).start()
     found: list[str] = []
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=lambda: found.append(_fault(grammar, vocabulary, tokenizer)))
     thread.start()
     thread.join()
-    _answer(refused=found[0], num_bytes=_peak_bytes() - before)
+    _answer(number, refused=found[0], num_bytes=_peak_bytes() - before)
     os._exit(0)
 
 
