@@ -139,11 +139,16 @@ def measured_once(
 
 
 def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int) -> Engine:
-    """An engine whose live rows may take exactly `rows_bytes`. It takes over the runner, which has no row."""
+    """An engine whose live rows may take exactly `rows_bytes`. It takes over the runner, which has no row.
+
+    It takes over the tree too, by which the runner of several ranks knows which state is in use.
+    """
+    tree = engine.cache_tree or PrefixTree(max_bytes=rows_bytes)
+    tree.set_limit(rows_bytes)
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
     cache = PrefixPlanner(
-        PrefixTree(max_bytes=rows_bytes),
+        tree,
         "model",
         model.resume_rule,
         model.footprint,

@@ -3,7 +3,7 @@
 What the tree does to such state is noted, for the other ranks to do the same. This module knows no tree and no rank.
 """
 
-from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from ..core.faults import RanksParted
@@ -12,12 +12,12 @@ Event = list[int]  # [name]: no longer used; [name, at, left, right]: split afte
 
 
 class SharedLog:
-    """Gives the names, and notes what became of them. Garbage may be collected on any thread."""
+    """Gives the names, and notes what became of them."""
 
     def __init__(self) -> None:
         self.names: set[int] = set()  # in use
         self._num_made = 0
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []
 
     def __bool__(self) -> bool:
         """Whether there is something to tell."""
@@ -31,11 +31,15 @@ class SharedLog:
     def note(self, *event: int) -> None:
         self._events.append(list(event))
 
+    def keep(self, held: Iterable[Any]) -> None:
+        """Note that all names are no longer used but those of the segments and states that are `held`."""
+        unused = self.names - {part.name for part in held if isinstance(part, Shared)}
+        self.names -= unused
+        self._events += [[name] for name in sorted(unused)]
+
     def take(self) -> list[Event]:
         """Return what happened since the last call, in its order."""
-        events = []
-        while self._events:
-            events.append(self._events.popleft())
+        events, self._events = self._events, []
         return events
 
 
@@ -58,7 +62,3 @@ class Shared:
         name = self._log.make(2)
         self._log.note(self.name, at, name, name + 1)
         return Shared(self._log, name, left), Shared(self._log, name + 1, right)
-
-    def __del__(self) -> None:
-        self._log.names.discard(self.name)
-        self._log.note(self.name)

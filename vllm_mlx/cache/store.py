@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from .index import WORD_BYTES, SortedPaths, common_tokens, num_tokens
-from .node import Node, ResumeRule, Segment, Space, State
+from .node import Match, Node, ResumeRule, Segment, Space, State
 
 
 class NodeStore:
@@ -19,6 +19,8 @@ class NodeStore:
         self.spaces: dict[Space, SortedPaths[Node]] = {}
         self.used_bytes = 0
         self.used_buffers = 0
+        self.matches: dict[int, Match] = {}  # those that are not released, by Match.pin_id
+        self.num_changes = 0  # after each, there may be less in `held`
         self._sizes: dict[Space, list[int]] = {}  # bytes and buffers of each space
         self._num_made = 0
 
@@ -38,11 +40,23 @@ class NodeStore:
                     yield node
                     node = node.parent
 
+    def held(self) -> Iterator[Segment | State]:
+        """Yield the segments and states of all nodes and matches. What is not among them is no longer used."""
+        nodes, matches = list(self.nodes()), self.matches.values()
+        yield from (node.segment for node in nodes)
+        yield from (piece.segment for match in matches for piece in match.pieces)
+        yield from (state for state in (*(n.state for n in nodes), *(m.state for m in matches)) if state is not None)
+
+    def release(self, match: Match) -> None:
+        """Forget a match, whose pieces the nodes may not hold any more."""
+        self.num_changes += self.matches.pop(match.pin_id, None) is not None
+
     def bytes_of(self, space: Space) -> int:
         return self._sizes[space][0]
 
     def detach(self, space: Space) -> list[Node]:
         """Take all paths of a space out at once. Returns their leaves; the nodes go with the last reference to them."""
+        self.num_changes += 1
         num_bytes, num_buffers = self._sizes.pop(space)
         self.used_bytes -= num_bytes
         self.used_buffers -= num_buffers
@@ -153,6 +167,7 @@ class NodeStore:
         self._add(node.space, node.size_bytes, node.num_buffers)
 
     def _discount(self, node: Node) -> None:
+        self.num_changes += 1
         self._add(node.space, -node.size_bytes, -node.num_buffers)
 
     def _add(self, space: Space, num_bytes: int, num_buffers: int) -> None:

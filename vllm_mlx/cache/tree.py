@@ -100,7 +100,7 @@ class PrefixTree:
             pin_id=self._num_pins_made + 1,
         )
         self._num_pins_made += 1
-        self._pins[found.pin_id] = node
+        self._pins[found.pin_id], self.store.matches[found.pin_id] = node, found
         node.pins += 1
         return found
 
@@ -124,6 +124,7 @@ class PrefixTree:
 
     def release(self, match: Match) -> None:
         """Remove the match's pin. A second call does nothing."""
+        self.store.release(match)
         node = self._pins.pop(match.pin_id, None)
         if node is not None:
             node.pins -= 1

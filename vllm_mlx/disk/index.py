@@ -5,7 +5,6 @@ because they share its limit.
 """
 
 from dataclasses import dataclass
-from weakref import WeakValueDictionary, finalize
 
 from ..cache.index import WORD_BYTES
 from ..cache.node import Node, ResumeRule, Space
@@ -15,9 +14,9 @@ from .record import Header, Record
 _WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are not cut
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class Stored:
-    """A record on disk. It lasts as long as a part of the tree, a record that continues it, or a read refers to it."""
+    """A record on disk. It lasts as long as a part of the tree, a record that continues it, or a match refers to it."""
 
     record: Record
     before: "Stored | None"  # the run that it continues, without which it cannot be found
@@ -70,8 +69,8 @@ class DiskIndex:
 
     def __init__(self) -> None:
         self.tree = PrefixTree(max_bytes=1 << 62, min_cut=_WHOLE)
-        self._stored: WeakValueDictionary[str, Stored] = WeakValueDictionary()  # by name
-        self._ended: list[Record] = []  # records to which nothing refers any more
+        self._stored: dict[str, Stored] = {}  # by name
+        self._num_changes = -1  # those of the tree when the unused records were found last
         self._repeated: list[
             Stored
         ] = []  # runs whose tokens other runs hold: records that continue them may come later
@@ -99,7 +98,6 @@ class DiskIndex:
         if not self._insert(stored, stored.key()):
             return False
         self._stored[record.name] = stored
-        finalize(stored, self._ended.append, record).atexit = False
         return True
 
     def _insert(self, stored: Stored, key: bytes) -> bool:
@@ -124,6 +122,7 @@ class DiskIndex:
 
     def drop_repeated(self) -> None:
         """Keep runs whose tokens other runs hold only where something continues them."""
+        self._num_changes -= bool(self._repeated)
         self._repeated.clear()
 
     def has_state(self, space: Space, key: bytes) -> bool:
@@ -158,10 +157,18 @@ class DiskIndex:
             self.tree.drop_state(space_of(header), stored.key(), is_lost=True)
 
     def unused(self) -> list[Record]:
-        """Return the records that nothing refers to any more: their files can go."""
-        unused = self._ended[:]
-        del self._ended[: len(unused)]  # another thread may have added one meanwhile
-        return unused
+        """Forget the records that nothing refers to any more, and return them: their files can go."""
+        if self._num_changes == self.tree.store.num_changes:
+            return []
+        self._num_changes = self.tree.store.num_changes
+        used: set[Stored] = set()
+        for last in (*(part.stored for part in self.tree.store.held()), *self._repeated):  # type: ignore[union-attr]
+            stored: Stored | None = last
+            while stored is not None and stored not in used:
+                used.add(stored)
+                stored = stored.before
+        unused = [name for name, stored in self._stored.items() if stored not in used]
+        return [self._stored.pop(name).record for name in unused]
 
 
 def space_of(header: Header) -> Space:

@@ -69,7 +69,8 @@ def build_lane(
     if ranks is None:
         run = partial(Runner, watch=watch, prefill_context=saving, has_drafts=scheduler.speculation is not None)
     else:
-        run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving)
+        stored = None if cache is None else cache.tree
+        run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving, tree=stored)
     reload = _reload(config, checkpoint, measured, run)
     return Lane(scheduler, run(measured.model), reload, facts, name=name, pin=pin)
 

@@ -6,6 +6,7 @@ Drawing, masks and seeds stay here. The state that the prefix cache gets stays o
 from dataclasses import replace
 
 from ..cache.shared import Shared, SharedLog
+from ..cache.tree import PrefixTree
 from ..core.faults import RanksParted
 from ..core.step import NO_WORK, Restore, Snapshot, StepOutput, StepPlan
 from ..runner.device import DeviceWatch
@@ -16,9 +17,18 @@ from .wire import packed
 
 
 class Leader(RankRunner):
-    def __init__(self, model: Model, watch: DeviceWatch, prefill_context: PrefillContext, ranks: Ranks):
+    def __init__(
+        self,
+        model: Model,
+        watch: DeviceWatch,
+        prefill_context: PrefillContext,
+        ranks: Ranks,
+        tree: PrefixTree | None = None,
+    ):
+        """`tree` gets the state that is stored. The names of what it no longer holds are dropped with the next plan."""
         super().__init__(model, watch, prefill_context, ranks)
         self.log = SharedLog()
+        self._tree, self._num_changes = tree, (0, 0)
         self._is_reset = False
         self.num_plans = 0
 
@@ -30,6 +40,7 @@ class Leader(RankRunner):
     def rest(self) -> None:
         """Tell the workers too what to drop: cached state, and all rows after a reset."""
         super().rest()
+        self._drop_names()
         if (self.log or self._is_reset) and not self.batches:
             self._send(NO_WORK)
             self._ranks.watch.done()
@@ -44,6 +55,7 @@ class Leader(RankRunner):
     def _send(self, plan: StepPlan) -> None:
         self.num_plans += 1
         self._ranks.watch.begin(self.num_plans, sum(chunk.end - chunk.start for chunk in plan.prefill))
+        self._drop_names()
         first = self.log.make(NUM_NAMES * (len(plan.captures) + len(plan.prefill)))
         self._name(plan, first)
         message = packed(plan) | {"n": self.num_plans, "first": first, "events": self.log.take()}
@@ -51,6 +63,15 @@ class Leader(RankRunner):
             message["reset"], self._is_reset = True, False
         for peer in self._ranks.peers:
             peer.say(message)
+
+    def _drop_names(self) -> None:
+        """Drop the names of what the tree no longer holds. All that was captured before is stored now, or refused."""
+        if self._tree is None:
+            return
+        num_changes = self._tree.store.num_changes, len(self.log.names)
+        if num_changes != self._num_changes:
+            self.log.keep(self._tree.store.held())
+            self._num_changes = num_changes[0], len(self.log.names)
 
     def _stored(self, name: int, snapshot: Snapshot) -> Snapshot:
         state = None if snapshot.state is None else Shared(self.log, name + 1, snapshot.state)
