@@ -88,6 +88,29 @@ def test_a_run_whose_tokens_another_run_holds_goes_if_nothing_continues_it() -> 
     assert not disk.records
 
 
+def test_files_go_whatever_else_refers_to_them() -> None:
+    disk = Disk(ResumeRule(needs_state=True))
+    key = pack(range(10))
+    disk.write_path(key, 4)
+    elsewhere = list(disk.index.tree.nodes())
+    disk.index.tree.trim(SPACE, key, 0)
+    disk.sweep()
+    assert elsewhere and not disk.records and not len(disk.index)
+
+
+def test_the_files_of_a_match_stay_until_it_is_released() -> None:
+    disk = Disk(ResumeRule())
+    key = pack(range(10))
+    disk.write_path(key, 4)
+    match = disk.index.tree.match(SPACE, key + key, now=1.0)
+    disk.index.tree.detach(salts="")
+    disk.sweep()
+    assert match.length == 10 and len(disk.records) == 3
+    disk.index.tree.release(match)
+    disk.sweep()
+    assert not disk.records
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_restart_finds_what_the_index_holds(rule: ResumeRule, seed: int) -> None:
