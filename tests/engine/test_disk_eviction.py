@@ -92,6 +92,30 @@ def test_a_preempted_sequence_reads_again_what_memory_has_evicted(tmp_path: Path
             assert server.driver.replies[seq_id].token_ids == plain_loop(path, prompt, 24)[0]
 
 
+@pytest.mark.parametrize("is_read_first", [False, True])
+def test_a_sequence_that_waits_reads_again_what_memory_has_evicted(is_read_first: bool, tmp_path: Path) -> None:
+    """Another tenant has the only place. Memory loses what it held, or what was read, before the sequence gets one."""
+    path = checkpoint("qwen3")
+    other, prompt = (tuple(prompt) for prompt in conversations(2))
+    with started(path, tmp_path) as server:
+        server.generate(prompt)
+    with started(path, tmp_path, driver=Driver(path, max_num_seqs=1)) as server:
+        if not is_read_first:
+            server.generate(prompt)
+        hits = server.disk.report().hits
+        server.driver.add(other, 60, tenant="ann")
+        server.step()
+        seq_id = server.driver.add(prompt, NUM_TOKENS, tenant="ben")
+        while not server.driver.replies[0 if is_read_first else 1].token_ids or server.disk.reader.reading:
+            server.step()
+        assert server.disk.report().hits == hits + is_read_first and server.engine.scheduler.waiting
+        server.engine.cache_tree.shrink_to(0)
+        server.run()
+        assert server.disk.report().hits == hits + is_read_first + 1
+        assert server.driver.seqs[seq_id].receipt.disk_tokens >= 200
+        assert server.driver.replies[seq_id].token_ids == plain_loop(path, prompt, NUM_TOKENS)[0]
+
+
 @pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5", "gemma3_text"], ["gemma3_text"]))
 def test_a_conversation_that_outgrows_memory_keeps_the_beginning_that_fits(architecture: str, tmp_path: Path) -> None:
     """It does not push its own beginning out, and the beginning outlives the server."""

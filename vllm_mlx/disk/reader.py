@@ -6,6 +6,7 @@ sequence waits for it in the queue, while other rows go on. Then it resumes from
 The files are read on threads of their own, straight into arrays that the engine thread has made between two steps.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -74,9 +75,7 @@ class Reader:
         self._speeds = deque([_FIRST_BYTES_PER_S] * _NUM_SPEEDS, maxlen=_NUM_SPEEDS)
         self._readings: dict[int, _Reading] = {}  # by seq_id
         self._asked: list[_Reading] = []  # those of them that are not planned yet
-        self._found: dict[
-            int, tuple[int, int]
-        ] = {}  # by seq_id: tokens that were read, and the resume point after them
+        self._found: dict[int, tuple[int, int]] = {}  # by seq_id: tokens that were read, and memory's resume point then
         self.counts = ReadCounts()
 
     def cancel(self, salts: str = "") -> None:
@@ -96,16 +95,21 @@ class Reader:
         return frozenset(self._readings)
 
     def awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
-        """Return whether a sequence should wait, because its prefix is being read. The first call asks for the read."""
+        """Return whether a sequence should wait, because its prefix is being read.
+
+        The first call asks for the read, and so does a later one if memory has evicted tokens since.
+        """
         if seq_id in self._readings:
             return True
-        if seq_id in self._found or self._store.off_reason is not None:
+        num_read, point = self._found.get(seq_id, (0, sys.maxsize))
+        held = self._memory.resume_length(space, key)
+        if held >= point or self._store.off_reason is not None:
             return False
         same = [reading.key for reading in self._readings.values() if reading.space == space]
         if any(common_tokens(other, key) > self._memory.common_length(space, key) for other in same):
             return True  # a running read brings more of this key than memory holds
-        self._found[seq_id] = 0, 0
-        if self._tree.resume_length(space, key) <= self._memory.resume_length(space, key):
+        self._found[seq_id] = num_read, held
+        if self._tree.resume_length(space, key) <= held:
             return False
         self._readings[seq_id] = reading = _Reading(seq_id=seq_id, space=space, key=key)
         self._asked.append(reading)
@@ -120,7 +124,7 @@ class Reader:
         if key:
             self._note_use(space, key)
         num_read, point = self._found.get(seq_id, (0, 0))
-        self.counts.reads_not_used += num_tokens(key) < point
+        self.counts.reads_not_used += num_read > 0 and num_tokens(key) < point
         self.forget(seq_id)  # so that it may read again if it is preempted
         return num_read
 
@@ -271,7 +275,10 @@ class Reader:
             state=state,
             now=time.monotonic(),
         )
-        self._found[reading.seq_id] = (reading.num_gained if is_stored else 0), end
+        num_read, _ = self._found[reading.seq_id]
+        point = self._memory.resume_length(reading.space, reading.key + bytes(WORD_BYTES))  # before the key's last token
+        self._found[reading.seq_id] = max(num_read, reading.num_gained if is_stored else 0), point
+        self.counts.reads_not_used += not is_stored
         if is_stored:
             self._memory.mark_copied(reading.space, reading.key)
             self.counts.hits += 1
