@@ -250,3 +250,17 @@ def test_a_row_whose_leaving_broke_half_way_begins_from_nothing_where_it_is_not_
         bench.step()
     bench.run()
     assert young.output_token_ids == reply(young.prompt.token_ids, 40, frozenset())
+
+
+def test_a_plan_that_fails_leaves_nothing_pinned() -> None:
+    bench = Bench(STATEFUL)
+    prompt = list(range(1, 90))
+    bench.add(prompt)
+    bench.run()
+    bench.add([*prompt, 7, 8], points=(None,))  # type: ignore[arg-type]  # a bug of the code before
+    with pytest.raises(TypeError):
+        bench.scheduler.schedule(99.0)
+    failed = bench.scheduler.recover(GenerationError("It failed."))
+    assert [update.seq_id for update in failed] == [1] and bench.tree.used_bytes > 0
+    bench.tree.clear()
+    assert bench.tree.used_bytes == 0

@@ -107,6 +107,7 @@ class PrefixPlanner:
         if match is None:
             self.plan_points(seq)
             return None
+        self._open_matches.append(match)  # released with the others also if the rest fails
         seq.num_computed_tokens = match.length
         common, num_read = match.common, 0
         if self.disk is not None:
@@ -123,10 +124,7 @@ class PrefixPlanner:
                 hit=match.hit,
             )
         self.plan_points(seq, common)
-        if not match.length:
-            return None
-        self._open_matches.append(match)
-        return Restore(seq, match)
+        return Restore(seq, match) if match.length else None
 
     def _match(self, seq: Sequence, now: float) -> Match | None:
         find = partial(self.tree.match, self._space(seq), self._key(seq, seq.num_tokens), now=now)
