@@ -4,9 +4,11 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -298,6 +300,82 @@ def test_files_are_the_users_alone(tmp_path: Path) -> None:
         put(opened.open("notes", "a1b2"), "a", 1)
         assert opened.flush()
         assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_what_is_put_while_the_values_are_read_is_known_and_can_be_dropped(tmp_path: Path) -> None:
+    old, new = [str(number) for number in range(3)], []
+    with journals(tmp_path) as opened:
+        for name in old:
+            put(opened.open("notes"), name, 1)
+
+    found: list[Restored] = []
+
+    def switch(frame: FrameType, event: str, argument: object) -> Any:
+        """Let another thread run before each step of the module."""
+        if frame.f_code.co_filename != kept_module.__file__:
+            return None
+        frame.f_trace_opcodes = not found
+        time.sleep(0 if found else 1e-3)
+        return None if found else switch
+
+    threading.settrace(switch)
+    try:
+        with journals(tmp_path) as opened:
+            journal = opened.open("notes")
+            journal.restore(found.append)
+            time.sleep(0.1)  # what is put now would be written first, which takes long
+            while not found:
+                new.append(f"new {len(new)}")
+                put(journal, new[-1], 1)
+                time.sleep(1e-3)
+            journal.wait()
+            assert all(name in journal for name in (*old, *new))
+            journal.drop(new)
+    finally:
+        threading.settrace(None)
+    assert list(kept(tmp_path)) == old
+
+
+def test_what_is_cleared_while_the_values_are_read_is_not_among_them(tmp_path: Path) -> None:
+    with journals(tmp_path) as opened:
+        for name, salt in (("a", "one/"), ("b", "two/")):
+            put(opened.open("notes"), name, 1, salt)
+    with journals(tmp_path) as opened:
+        journal, found = opened.open("notes"), []
+        journal.restore(found.append)
+        opened.clear("one/", "notes")
+        journal.wait()
+        assert [value.name for value in found[0].values] == ["b"] and "a" not in journal
+
+
+def test_a_value_that_is_not_kept_leaves_no_earlier_one(tmp_path: Path) -> None:
+    with journals(tmp_path, max_bytes=1000) as opened:
+        journal = opened.open("notes")
+        put(journal, "a", "x")
+        put(journal, "b", "x")
+        assert opened.flush()
+        put(journal, "a", "x" * 999)
+        assert opened.flush() and "a" not in journal
+    assert kept(tmp_path) == {"b": "x"}
+
+
+def test_a_disk_that_hangs_gives_its_values_later(tmp_path: Path) -> None:
+    with journals(tmp_path) as opened:
+        put(opened.open("notes"), "a", 1)
+    goes_on, found, database = threading.Event(), [], Database(tmp_path)
+    hanging = threading.Thread(target=database.run, args=(lambda connection: goes_on.wait(60),))
+    hanging.start()
+    opened = Journals(database, max_wait_s=0.1)
+    journal = opened.open("notes")
+    journal.restore(found.append)
+    journal.wait()
+    assert not found
+    put(journal, "b", 2)
+    goes_on.set()
+    assert opened.flush() and [value.name for value in found[0].values] == ["a"]
+    opened.close()
+    hanging.join()
+    assert kept(tmp_path) == {"a": 1, "b": 2}
 
 
 def test_who_asks_before_it_is_read_waits(tmp_path: Path) -> None:

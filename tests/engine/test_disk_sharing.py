@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.disk.samples import folder
 from tests.engine.test_disk_any_load import Server, files, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
@@ -19,6 +20,8 @@ from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.disk import reader
+from vllm_mlx.disk.faults import InUse
+from vllm_mlx.disk.kept import Memories, Restored
 from vllm_mlx.disk.place import prepare
 from vllm_mlx.engine import disk
 from vllm_mlx.engine.disk import fingerprint
@@ -248,6 +251,22 @@ def test_threads_end_with_the_tier(path: Path, tmp_path: Path) -> None:
         server.driver.step()
         server.stop(killed=True)
     eventually(lambda: {t for t in threading.enumerate() if t.name.startswith("disk-")} <= before)
+
+
+def test_the_folder_is_free_only_when_what_is_remembered_is_written(path: Path, tmp_path: Path) -> None:
+    with started(path, tmp_path) as server:
+        memories = Memories.at(server.folder, "f1", cap_bytes=1 << 30)
+        server.disk.close()
+        with pytest.raises(InUse):
+            folder(tmp_path)
+        memories.responses.put("a", "", lambda: 1, num_bytes=1)
+        memories.close()
+        free = folder(tmp_path)  # as another server
+        found: list[Restored] = []
+        again = Memories.at(free, "f1", cap_bytes=1 << 30)
+        again.responses.restore(found.append)
+        again.close()
+        assert [value.name for value in found[0].values] == ["a"]
 
 
 def test_the_cap_is_kept_by_what_is_least_worth(path: Path, tmp_path: Path) -> None:

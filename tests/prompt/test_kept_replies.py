@@ -143,6 +143,28 @@ STORY = [
 ]
 
 
+@pytest.mark.parametrize("left", [3, 1])
+def test_the_journal_has_the_replies_of_the_memory_and_no_others(tmp_path: Path, left: int) -> None:
+    """Replies that a memory evicts leave the journal, when they are added and when a smaller memory is restored."""
+
+    def kept(memory: ReplyMemory, journals: Journals) -> set[str]:
+        assert journals.flush()
+        with sqlite3.connect(tmp_path / "index.sqlite") as connection:
+            found = {name for (name,) in connection.execute("SELECT name FROM kept")}
+        connection.close()
+        assert len(journals.open("replies")) == len(found)
+        return found
+
+    with opened(tmp_path, max_replies=3) as (memory, journals):
+        client = Client(memory)
+        for step in STORY:
+            client.step(*step)
+        assert kept(memory, journals) == set(order(memory)) and len(memory) == 3
+    with opened(tmp_path, max_replies=left) as (memory, journals):
+        memory.recall("", ())
+        assert kept(memory, journals) == set(order(memory)) and len(memory) == left
+
+
 def test_a_reply_that_is_gone_costs_what_stands_on_it(tmp_path: Path) -> None:
     """Whichever rows damage has taken: every chain that is left is complete."""
     with opened(tmp_path, max_replies=8) as (memory, journals):

@@ -30,6 +30,7 @@ _VALUE_SHARE = 4  # a value takes at most a quarter of its kind's bytes
 _DELAY_S = 0.05  # values are written after the work that made them, several at once
 _RETRY_S = 30.0  # after a write that failed
 _CLOSE_S = 10.0
+_RESTORE_S = 10.0  # the longest wait for values that are read; a disk that hangs gives them later or never
 _NO_JSON = (ValueError, TypeError, OverflowError, RecursionError)
 _PLACE = "kind = ? AND scope = ?"
 # Finds the rows of each kind beyond a number of bytes, counted from the row that was used last.
@@ -77,7 +78,9 @@ class Journal:
     def __init__(self, journals: "Journals", kind: str, scope: str):
         self._journals, self._place = journals, (kind, scope)
         self._salts: dict[str, str] = {}  # by name, for values that are kept or will be
+        self._forgotten: tuple[str, ...] = ()
         self._is_restored = threading.Event()
+        self._wait_until_s = 0.0
 
     def __contains__(self, name: str) -> bool:
         """Return whether a value is kept, or will be."""
@@ -91,14 +94,15 @@ class Journal:
 
         If they cannot be read, `take` gets nothing, and later the values.
         """
+        self._wait_until_s = time.monotonic() + self._journals.max_wait_s
         rows: list[tuple[Any, ...]] = []
         change = _Change(partial(self._read, rows), tried=partial(self._take, take, rows))
         if not self._journals.add(change):
             self._is_restored.set()
 
     def wait(self) -> None:
-        """Return once the values have been restored, or could not be."""
-        self._is_restored.wait()
+        """Return once the values have been restored, could not be, or have taken too long: then they come later."""
+        self._is_restored.wait(max(0.0, self._wait_until_s - time.monotonic()))
 
     def put(self, name: str, salt: str, value: Callable[[], Any], *, num_bytes: int, base: str | None = None) -> None:
         """Keep a value, in place of one with the same name. `value` gives it as JSON, later and on another thread.
@@ -106,13 +110,17 @@ class Journal:
         `num_bytes` is its size in memory until then. `base` names a value that counts as used whenever this one does.
         The value is not kept if too much waits to be written.
         """
-        if self._journals.add(_Change(partial(self._put, name, salt, base, value), max(1, num_bytes))):
-            self._salts[name] = salt
+        with self._journals.turn:
+            if self._journals.add(_Change(partial(self._put, name, salt, base, value), max(1, num_bytes))):
+                self._salts[name] = salt
 
     def drop(self, names: Iterable[str]) -> None:
-        known = [name for name in names if self._salts.pop(name, None) is not None]
-        if known:
-            self._journals.add(_Change(partial(self._drop, known)))
+        names = list(names)
+        with self._journals.turn:
+            for name in names:
+                self._salts.pop(name, None)
+            if names:
+                self._journals.add(_Change(partial(self._drop, names)))
 
     def use(self, names: Iterable[str]) -> None:
         """Count values as used, one after the other, and after each its bases."""
@@ -122,14 +130,18 @@ class Journal:
 
     def forget(self, salts: str) -> None:
         """Forget the values of salts that begin with `salts`."""
-        self._salts = {name: salt for name, salt in self._salts.items() if not salt.startswith(salts)}
+        with self._journals.turn:
+            self._salts = {name: salt for name, salt in self._salts.items() if not salt.startswith(salts)}
+            self._forgotten += (salts,)
 
     # -- on the thread of the journals
 
     def _take(self, take: Callable[[Restored], None], rows: list[tuple[Any, ...]]) -> None:
         try:
             values = [Kept(name, _text(salt), base, body) for name, salt, base, body, _ in rows]
-            self._salts = {**{kept.name: kept.salt for kept in values}, **self._salts}
+            with self._journals.turn:
+                values = [kept for kept in values if not kept.salt.startswith(self._forgotten)]
+                self._salts = {**{kept.name: kept.salt for kept in values}, **self._salts}
             take(Restored(values, [row[0] for row in sorted(rows, key=lambda row: row[-1])]))
         finally:
             self._is_restored.set()
@@ -160,7 +172,9 @@ class Journal:
             body = None
         most = self._journals.max_bytes // _VALUE_SHARE
         if body is None or len(body) > most or not self._journals.charge(len(body)):
-            self._salts.pop(name, None)
+            self._drop([name], connection)  # its earlier value too
+            with self._journals.turn:
+                self._salts.pop(name, None)
             return
         [put] = connection.execute("SELECT coalesce(max(put), 0) + 1 FROM kept").fetchone()
         row = (*self._place, name, _bytes(salt), base, body)
@@ -192,15 +206,20 @@ class Journals:
     """The kept values of one folder, and the thread that reads and writes them. Any thread may use it."""
 
     def __init__(
-        self, database: Database, *, charge: Callable[[int], bool] = lambda num_bytes: True, max_bytes: int = MAX_BYTES
+        self,
+        database: Database,
+        *,
+        charge: Callable[[int], bool] = lambda num_bytes: True,
+        max_bytes: int = MAX_BYTES,
+        max_wait_s: float = _RESTORE_S,
     ):
         """`charge` counts bytes that are written; a value whose bytes it refuses is not kept.
 
-        A kind has at most `max_bytes`. The database is closed with the thread.
+        A kind has at most `max_bytes`. The database is closed with the thread, and nowhere else while a server runs.
         """
-        self.charge, self.max_bytes = charge, max_bytes
+        self.charge, self.max_bytes, self.max_wait_s = charge, max_bytes, max_wait_s
         self._database = database
-        self._condition = threading.Condition()
+        self.turn = threading.Condition()  # changes, and the names that they keep, have one order
         self._waiting: list[_Change] = []
         self._due_s = 0.0  # by the monotonic clock
         self._opened: dict[tuple[str, str], Journal] = {}  # by kind and scope
@@ -218,15 +237,16 @@ class Journals:
 
         Nothing of them stays in the files.
         """
-        for (other, _), journal in self._opened.items():
-            if other == f"{kind}.{KEPT_VERSION}":
-                journal.forget(salts)
         shorten = partial(self._done, self._database.shorten)
-        self.add(_Change(partial(clear_kept, salts=salts, kind=kind), tried=shorten))
+        with self.turn:
+            for (other, _), journal in self._opened.items():
+                if other == f"{kind}.{KEPT_VERSION}":
+                    journal.forget(salts)
+            self.add(_Change(partial(clear_kept, salts=salts, kind=kind), tried=shorten))
 
     def add(self, change: _Change, *, is_due: bool = False) -> bool:
         """Add a change. Returns False if too much waits already, or after the end."""
-        with self._condition:
+        with self.turn:
             num_waiting = sum(other.num_bytes for other in self._waiting)
             is_full = num_waiting and num_waiting + change.num_bytes > MAX_WAITING_BYTES
             if self._is_closed or (change.num_bytes and is_full):
@@ -234,7 +254,7 @@ class Journals:
             if is_due or not self._waiting:
                 self._due_s = time.monotonic() + (0.0 if is_due else _DELAY_S)
             self._waiting.append(change)
-            self._condition.notify_all()
+            self.turn.notify_all()
             return True
 
     def flush(self, timeout_s: float = _CLOSE_S) -> bool:
@@ -245,9 +265,9 @@ class Journals:
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Write what waits, once more if it failed before, and end the thread."""
-        with self._condition:
+        with self.turn:
             self._is_closed = True
-            self._condition.notify_all()
+            self.turn.notify_all()
         self._thread.join(timeout_s)
 
     # -- on the thread
@@ -260,9 +280,9 @@ class Journals:
 
     def _due(self) -> list[_Change]:
         """Wait for changes that are due. Returns none at the end."""
-        with self._condition:
+        with self.turn:
             while not self._is_closed and (not self._waiting or self._due_s > time.monotonic()):
-                self._condition.wait(max(0.0, self._due_s - time.monotonic()) if self._waiting else None)
+                self.turn.wait(max(0.0, self._due_s - time.monotonic()) if self._waiting else None)
             due, self._waiting = self._waiting, []
             return due
 
@@ -276,7 +296,7 @@ class Journals:
 
         try:
             is_done = self._done(partial(self._database.run, write))
-            with self._condition:
+            with self.turn:
                 if not is_done and not self._is_closed:
                     self._waiting = changes + self._waiting
                     self._due_s = time.monotonic() + _RETRY_S
@@ -336,7 +356,7 @@ class Memories:
             self.journals.clear(salts, "replies")
 
     def close(self) -> None:
-        """Write what waits to be written."""
+        """Write what waits to be written, and free the folder for another process."""
         if self.journals is not None:
             self.journals.close()
 

@@ -125,11 +125,10 @@ class DiskTier:
         self.store.clear(salts)
 
     def close(self) -> None:
-        """End the threads. Nothing more is read or written, but unused files are removed."""
+        """End the threads. Nothing more is read or written, but unused files are removed. The folder stays open."""
         self.reader.cancel()
         self.store.sweep()
         self._threads.close(_END_S)
-        self.store.folder.close()
 
     def entries(self) -> list[Entry]:
         return list(self.tree.entries())

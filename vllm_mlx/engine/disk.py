@@ -48,7 +48,7 @@ class OpenDisk:
         return tier
 
     def close(self) -> None:
-        """Free the folder if no tier was started, which frees it otherwise."""
+        """Free the folder if the start has failed. `Memories.close` frees it otherwise."""
         if self.folder is not None:
             self.folder.close()
 

@@ -126,13 +126,13 @@ class ResponseStore:
 class ResponseStores:
     """One store per tenant, or one for all if no API key is needed. They divide the limits evenly.
 
-    A journal is restored on another thread; a request that needs a store before that waits.
+    A journal is restored on another thread; a request that needs a store before that waits, but not for ever.
     """
 
     def __init__(self, num_keys: int, journal: Journal | None = None) -> None:
         self._share = max(1, num_keys)
         self._journal = journal
-        self._restored: dict[str, list[StoredResponse]] = defaultdict(list)  # by tenant, until the tenant asks for them
+        self._restored: dict[str, list[StoredResponse]] = {}  # by tenant, until the tenant asks for them
         self._stores: dict[str, ResponseStore] = {}
         if journal is not None:
             journal.restore(self._restore)
@@ -143,15 +143,18 @@ class ResponseStores:
         if tenant not in self._stores:
             limits = {"max_responses": max(1, MAX_RESPONSES // self._share), "max_bytes": MAX_BYTES // self._share}
             self._stores[tenant] = ResponseStore(**limits, journal=self._journal, tenant=tenant)
-            self._stores[tenant].restore(self._restored.pop(tenant, ()))
+        if tenant in self._restored:
+            self._stores[tenant].restore(self._restored.pop(tenant))
         return self._stores[tenant]
 
     def _restore(self, kept: Restored) -> None:
+        restored: dict[str, list[StoredResponse]] = defaultdict(list)
         for value in kept.values:
             try:
-                self._restored[value.salt].append(StoredResponse.of_value(value.value()))
+                restored[value.salt].append(StoredResponse.of_value(value.value()))
             except (ValueError, KeyError, TypeError):
                 continue
+        self._restored = restored
 
 
 class BackgroundReplies:
