@@ -1,6 +1,11 @@
 """What is kept of responses, and what goes."""
 
+import asyncio
+import threading
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from vllm_mlx.api.responses.decode import decode_response
 from vllm_mlx.api.responses.encode import response_fold
@@ -8,7 +13,9 @@ from vllm_mlx.api.responses.replies import ResponseReply
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.responses.stored import StoredResponse, as_input, item_list, stored
 from vllm_mlx.core.events import TextDelta
-from vllm_mlx.server.response_store import ResponseStore
+from vllm_mlx.disk.database import Database
+from vllm_mlx.disk.kept import Journals
+from vllm_mlx.server.response_store import ResponseStore, ResponseStores
 
 from .fakes import finished
 
@@ -83,3 +90,29 @@ def test_small_elements_count_what_they_take() -> None:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.5 * taken < kept.num_bytes < 2 * taken
+
+
+def test_a_disk_that_hangs_at_the_start_gives_responses_later(tmp_path: Path) -> None:
+    """A request does not wait for ever; once the disk answers, responses of the last server are there."""
+    with serving_stores(tmp_path) as (stores, _):
+        asyncio.run(stores.of("ann")).put(response(1))
+    goes_on, database = threading.Event(), Database(tmp_path)
+    hanging = threading.Thread(target=database.run, args=(lambda connection: goes_on.wait(60),))
+    hanging.start()
+    with serving_stores(tmp_path, database) as (stores, journals):
+        assert asyncio.run(stores.of("ann")).get("resp_1") is None
+        asyncio.run(stores.of("ann")).put(response(2))
+        goes_on.set()
+        assert journals.flush()
+        for number in (1, 2):
+            assert asyncio.run(stores.of("ann")).get(f"resp_{number}") is not None
+    hanging.join()
+
+
+@contextmanager
+def serving_stores(folder: Path, database: Database | None = None) -> Iterator[tuple[ResponseStores, Journals]]:
+    journals = Journals(database or Database(folder), max_wait_s=0.1 if database else 10)
+    try:
+        yield ResponseStores(1, journals.open("responses")), journals
+    finally:
+        journals.close()

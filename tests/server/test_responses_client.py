@@ -140,6 +140,47 @@ def test_references_to_stored_items(client: openai.OpenAI, engine: FakeEngine) -
         client.responses.create(model="tiny", input=[{"type": "item_reference", "id": "msg_x"}])
 
 
+BAD_ITEMS: Any = {
+    "": {"type": "item_reference", "id": "msg_x"},
+    ".type": {"type": "tomorrow_call"},
+    ".content[0]": {"role": "user", "content": [{"type": "input_image", "file_id": "file_x"}]},
+    ".output[0]": {
+        "type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "detail": "low"}]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", BAD_ITEMS)
+def test_errors_count_the_items_of_the_request_alone(client: openai.OpenAI, engine: FakeEngine, place: str) -> None:
+    """Not those of the conversation that the request continues, of which the client sends none."""
+    first = client.responses.create(**ASK)
+    second = client.responses.create(model="tiny", input="and?", previous_response_id=first.id)
+    for options in ({}, {"previous_response_id": second.id}):
+        bad: Any = [{"role": "user", "content": "so"}, BAD_ITEMS[place]]
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="tiny", input=bad, **options)
+        assert caught.value.param == f"input[1]{place}" and f"`input[1]{place}" in caught.value.message
+
+
+def test_a_response_that_cannot_be_stored_is_refused_before_it_runs() -> None:
+    """Each of many keys has a small share of the memory. A reply that begins is stored, however long it becomes."""
+    engine = FakeEngine()
+    with serving(engine, api_keys=tuple(f"key {number}" for number in range(4000))) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="key 7", max_retries=0)
+        for options in ({}, {"background": True}, {"stream": True}):
+            with pytest.raises(openai.BadRequestError, match=r"too large to be stored: .* `store` to false") as caught:
+                client.responses.create(model="tiny", input="x" * 100_000, **options)
+            assert caught.value.param == "input" and not engine.requests
+        assert client.responses.create(model="tiny", input="x" * 100_000, store=False).output_text == "Hello"
+        engine.play = lambda request, index: says("y" * 100_000)
+        for options in ({}, {"background": True}):
+            made: Any = client.responses.create(model="tiny", input="x" * 50_000, **options)
+            eventually(lambda: client.responses.retrieve(made.id).status == "completed")  # noqa: B023
+            assert len(client.responses.retrieve(made.id).output_text) == 100_000
+        engine.play = hello
+        client.responses.create(model="tiny", input="so?", previous_response_id=made.id)
+
+
 def test_stored_responses_are_read_listed_and_deleted(client: openai.OpenAI) -> None:
     first = client.responses.create(**ASK)
     second = client.responses.create(model="tiny", input="and?", previous_response_id=first.id)

@@ -108,11 +108,13 @@ class Journal:
         """Keep a value, in place of one with the same name. `value` gives it as JSON, later and on another thread.
 
         `num_bytes` is its size in memory until then. `base` names a value that counts as used whenever this one does.
-        The value is not kept if too much waits to be written.
+        Neither the value nor an earlier one is kept if too much waits to be written.
         """
         with self._journals.turn:
             if self._journals.add(_Change(partial(self._put, name, salt, base, value), max(1, num_bytes))):
                 self._salts[name] = salt
+            else:
+                self.drop([name])  # its earlier value is no longer true
 
     def drop(self, names: Iterable[str]) -> None:
         names = list(names)

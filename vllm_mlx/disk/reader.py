@@ -276,7 +276,9 @@ class Reader:
             now=time.monotonic(),
         )
         num_read, _ = self._found[reading.seq_id]
-        point = self._memory.resume_length(reading.space, reading.key + bytes(WORD_BYTES))  # before the key's last token
+        point = self._memory.resume_length(
+            reading.space, reading.key + bytes(WORD_BYTES)
+        )  # before the key's last token
         self._found[reading.seq_id] = max(num_read, reading.num_gained if is_stored else 0), point
         self.counts.reads_not_used += not is_stored
         if is_stored:

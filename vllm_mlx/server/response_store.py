@@ -9,7 +9,7 @@ from typing import Any
 from ..api.replies import ReplyFold
 from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
-from ..core.errors import VLLMMLXError
+from ..core.errors import InvalidParameter, VLLMMLXError
 from ..core.lru import LRU
 from ..disk.kept import Journal, Restored
 from .log import RequestRecord, error_of
@@ -38,10 +38,23 @@ class ResponseStore:
         self._responses: LRU[str, StoredResponse] = LRU(max_bytes, max_responses)
         self._items: dict[str, Mapping[str, Any]] = {}  # items of replies, by id
 
+    def check_room(self, response: StoredResponse) -> None:
+        """Check a response that has not begun, so that none is made that cannot be stored. Raises InvalidParameter."""
+        if response.num_bytes > self._responses.max_bytes:
+            most = f"{self._responses.max_bytes} bytes of memory, which this API key has for stored responses"
+            raise InvalidParameter(
+                f"`input` is too large to be stored: with what a reply repeats of the request, it takes "
+                f"{response.num_bytes} of {most}. Send less, or set `store` to false.",
+                param="input",
+            )
+
     def put(self, response: StoredResponse) -> None:
-        """Store a response in place of its earlier state, and evict others if there is no room."""
+        """Store a response in place of its earlier state, and evict others if there is no room.
+
+        The reply of a response that had room counts only as far as there is room.
+        """
         self._put(response)
-        if self._journal is not None and response.response_id in self._responses:
+        if self._journal is not None:
             self._journal.put(
                 response.response_id,
                 self._tenant,
@@ -63,10 +76,10 @@ class ResponseStore:
     def _put(self, response: StoredResponse) -> None:
         if (earlier := self._responses.pop(response.response_id)) is not None:
             self._forget_items(earlier)
-        for evicted_id, evicted in self._responses.put(response.response_id, response, response.num_bytes):
+        num_bytes = min(response.num_bytes, self._responses.max_bytes)
+        for evicted_id, evicted in self._responses.put(response.response_id, response, num_bytes):
             self._forget(evicted_id, evicted)
-        if response.response_id in self._responses:
-            self._items.update((item["id"], item) for item in response.output)
+        self._items.update((item["id"], item) for item in response.output)
 
     def changed(self, response_id: str) -> None:
         """Keep the present state of a response whose reply was changed."""

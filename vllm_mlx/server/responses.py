@@ -80,6 +80,8 @@ class _Responses:
         previous_id = body.previous_response_id
         found = await decoded(http, body, decode, is_long=previous_id is not None)
         spec = found.reply
+        if spec.store:
+            store.check_room(stored(found.kept, response(spec, "queued"), previous_id))
         submission = submit(self._engine, found.requests, http, spec)
 
         def keep(reply: ResponseReply) -> None:

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.api.responses.schema import SKIPPED_ITEMS
+from vllm_mlx.api.responses.decode import decode_response
+from vllm_mlx.api.responses.schema import SKIPPED_ITEMS, ResponsesBody
+from vllm_mlx.api.responses.stored import as_input
 from vllm_mlx.api.text import seal
+from vllm_mlx.core.errors import Unsupported
 from vllm_mlx.core.messages import (
     DocumentPart,
     ImagePart,
@@ -197,11 +200,19 @@ def test_chat_template_kwargs_go_first() -> None:
     assert request.thinking == "off"
 
 
-def test_earlier_items_come_before_the_new_ones() -> None:
-    from vllm_mlx.api.responses.decode import decode_response
-    from vllm_mlx.api.responses.schema import ResponsesBody
-    from vllm_mlx.api.responses.stored import as_input
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_an_error_says_whose_item_it_is(is_earlier: bool) -> None:
+    bad: Any = {"type": "message", "role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}
+    good: Any = {"type": "message", "role": "user", "content": "hi"}
+    body = ResponsesBody.model_validate({"input": [good] if is_earlier else [bad], "previous_response_id": "resp_1"})
+    earlier = as_input([good, bad] if is_earlier else [good, good])
+    with pytest.raises(Unsupported) as caught:
+        decode_response(body, earlier=earlier, reply_id="resp_2", model="tiny", created_at=5)
+    place = "previous_response_id.input[1].content[0]" if is_earlier else "input[0].content[0]"
+    assert caught.value.param == place and f"`{place}`" in caught.value.message
 
+
+def test_earlier_items_come_before_the_new_ones() -> None:
     before = as_input(decoded(input="first").kept.items)
     body = ResponsesBody.model_validate({"input": "second", "instructions": "I"})
     again = decode_response(body, earlier=before, reply_id="resp_2", model="tiny", created_at=5)

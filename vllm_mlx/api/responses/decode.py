@@ -79,7 +79,7 @@ def decode_response(
     items = _input_items(body)
     request = Request(
         request_id=reply_id,
-        messages=_messages(body, [*earlier, *items], tools.custom),
+        messages=_messages(body, earlier, items, tools.custom),
         tools=tools.specs,
         tool_choice=decode_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
@@ -116,10 +116,13 @@ def _input_items(body: schema.ResponsesBody) -> tuple[schema.InputItem, ...]:
 
 
 def _messages(
-    body: schema.ResponsesBody, items: Sequence[schema.InputItem], custom: frozenset[str]
+    body: schema.ResponsesBody,
+    earlier: Sequence[schema.InputItem],
+    items: Sequence[schema.InputItem],
+    custom: frozenset[str],
 ) -> tuple[Message, ...]:
     """Return the conversation. `instructions` are those of this request: earlier ones are not repeated."""
-    messages = decode_items(items, custom)
+    messages = decode_items(earlier, items, custom)
     if body.instructions:
         messages.insert(0, Message("system", (TextPart(body.instructions),)))
     if not messages:
@@ -184,13 +187,17 @@ def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
     }
 
 
-def decode_items(items: Sequence[schema.InputItem], custom: frozenset[str] = frozenset()) -> list[Message]:
+def decode_items(
+    earlier: Sequence[schema.InputItem], items: Sequence[schema.InputItem], custom: frozenset[str]
+) -> list[Message]:
     """Decode items into messages in their order. Neighbouring items of the assistant become one message.
 
     `custom`: the names of custom tools, whose calls may come back as calls of functions.
     """
     messages: list[Message] = []
-    for role, neighbours in groupby(_Items(custom).decode(items), key=attrgetter("role")):
+    decoding = _Items(custom)
+    decoding.decode(earlier, "previous_response_id.")
+    for role, neighbours in groupby(decoding.decode(items), key=attrgetter("role")):
         if role != "assistant":
             messages += neighbours
         elif parts := tuple(part for message in neighbours for part in message.parts):
@@ -208,9 +215,10 @@ class _Items:
         self._messages: list[Message] = []
         self._searches: dict[str, deque[int]] = defaultdict(deque)  # by query: places where a search's call is missing
 
-    def decode(self, items: Sequence[schema.InputItem]) -> list[Message]:
+    def decode(self, items: Sequence[schema.InputItem], owner: str = "") -> list[Message]:
+        """Return the messages of these items and those before. Errors name an item by its number, after its `owner`."""
         for number, item in enumerate(items):
-            self._add(item, f"input[{number}]")
+            self._add(item, f"{owner}input[{number}]")
         return self._messages
 
     def _add(self, item: schema.InputItem, path: str) -> None:
