@@ -104,6 +104,7 @@ def check_any_load(path: Path, num_draft_tokens: int = 0) -> None:
         with faults() as planned:
             for planned_request in planned_requests:
                 run_request(path, driver, planned_request, planned)
+            driver.may_restart |= any(request.fault is not None for request in planned_requests)
             driver.run()
         for seq_id, reply in driver.replies.items():
             seq = driver.seqs[seq_id]

@@ -189,6 +189,7 @@ def run_load(
                 assert plain_loop(path, prompt, NUM_TOKENS)[0] == reply.token_ids, (seed, prompt[:3], len(prompt))
         report = server.disk.report()
         assert report.off_reason is None, (seed, report.off_reason)
+        assert not server.engine.scheduler.num_restarts, seed
         num_hits, num_damaged = num_hits + report.hits, num_damaged + report.num_damaged
         if (speculation := server.engine.scheduler.speculation) is not None:
             num_accepted += speculation.num_accepted["prediction"]

@@ -49,6 +49,7 @@ def play(
     `replies`: what the later turns continue. None: the replies of this play. `predictions`: drafts of the replies.
     """
     driver = Driver(path, **SETTINGS, num_draft_tokens=0 if predictions is None else 3)
+    driver.may_restart |= bool(failing := list(failing))
     drafts = [{"prediction": tuple(ids)} for ids in predictions or [[]] * 4]
     with failing_device(driver.engine.runner) as device:
         device.fail(failing, **fault)

@@ -99,6 +99,25 @@ def test_replies_about_images_are_the_same_with_the_head() -> None:
     assert driver.engine.scheduler.speculation.num_accepted["mtp"] > 0
 
 
+@pytest.mark.parametrize("is_prediction_drawn", [True, False])
+def test_the_head_may_draft_for_rows_of_one_kind_alone(is_prediction_drawn: bool) -> None:
+    """A greedy row beside drawn ones, and a drawn row beside greedy ones: the others have a prediction."""
+    hot = TokenSampling(temperature=1, seed=5)
+    settings = (GREEDY, hot) if is_prediction_drawn else (hot, GREEDY)
+    plain = Driver(headed(FAMILIES[0]), num_draft_tokens=0, prefix_cache=False)
+    expected = [
+        plain.generate([prompt], max_tokens=20, sampling=sampling)[0]
+        for prompt, sampling in zip(PROMPTS, settings, strict=False)
+    ]
+    driver = Driver(headed(FAMILIES[0]), num_draft_tokens=3, prefix_cache=False)
+    ids = [driver.add(PROMPTS[0], 20, settings[0])]
+    ids.append(driver.add(PROMPTS[1], 20, settings[1], prediction=tuple(expected[1])))
+    driver.run()
+    assert [driver.replies[seq_id].token_ids for seq_id in ids] == expected
+    accepted = driver.engine.scheduler.speculation.num_accepted
+    assert accepted["prediction"] > 0 and accepted["mtp"] > 0
+
+
 def cold(model: HeadedModel, seq: Sequence, length: int, chunk: int = 10**6) -> Batch:
     """A row that reads a text anew, and is to feed its next token."""
     caches = model.new_caches()

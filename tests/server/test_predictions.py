@@ -1,5 +1,6 @@
 """A request's `prediction`: which forms it may have, that it changes no reply, and what the usage says of it."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ ASKED: Any = {
 def served(**settings: Any) -> Iterator[Running]:
     with serving(start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=512, **settings))) as running:
         yield running
+        assert not asyncio.run(running.engine.ask(lambda engine: engine.report().lanes[0].num_restarts))
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,7 @@ class Driver:
         self.engine = Engine([build_lane(config, checkpoint, measured, budget, watch)], watch)
         if rows_bytes is not None:
             self.engine = squeezed(config, measured.model, self.engine, rows_bytes)
+        self.may_restart = config.num_draft_tokens in ("auto", 0)  # a restart would hide a fault of drafts
         self.replies: dict[int, Reply] = {}
         self.seqs: dict[int, Sequence] = {}
 
@@ -101,6 +102,7 @@ class Driver:
     def run(self) -> None:
         while self.engine.has_work:
             self.step()
+        assert self.may_restart or not self.engine.scheduler.num_restarts, "a row was restarted"
 
     def generate(self, prompts: Iterable[Ids[int] | PromptInputs], **kwargs: object) -> list[list[int]]:
         """All prompts at once."""

@@ -128,9 +128,9 @@ class Sampler:
         return sampled
 
     def _choose(self, logits: mx.array, places: _Places) -> mx.array:
-        if not self._drawn:
-            return mx.argmax(logits, axis=-1)
         drawn = [place for place, row in enumerate(places.rows) if row in self._drawn]
+        if not drawn:
+            return mx.argmax(logits, axis=-1)
         if len(drawn) == len(places.rows):
             return self._draw(logits, places, drawn)
         greedy = [place for place, row in enumerate(places.rows) if row not in self._drawn]
