@@ -124,6 +124,30 @@ def test_a_guided_reply_is_the_same_with_drafts(checkpoint, sampling, thinking) 
     assert accepted["prediction"] > 0 and (accepted["grammar"] > 0 or thinking == "on")
 
 
+@pytest.mark.parametrize("is_guided", [False, True], ids=["free", "guided"])
+@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
+def test_a_budget_that_is_spent_within_a_run_of_right_drafts(checkpoint, sampling, is_guided) -> None:
+    """The prediction is the reply without a budget: right up to the end that is forced, whatever a run holds then."""
+    path, budgets = checkpoint("qwen3"), range(21)
+    guiding = Guiding(path)
+    start, end = (guiding.tokenizer.token_id(tag) for tag in ("<think>", "</think>"))
+    sampling = dataclasses.replace(sampling, logit_bias=dict.fromkeys((start, end), -100.0))
+    ids, plain, drafted = [*prompt(8), start], Driver(path, num_draft_tokens=0), Driver(path, num_draft_tokens=5)
+    [free] = plain.generate([ids], max_tokens=30, sampling=sampling)
+    found = []
+    for driver, prediction in ((plain, ()), (drafted, tuple(free))):
+        rows = []
+        for budget in budgets:
+            constrain = guiding.person if is_guided else guiding.constraint
+            fields = {"constraint": constrain(ids, thinking_token_budget=budget), "prediction": prediction}
+            rows.append(driver.add(ids, 30, sampling, stop_token_ids=guiding.tokenizer.eos_token_ids, **fields))
+        driver.run()
+        found.append([driver.replies[row].token_ids for row in rows])
+    assert found[1] == found[0]
+    assert all(reply[: budget + 1] == [*free[:budget], end] for budget, reply in zip(budgets, found[1], strict=True))
+    assert drafted.engine.scheduler.speculation.num_accepted["prediction"] > 100
+
+
 def test_the_end_of_a_grammar_comes_before_min_tokens(driver, guiding) -> None:
     start, stop = prompt(6), guiding.tokenizer.eos_token_ids
     constraint = guiding.constraint(start, Choice(("yes", "no")), thinking="off")

@@ -1,6 +1,7 @@
 """Replies with drafts equal those without: greedy and drawn, alone and batched, however many drafts are right."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -123,3 +124,50 @@ def test_replies_about_images_are_the_same_with_drafts(checkpoint, family):
     driver.run()
     assert [driver.replies[seq_id].token_ids for seq_id in ids] == plain
     assert driver.engine.scheduler.speculation.num_accepted["prediction"] > 0
+
+
+REPEATS = TokenSampling(
+    temperature=0,
+    presence_penalty=0.7,
+    frequency_penalty=0.9,
+    repetition_penalty=1.1,
+    logit_bias=dict.fromkeys(range(20, 26), 40.0),
+)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_penalties_count_the_tokens_of_the_same_run_of_drafts(checkpoint, temperature):
+    """The reply has few tokens to choose from, so each of them is penalised again and again within one run."""
+    path = checkpoint("qwen3")
+    sampling = replace(REPEATS, temperature=temperature, seed=3)
+    [reply] = Driver(path, num_draft_tokens=0).generate([PROMPTS[0]], max_tokens=60, sampling=sampling)
+    assert set(reply) <= set(REPEATS.logit_bias) and len(set(reply)) > 3
+    driver = Driver(path, num_draft_tokens=7)
+    seq_id = driver.add(PROMPTS[0], 60, sampling, prediction=tuple(reply))
+    driver.run()
+    assert driver.replies[seq_id].token_ids == reply
+    speculation = driver.engine.scheduler.speculation
+    assert speculation.num_accepted["prediction"] == speculation.num_drafted["prediction"] > 30
+
+
+@pytest.mark.parametrize("name", cases(["qwen3_5", "qwen3", "gemma3_text", "nemotron_h"], ["qwen3_5"]))
+def test_a_stop_id_inside_right_drafts_ends_the_reply_and_its_state(checkpoint, name):
+    """A later turn of a hybrid model would resume from a state that has taken in more than the reply."""
+    path, prompt = checkpoint(name), RandomPrompts(9)
+    plain = Driver(path, num_draft_tokens=0, prefix_cache=False)
+    driver = Driver(path, num_draft_tokens=7)
+    num_cached = 0
+    for _ in range(3):
+        asked, more = prompt(30), prompt(5)
+        [free] = plain.generate([asked], max_tokens=30)
+        at = next(place for place in range(9, 30) if free[place] not in free[:place])
+        seq_id = driver.add(asked, 30, prediction=tuple(free), stop_token_ids=frozenset({free[at]}))
+        driver.run()
+        said = driver.replies[seq_id].token_ids
+        assert said == free[: at + 1]
+        later = [*asked, *said, *more]
+        seq_id = driver.add(later, 12)
+        driver.run()
+        assert driver.replies[seq_id].token_ids == plain.generate([later], max_tokens=12)[0]
+        num_cached += driver.seqs[seq_id].num_cached_tokens
+    assert num_cached > 0 and driver.engine.scheduler.speculation.num_accepted["prediction"] > 0
