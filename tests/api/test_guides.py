@@ -98,6 +98,14 @@ def test_both_endpoints_of_openai(decode: Any, fields: dict[str, Any], expected:
     assert decode(**fields).sampling.guide == expected
 
 
+@pytest.mark.parametrize("value", ["yes", "true", 1, [], {"a": True}])
+def test_enable_in_reasoning_is_true_or_false(value: Any) -> None:
+    for decode in (chat, completion):
+        with pytest.raises(InvalidParameter, match="must be true or false") as caught:
+            decode(structured_outputs={"regex": "a", "enable_in_reasoning": value})
+        assert caught.value.param == "structured_outputs.enable_in_reasoning"
+
+
 def test_messages_and_responses() -> None:
     format_ = {"type": "json_schema", "name": "x", "schema": SCHEMA}
     expected = JsonSchema(SCHEMA)

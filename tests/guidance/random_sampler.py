@@ -23,8 +23,9 @@ from vllm_mlx.guidance.grammars import LarkWriter
 class RandomSampler:
     """Samples with the test tokenizer, to which `tokens` are added."""
 
-    def __init__(self, tokens: Iterable[str] = ()):
-        backend = Tokenizer.from_str(train_tokenizer().to_str())
+    def __init__(self, tokens: Iterable[str] = (), backend: Tokenizer | None = None):
+        """`backend`: the test tokenizer by default."""
+        backend = backend or Tokenizer.from_str(train_tokenizer().to_str())
         backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in tokens])
         fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
         self.tokenizer = OurTokenizer(fast)

@@ -1,5 +1,6 @@
 """Where the reasoning of a reply begins and ends, by its prompt and token by token, at a cost that never grows."""
 
+import json
 import time
 from collections.abc import Sequence as Ids
 from dataclasses import replace
@@ -7,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
+from tests.support.checkpoints import train_tokenizer
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason, TextDelta
 from vllm_mlx.core.messages import Message, TextPart
@@ -290,6 +293,51 @@ def test_tags_that_are_plain_text_are_found_by_a_few_tokens_of_text() -> None:
     assert [tag for tag in found if tag is not None] == [Tag.START, Tag.END]
     assert found.index(Tag.END) >= len(ids) - 3
     assert len(decoded) == len(ids) and max(decoded) <= 32
+
+
+def merged(*pairs: tuple[str, str]) -> RandomSampler:
+    """Return a sampler whose tokenizer also merges these pairs of tokens."""
+    tokenizer = json.loads(train_tokenizer().to_str())
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    for left, right in pairs:
+        vocabulary[left + right] = len(vocabulary)
+        merges.append([left, right])
+    for token in tokenizer["added_tokens"]:  # they come behind the others
+        token["id"] += len(pairs)
+    return RandomSampler(backend=Tokenizer.from_str(json.dumps(tokenizer)))
+
+
+@pytest.mark.parametrize("answer", ['{"a"}', '{"', "{"])
+def test_an_answer_that_begins_in_the_token_of_the_end_reaches_the_grammar(answer: str) -> None:
+    """A tag of plain text ends in `>`, which the tokenizer merges with the marks that a JSON answer begins with."""
+    one = merged((">", '{"'), (">", "{"))
+    model = Model("seed_oss", one, has_tokens=False)
+    row = model.row(model.start, answer)
+    ids = model.ids(f" hm {model.end}{answer}")
+    joint = next(text for token_id in ids if (text := model.sampler.tokenizer.decode([token_id])).startswith(">"))
+    assert len(joint) > 1, "one token has the end of the tag and the beginning of the answer"
+    for token_id in ids:
+        assert token_id in model.allowed(row)
+        row.feed(token_id)
+    assert model.allowed(row) == sorted(model.sampler.tokenizer.eos_token_ids)
+
+
+@pytest.mark.parametrize(("name", "has_tokens"), [("seed_oss", False), ("kimi_k3", True)])
+def test_each_reply_to_a_request_is_watched_alone(name: str, has_tokens: bool) -> None:
+    """Their tags have several tokens, which the replies write in turn."""
+    model = Model(name, sampler(("<|open|>", "<|close|>", "<|sep|>")) if has_tokens else None, has_tokens=has_tokens)
+    constraint = model.constraint(model.start, "yes")
+    prompt = PromptInputs(token_ids=tuple(model.ids(model.start)))
+    stops = model.sampler.tokenizer.eos_token_ids
+    fields = {"sampling": TokenSampling(), "max_tokens": 1000, "stop_token_ids": stops, "constraint": constraint}
+    rows = [RowConstraint(constraint, Sequence(seq_id=number, prompt=prompt, **fields)) for number in range(3)]
+    ids = [*model.ids(f" hm {model.end}"), *model.ids("yes")]
+    for place in range(len(ids) + 2):
+        for delay, row in enumerate(rows):
+            if 0 <= place - delay < len(ids):
+                assert ids[place - delay] in model.allowed(row)
+                row.feed(ids[place - delay])
+    assert [model.allowed(row) for row in rows] == [sorted(stops)] * 3
 
 
 @row("S2-2")

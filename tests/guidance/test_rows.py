@@ -4,17 +4,24 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from tests.support.checkpoints import train_tokenizer
 from tests.support.rows import row
-from vllm_mlx.core.config import ReasoningStrings
+from vllm_mlx.core.config import EngineConfig, ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter, Unsupported
-from vllm_mlx.core.messages import ToolChoice, ToolSpec
-from vllm_mlx.core.request import Choice, Guide, JsonSchema
+from vllm_mlx.core.events import FinishReason, ReasoningDelta, TextDelta
+from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
+from vllm_mlx.core.request import Choice, Guide, JsonSchema, Request
+from vllm_mlx.core.sequence import PromptInputs
+from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.formats import reasoning_format
+from vllm_mlx.formats.pipeline import OutputPipeline
+from vllm_mlx.prompt.reply_formats import reply_formats
 
 from ..formats.support import REASONING_FORMATS
 from .guided_sampler import GuidedSampler
-from .random_sampler import sampler
+from .random_sampler import RandomSampler, sampler
 from .schemas import closed, text, validate, whole
 from .test_calls import text_or_tokens
 
@@ -164,12 +171,35 @@ def test_a_default_budget_bounds_only_those_who_think() -> None:
     assert plain.reply("", guide=Guide(form=Choice(("a", "b")))) is not None
 
 
-def test_strings_of_the_user_without_a_reasoning_format() -> None:
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
+def test_strings_of_the_user_without_a_reasoning_format(has_tokens: bool) -> None:
+    """The phrase is forced where the budget is spent. The model may write the end itself, without the phrase."""
+    start, end = ("<muse>", "</muse>") if has_tokens else ("[muse]", "\nEnough.")
+    phrase = "Enough.</muse>" if has_tokens else end
     one = GuidedSampler(
-        sampler(("<muse>", "</muse>")), None, None, reasoning_config=ReasoningStrings("<muse>", "Enough.</muse>")
+        sampler((start, end) if has_tokens else ()), None, None, reasoning_config=ReasoningStrings(start, phrase)
     )
-    ids = one.reply("<muse>", guide=Guide(form=Choice(("a", "b"))), thinking_token_budget=4)
-    assert ids is not None
-    forced = one.ids("Enough.</muse>")
-    text_behind = one.sampler.text(ids[4 + len(forced) :])
-    assert ids[4 : 4 + len(forced)] == forced and text_behind.strip() in ("a", "b")
+    for opens, num_reasoning in (("", 4), ("hm", 4), (f"hm{end}", 0)):
+        ids = one.reply(start, guide=Guide(form=Choice(("a", "b"))), thinking_token_budget=4, opens=opens)
+        assert ids is not None
+        before = num_reasoning or len(one.ids(opens))
+        forced = one.ids(phrase) if num_reasoning else []
+        assert ids[before : before + len(forced)] == forced
+        assert one.sampler.text(ids[before + len(forced) :]).strip() in ("a", "b")
+
+
+def test_the_phrase_of_the_user_is_reasoning_for_the_client_without_a_reasoning_format() -> None:
+    other = train_tokenizer().to_str().replace("think>", "muse>")  # no format that is known has these tags
+    one = RandomSampler(backend=Tokenizer.from_str(other))
+    config = EngineConfig(model="m", reasoning_config=ReasoningStrings("<muse>", "Enough.\n</muse>\n"))
+    found = reply_formats(config, one.tokenizer)
+    ids = one.tokenizer.encode("hm. Enough.\n</muse>\na", add_special_tokens=False)
+    prompt = PromptInputs(token_ids=(1,), starts_in_reasoning=True)
+    request = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))
+    output = OutputPipeline(one.tokenizer, request, prompt, found.replies)
+    events = output.feed([TokenOutput(seq_id=0, token_id=token_id) for token_id in ids])
+    events += output.finish(FinishReason.STOP)
+    told = {
+        kind: "".join(event.text for event in events if isinstance(event, kind)) for kind in (ReasoningDelta, TextDelta)
+    }
+    assert told == {ReasoningDelta: "hm. Enough.", TextDelta: "a"} and found.reasoning_name == "reasoning_config"
