@@ -333,11 +333,11 @@ def test_each_reply_to_a_request_is_watched_alone(name: str, has_tokens: bool) -
     rows = [RowConstraint(constraint, Sequence(seq_id=number, prompt=prompt, **fields)) for number in range(3)]
     ids = [*model.ids(f" hm {model.end}"), *model.ids("yes")]
     for place in range(len(ids) + 2):
-        for delay, row in enumerate(rows):
+        for delay, watched in enumerate(rows):
             if 0 <= place - delay < len(ids):
-                assert ids[place - delay] in model.allowed(row)
-                row.feed(ids[place - delay])
-    assert [model.allowed(row) for row in rows] == [sorted(stops)] * 3
+                assert ids[place - delay] in model.allowed(watched)
+                watched.feed(ids[place - delay])
+    assert [model.allowed(watched) for watched in rows] == [sorted(stops)] * 3
 
 
 @row("S2-2")

@@ -150,7 +150,7 @@ class NodeStore:
         self._count(lower)
 
     def set_state(self, node: Node, state: State | None, *, now: float) -> None:
-        self._discount(node)
+        self._discount(node, drops=node.state is not None)
         node.state, node.state_bytes = state, state.nbytes if state is not None else 0
         node.state_used, node.state_hits = now, 0
         node.is_copied &= state is None
@@ -166,8 +166,9 @@ class NodeStore:
     def _count(self, node: Node) -> None:
         self._add(node.space, node.size_bytes, node.num_buffers)
 
-    def _discount(self, node: Node) -> None:
-        self.num_changes += 1
+    def _discount(self, node: Node, *, drops: bool = True) -> None:
+        """`drops`: a part of what the node holds may leave the tree."""
+        self.num_changes += drops
         self._add(node.space, -node.size_bytes, -node.num_buffers)
 
     def _add(self, space: Space, num_bytes: int, num_buffers: int) -> None:

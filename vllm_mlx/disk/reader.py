@@ -6,7 +6,6 @@ sequence waits for it in the queue, while other rows go on. Then it resumes from
 The files are read on threads of their own, straight into arrays that the engine thread has made between two steps.
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -101,7 +100,7 @@ class Reader:
         """
         if seq_id in self._readings:
             return True
-        num_read, point = self._found.get(seq_id, (0, sys.maxsize))
+        num_read, point = self._found.get(seq_id, (0, 1 << 62))
         held = self._memory.resume_length(space, key)
         if held >= point or self._store.off_reason is not None:
             return False
@@ -276,9 +275,7 @@ class Reader:
             now=time.monotonic(),
         )
         num_read, _ = self._found[reading.seq_id]
-        point = self._memory.resume_length(
-            reading.space, reading.key + bytes(WORD_BYTES)
-        )  # before the key's last token
+        point = self._memory.resume_length(reading.space, reading.key + bytes(WORD_BYTES))  # of a longer key
         self._found[reading.seq_id] = max(num_read, reading.num_gained if is_stored else 0), point
         self.counts.reads_not_used += not is_stored
         if is_stored:

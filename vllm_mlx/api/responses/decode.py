@@ -5,7 +5,7 @@ again.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -79,7 +79,7 @@ def decode_response(
     items = _input_items(body)
     request = Request(
         request_id=reply_id,
-        messages=_messages(body, earlier, items, tools.custom),
+        messages=_messages(body, {"previous_response_id.input": earlier, "input": items}, tools.custom),
         tools=tools.specs,
         tool_choice=decode_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
@@ -116,13 +116,10 @@ def _input_items(body: schema.ResponsesBody) -> tuple[schema.InputItem, ...]:
 
 
 def _messages(
-    body: schema.ResponsesBody,
-    earlier: Sequence[schema.InputItem],
-    items: Sequence[schema.InputItem],
-    custom: frozenset[str],
+    body: schema.ResponsesBody, items: Mapping[str, Sequence[schema.InputItem]], custom: frozenset[str]
 ) -> tuple[Message, ...]:
     """Return the conversation. `instructions` are those of this request: earlier ones are not repeated."""
-    messages = decode_items(earlier, items, custom)
+    messages = decode_items(items, custom)
     if body.instructions:
         messages.insert(0, Message("system", (TextPart(body.instructions),)))
     if not messages:
@@ -187,17 +184,14 @@ def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
     }
 
 
-def decode_items(
-    earlier: Sequence[schema.InputItem], items: Sequence[schema.InputItem], custom: frozenset[str]
-) -> list[Message]:
+def decode_items(items: Mapping[str, Sequence[schema.InputItem]], custom: frozenset[str]) -> list[Message]:
     """Decode items into messages in their order. Neighbouring items of the assistant become one message.
 
-    `custom`: the names of custom tools, whose calls may come back as calls of functions.
+    `items` are lists, by the names that errors have for them. `custom`: the names of custom tools, whose calls may come
+    back as calls of functions.
     """
     messages: list[Message] = []
-    decoding = _Items(custom)
-    decoding.decode(earlier, "previous_response_id.")
-    for role, neighbours in groupby(decoding.decode(items), key=attrgetter("role")):
+    for role, neighbours in groupby(_Items(custom).decode(items), key=attrgetter("role")):
         if role != "assistant":
             messages += neighbours
         elif parts := tuple(part for message in neighbours for part in message.parts):
@@ -215,10 +209,10 @@ class _Items:
         self._messages: list[Message] = []
         self._searches: dict[str, deque[int]] = defaultdict(deque)  # by query: places where a search's call is missing
 
-    def decode(self, items: Sequence[schema.InputItem], owner: str = "") -> list[Message]:
-        """Return the messages of these items and those before. Errors name an item by its number, after its `owner`."""
-        for number, item in enumerate(items):
-            self._add(item, f"{owner}input[{number}]")
+    def decode(self, given: Mapping[str, Sequence[schema.InputItem]]) -> list[Message]:
+        for place, items in given.items():
+            for number, item in enumerate(items):
+                self._add(item, f"{place}[{number}]")
         return self._messages
 
     def _add(self, item: schema.InputItem, path: str) -> None:
