@@ -56,6 +56,8 @@ class Reply:
 class Driver:
     """An engine with a mailbox."""
 
+    may_restart = True
+
     def __init__(
         self,
         path: Path,
