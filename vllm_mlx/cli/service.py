@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -21,7 +21,7 @@ from typing import Annotated, TextIO
 import typer
 
 from ..core.errors import ConfigError, VLLMMLXError
-from ..core.private_file import write_private
+from ..core.private_file import rights_of, write_private
 from .options import SERVICE_FILE, SERVICE_KEYS, service_settings, takes_settings
 from .output import LogFile, log_files, write_last
 from .remote import NoServer, Remote
@@ -37,6 +37,7 @@ ROOM_S = 60.0  # the longest wait for a free port and for wired memory that an e
 END_S = 35  # beyond --drain-s: a last step, the last events, and what is not on disk yet
 PASSED_ON = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "XDG_CACHE_HOME")
 FOLLOW_S = 0.25
+SYSTEM_LOG = Path("/var/log/vllm-mlx-start.log")
 NOT_INSTALLED = "No service is installed. `vllm-mlx service install MODEL` installs one."
 _LOOK_S = 1.0
 _ANSWER_S = 2.0
@@ -83,28 +84,46 @@ class Place:
 
     @property
     def early_log(self) -> Path:
-        """What the process writes before it opens its log, for example that Python itself cannot start."""
-        return self.log.with_name("service-start.log")
+        """What the process writes before it opens its log, for example that Python itself cannot start.
+
+        The supervisor opens it with its own rights, so that root's is in a folder in which USER can make no link.
+        """
+        return SYSTEM_LOG if self.user else self.log.with_name("service-start.log")
+
+    @contextmanager
+    def changes(self, path: Path) -> Iterator[None]:
+        """Act with the rights of the service's user where `path` is below the user's home. Raises CommandFailed."""
+        try:
+            with rights_of(self.user if path.is_relative_to(self.home) else None):
+                yield
+        except OSError as error:
+            raise CommandFailed(f"{path} cannot be written: {error.strerror}.") from error
 
     def write_definition(self, service: Supervisor) -> None:
         """Write what the supervisor reads. It belongs to the user who installs the service. Raises CommandFailed."""
-        try:
+        with self.changes(service.path):
             service.path.parent.mkdir(parents=True, exist_ok=True)
             service.path.write_text(service.definition(), encoding="utf-8")
             service.path.chmod(0o644)
-        except OSError as error:
-            raise CommandFailed(f"{service.path} cannot be written: {error.strerror}.") from error
 
     def write(self, path: Path, text: str) -> None:
         """Write a file for the user of the service alone. Raises CommandFailed."""
-        try:
+        with self.changes(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_private(path, text.encode())
-            if self.user is not None:
-                for made in (path.parent, path):
-                    shutil.chown(made, self.user)
-        except OSError as error:
-            raise CommandFailed(f"{path} cannot be written: {error.strerror}.") from error
+            if path == SYSTEM_LOG:
+                shutil.chown(path, self.user)
+
+    def move(self, path: Path, to: Path) -> None:
+        """Raises CommandFailed."""
+        with self.changes(path):
+            path.rename(to)
+
+    def remove(self, *paths: Path) -> None:
+        """Remove the files that exist. Raises CommandFailed."""
+        for path in paths:
+            with self.changes(path):
+                path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +180,9 @@ def install(
         kept = f"# {place.keys} gets the keys, with mode 600.\n" if keys else ""
         print(f"# {service.path}\n{service.definition()}\n# {place.settings}\n{written}{kept}", end="")
         return
-    aside = {path: path.rename(f"{path}.before") for path in _files(place, service) if path.exists()}
+    aside = {path: path.with_name(f"{path.name}.before") for path in _files(place, service) if path.exists()}
+    for path, old in aside.items():
+        place.move(path, old)
     try:
         place.write(place.settings, written)
         place.write(place.keys, keys)
@@ -170,15 +191,14 @@ def install(
         place.write_definition(service)
         service.start()
     except CommandFailed:
-        _remove(place, service)
+        place.remove(*_files(place, service))
         for path, old in aside.items():
-            old.rename(path)
+            place.move(old, path)
         if aside:
             with suppress(CommandFailed):
                 service.start()  # the service that was there before
         raise
-    for old in aside.values():
-        old.unlink()
+    place.remove(*aside.values())
     when = "with this machine" if user else "at log-in"
     print(f"The service is installed: {service.name} starts it {when}, and did.")
     print(f"Settings: {place.settings}\nLog: {place.log}\n`vllm-mlx service status` says when it is ready.")
@@ -243,7 +263,7 @@ def uninstall(user: UserOption = None) -> None:
     place = Place.of(user)
     service = _installed(place)
     service.stop()
-    _remove(place, service)
+    place.remove(*_files(place, service))
     print(f"The service is removed. Its log stays in {place.log.parent}.")
 
 
@@ -254,6 +274,7 @@ def run() -> None:
 
     place = Place(Path.home())
     log = LogFile(place.log)
+    place.log.parent.mkdir(parents=True, exist_ok=True)
     log.open()
     history = History.read(place.history).started(time.time())
     place.write(place.history, history.text())
@@ -346,11 +367,6 @@ def _newer_file(path: Path, stream: TextIO) -> TextIO | None:
 
 def _files(place: Place, service: Supervisor) -> tuple[Path, ...]:
     return service.path, place.settings, place.keys, place.history, place.early_log
-
-
-def _remove(place: Place, service: Supervisor) -> None:
-    for path in _files(place, service):
-        path.unlink(missing_ok=True)
 
 
 def _supervisor(place: Place, drain_s: float | None = None) -> Supervisor:

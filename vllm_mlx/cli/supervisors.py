@@ -2,11 +2,13 @@
 
 import os
 import plistlib
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,10 @@ UNIT = "vllm-mlx.service"
 THROTTLE_S = 30  # between two starts
 OPEN_FILES = 8192
 _ASK_S = 0.25
+_CONTROL = r"\0-\x1f\x7f"  # characters, as in a class of a pattern
+_UNIT_ESCAPES = str.maketrans(
+    {"\\": r"\\", '"': r"\"", "%": "%%"} | {chr(code): f"\\x{code:02x}" for code in (*range(32), 127)}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ class Launchd:
         return folder / f"{LABEL}.plist"
 
     def definition(self) -> str:
-        """A property list."""
+        """A property list. Raises CommandFailed for a text that no property list holds."""
         job = self._job
         values = {
             "Label": LABEL,
@@ -71,7 +77,12 @@ class Launchd:
             "StandardErrorPath": str(job.early_log),
             "WorkingDirectory": str(job.home),
         }
-        return plistlib.dumps(values | ({"UserName": job.user} if job.user else {}), sort_keys=False).decode()
+        values |= {"UserName": job.user} if job.user else {}
+        with suppress(ValueError):
+            text = plistlib.dumps(values, sort_keys=False)
+            if plistlib.loads(text) == values:
+                return text.decode()
+        raise CommandFailed(f"launchd takes no control character in a path: {values!a}. Choose another folder.")
 
     def start(self) -> None:
         """Start the service by the definition on disk; one that runs ends first. Raises CommandFailed."""
@@ -112,9 +123,18 @@ class Systemd:
         return folder / UNIT
 
     def definition(self) -> str:
-        """A unit file."""
+        """A unit file. Raises CommandFailed for a path that no unit file holds."""
         job = self._job
+        program, *arguments = job.command
+        own_log = str(job.early_log)
+        for text, refused in (
+            (program, _CONTROL + r"\"'\\"), (own_log, _CONTROL), *((text, "") for text in job.environment.values())
+        ):  # fmt: skip
+            if found := re.search(f"[{refused}\ud800-\udfff]", text):
+                raise CommandFailed(f"systemd takes no {found[0]!a} in {text!a}. Choose another folder.")
+        command = [_quoted(program), *(_quoted(word.replace("$", "$$")) for word in arguments)]
         variables = [f"Environment={_quoted(f'{name}={value}')}" for name, value in job.environment.items()]
+        own_log = own_log.replace("%", "%%")
         lines = [
             "[Unit]",
             "Description=vllm-mlx",
@@ -122,16 +142,16 @@ class Systemd:
             "StartLimitIntervalSec=0",  # the server counts its own starts
             "",
             "[Service]",
-            f"ExecStart={' '.join(_quoted(word) for word in job.command)}",
-            *([f"User={job.user}"] if job.user else []),
+            f"ExecStart={' '.join(command)}",
+            *([f"User={job.user.replace('%', '%%')}"] if job.user else []),
             *variables,
             "Restart=on-failure",
             f"RestartSec={THROTTLE_S}",
             f"TimeoutStopSec={job.stop_s}",
             f"LimitNOFILE={OPEN_FILES}",
             "NoNewPrivileges=true",
-            f"StandardOutput=append:{job.early_log}",
-            f"StandardError=append:{job.early_log}",
+            f"StandardOutput=append:{own_log}",
+            f"StandardError=append:{own_log}",
             "",
             "[Install]",
             f"WantedBy={'multi-user.target' if job.user else 'default.target'}",
@@ -177,9 +197,8 @@ def program_path(argument: str) -> Path:
 
 
 def _quoted(word: str) -> str:
-    """A word of a unit file, in which `%` begins a specifier and `$` a variable."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{escaped}"' if escaped != word or " " in word else word
+    """A word of a unit file, in which `%` begins a specifier."""
+    return f'"{word.translate(_UNIT_ESCAPES)}"'
 
 
 def _wait(supervisor: Launchd, stop_s: float) -> None:
