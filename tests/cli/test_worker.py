@@ -9,6 +9,7 @@ from tests.support.commands import call, refusal
 from vllm_mlx.cli.options import load_settings
 from vllm_mlx.cli.worker import check_leading, check_working
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.ranks import handshake
 
 
 @pytest.fixture
@@ -79,7 +80,10 @@ def test_a_server_joins_nobody() -> None:
     assert "No such option: --join" in call("serve", "demo", "--join", "10.0.0.1:1").stderr
 
 
-def test_a_worker_whose_checkpoint_is_missing_ends_at_once(secret: str, tmp_path: Path) -> None:
+def test_a_worker_whose_checkpoint_is_missing_ends(
+    secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "TELL_S", 0.1)
     line = refusal("worker", str(tmp_path / "gone"), "--join", "127.0.0.1:1", "--secret-file", secret)
     assert line.startswith(f"vllm-mlx: No folder {tmp_path}/gone.")
 

@@ -106,6 +106,67 @@ def test_what_is_no_message_ends_the_connection(data: bytes) -> None:
         channel.hear(WAIT_S)
 
 
+class Proxy:
+    """Between a door and the peer that joins through it: it hands on their proofs of the secret, and then anything."""
+
+    def __init__(self, door: Door):
+        with socket.create_server((HOST, 0)) as server:
+            joined: list[Channel] = []
+            address = server.getsockname()[1]
+            thread = threading.Thread(target=lambda: joined.append(join(HOST, address, SECRET, WAIT_S)), daemon=True)
+            thread.start()
+            self.worker = server.accept()[0]
+        self.leader = socket.create_connection((HOST, door.port), WAIT_S)
+        for source in (self.leader, self.worker, self.leader, self.worker, self.leader, self.worker):
+            other = self.worker if source is self.leader else self.leader
+            other.sendall(frame(source))
+        thread.join(WAIT_S)
+        self.ends = {"door": door.accept(WAIT_S), "joined": joined[0]}
+        self.sockets = {"door": self.leader, "joined": self.worker}
+
+    def taken(self, end: str, *numbers: int) -> list[bytes]:
+        """The frames of messages that an end says, which do not reach the other."""
+        for number in numbers:
+            self.ends[end].say({"number": number})
+        return [frame(self.sockets[end]) for _ in numbers]
+
+
+def frame(source: socket.socket) -> bytes:
+    source.settimeout(WAIT_S)
+    head = source.recv(4, socket.MSG_WAITALL)
+    return head + source.recv(struct.unpack("!i", head)[0], socket.MSG_WAITALL)
+
+
+_OTHER = {"door": "joined", "joined": "door"}
+_FORGED = {
+    "bare": lambda proxy, end, door: [framed(json.dumps({"stop": True, "refuses": True}).encode())],
+    "tagged": lambda proxy, end, door: [framed(bytes(32) + b"{}")],
+    "changed": lambda proxy, end, door: [proxy.taken(end, 1)[0].replace(b"1", b"2")],
+    "replayed": lambda proxy, end, door: proxy.taken(end, 0) * 2,
+    "swapped": lambda proxy, end, door: proxy.taken(end, 0, 1)[::-1],
+    "left out": lambda proxy, end, door: [(frames := proxy.taken(end, 0, 1, 2))[0], frames[2]],
+    "reflected": lambda proxy, end, door: proxy.taken(_OTHER[end], 1),
+    "of another connection": lambda proxy, end, door: Proxy(door).taken(end, 1),
+}
+
+
+def framed(data: bytes) -> bytes:
+    return struct.pack("!i", len(data)) + data
+
+
+@pytest.mark.parametrize("end", _OTHER)
+@pytest.mark.parametrize("kind", _FORGED)
+def test_a_proxy_that_hands_on_the_proofs_can_change_nothing(door: Door, kind: str, end: str) -> None:
+    """`end` seems to say what it has not said, or not now. The other end hears what was said, in order, or nothing."""
+    proxy = Proxy(door)
+    proxy.sockets[_OTHER[end]].sendall(b"".join(_FORGED[kind](proxy, end, door)))
+    heard = []
+    with pytest.raises(Lost, match="is not a message of this version of vllm-mlx, or was changed on its way"):
+        while True:
+            heard.append(proxy.ends[_OTHER[end]].hear(WAIT_S))
+    assert heard == ([{"number": 0}] if kind in ("replayed", "left out") else [])
+
+
 class Touch:
     def __init__(self, path: Path):
         self.path = path

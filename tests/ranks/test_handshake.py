@@ -10,7 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from rich.console import Console
 
+from tests.support.two_ranks import free_ports
+from vllm_mlx.cli.options import load_settings
+from vllm_mlx.cli.worker import leading
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.tasks import settle
 from vllm_mlx.ranks import handshake, watch
@@ -138,9 +142,53 @@ def test_a_worker_without_a_checkpoint_ends_all(sides: Sides) -> None:
     assert refusal(zero) == f"Rank 1 (127.0.0.1) refuses to start: {refusal(one)}"
 
 
-def test_a_worker_without_a_checkpoint_waits_for_no_server(sides: Sides) -> None:
+def test_a_worker_without_a_checkpoint_waits_long_for_no_server(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "TELL_S", 0.2)
     sides.door.close()
     assert refusal(sides.follow(own=refuse)) == "its 3 heads do not divide by 2."
+
+
+def test_a_worker_that_refuses_tells_a_server_that_starts_later(sides: Sides) -> None:
+    looked, port = threading.Event(), free_ports(1)[0]
+
+    def own() -> dict[str, str]:
+        looked.set()
+        raise ConfigError("its 3 heads do not divide by 2.")
+
+    one = later(lambda: follow((HOST, port), SECRET, own, check=nothing, tell=nothing, ended=nothing))
+    assert looked.wait(WAIT_S)
+    time.sleep(0.2)  # so that its first try fails
+    sides.door.close()
+    sides.door = Door(HOST, port, SECRET)
+    assert refusal(sides.lead()) == f"Rank 1 (127.0.0.1) refuses to start: {refusal(one)}"
+
+
+def test_rank_0_that_refuses_tells_workers_that_join_within_two_tries(sides: Sides) -> None:
+    refused = threading.Event()
+
+    def check(*_: object) -> None:
+        refused.set()
+        refuse()
+
+    zero = sides.lead(size=3, check=check)
+    assert refused.wait(WAIT_S)
+    one, two = sides.follow(), sides.follow()
+    assert refusal(one) == refusal(two) == refusal(zero)
+
+
+def test_a_server_without_a_checkpoint_tells_its_workers(tmp_path: Path) -> None:
+    secret, port = tmp_path / "secret", free_ports(1)[0]
+    secret.write_bytes(SECRET)
+    secret.chmod(0o600)
+    one = later(lambda: follow((HOST, port), SECRET, lambda: FACTS, check=nothing, tell=nothing, ended=nothing))
+    flags = {"tensor_parallel_size": 2, "worker_port": port, "secret_file": str(secret)}
+    settings = load_settings({"model": str(tmp_path / "gone"), **flags})
+    with (
+        pytest.raises(ConfigError, match="No folder") as error,
+        leading(settings, settings.engine_config(), Console(quiet=True)),
+    ):
+        pass
+    assert refusal(one) == error.value.message
 
 
 def test_rank_0_that_cannot_serve_tells_those_who_joined(sides: Sides) -> None:

@@ -111,7 +111,7 @@ class Place:
         with self.changes(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_private(path, text.encode())
-            if path == SYSTEM_LOG:
+            if self.user and path == SYSTEM_LOG:
                 shutil.chown(path, self.user)
 
     def move(self, path: Path, to: Path) -> None:

@@ -133,20 +133,25 @@ class Leading:
 
     def __init__(self, settings: Settings, config: EngineConfig, screen: Console, *, only_checks: bool):
         from ..ranks.channel import Door
-        from ..ranks.handshake import facts_of, lead
+        from ..ranks.handshake import facts_of, lead, refuse
         from ..ranks.shards import shard_of
         from ..runner.checkpoint import find_checkpoint
 
         size, trusts = config.tensor_parallel_size, config.trust_remote_code
         secret = _secret(settings, setting("tensor_parallel_size"), "worker_port")
         door = Door(settings.worker_host, settings.worker_port or 0, secret)
-        self.checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
         tell = partial(screen.print, markup=False, soft_wrap=True)
         tell(f"On each other Mac: vllm-mlx worker {settings.model} --join {door.host}:{door.port} --secret-file FILE")
+        try:
+            self.checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=trusts)
+            facts = facts_of(self.checkpoint)
+        except ConfigError as error:
+            refuse(door, size - 1, error)
+            raise
         self.ranks: Ranks = lead(
             door,
             size,
-            facts_of(self.checkpoint),
+            facts,
             told={name: getattr(config, name) for name in _TOLD} | {_ONLY_CHECKS: only_checks},
             devices=_devices(settings, size),
             check=lambda size, _: shard_of(self.checkpoint, size, text_only=config.text_only, trust_remote_code=trusts),

@@ -1,8 +1,11 @@
 """The control channel between two ranks: JSON messages over TCP, once both ends have proven that they know a secret.
 
-It uses the framing and the mutual challenge of `multiprocessing.connection`, and never its pickle. It knows no plan.
+It uses the framing and the mutual challenge of `multiprocessing.connection`, and never its pickle. Each message has a
+tag, which only ends that know the secret can compute: its contents can be read on the way, not changed. It knows no
+plan.
 """
 
+import hmac
 import json
 import logging
 import os
@@ -17,7 +20,7 @@ from ipaddress import ip_address
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..core.errors import ConfigError, setting
 from ..core.faults import RanksParted
@@ -27,12 +30,41 @@ MAX_BYTES = 1 << 26  # of one message; a prompt of a million tokens has 8 MB
 MIN_SECRET = 16  # characters
 _PROOF_S = 5.0  # for the proof of the secret; a visitor who takes longer is disconnected
 _MAX_VISITORS = 16  # who prove the secret at the same time
-_RETRY_S = 0.5
+RETRY_S = 0.5  # between two tries to join
+_NO_MESSAGE = "what it has sent is not a message of this version of vllm-mlx, or was changed on its way"
+_TAG_BYTES = 32  # before each message
 Message = dict[str, Any]
 
 
 class Lost(RanksParted):
     """The peer is gone: its connection ended, it says nothing, or it has sent something else than a message."""
+
+
+class _Recorded:
+    """A connection that keeps what its ends send each other in turn, while they prove the secret."""
+
+    def __init__(self, connection: "Connection[bytes, bytes]"):
+        self._connection, self.record = connection, b""
+
+    def send_bytes(self, data: bytes) -> None:
+        self._connection.send_bytes(data)
+        self.record += data
+
+    def recv_bytes(self, max_bytes: int) -> bytes:
+        data = self._connection.recv_bytes(max_bytes)
+        self.record += data
+        return data
+
+
+class _Tags:
+    """The tags of one direction: each depends on the secret, on both challenges, and on how many came before."""
+
+    def __init__(self, key: bytes = b""):
+        self._key, self._num = key, 0
+
+    def next(self, data: bytes) -> bytes:
+        self._num += 1
+        return hmac.digest(self._key, self._num.to_bytes(8, "big") + data, "sha256")
 
 
 class Channel:
@@ -45,6 +77,7 @@ class Channel:
         self._sock = sock
         self._connection: Connection[bytes, bytes] = Connection(os.dup(sock.fileno()))
         self._saying = threading.Lock()
+        self._own_tags, self._peer_tags = _Tags(), _Tags()
         self.host: str = sock.getsockname()[0]  # this end's address
         self.peer: str = sock.getpeername()[0]  # the other end's
         self.name = self.peer  # of the peer, for messages
@@ -54,25 +87,28 @@ class Channel:
         timer = threading.Timer(_PROOF_S, self.close)
         timer.daemon = True
         timer.start()
+        recorded = _Recorded(self._connection)
         with ExitStack() as undone:
             undone.callback(self.close)
             try:
                 for challenge in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
-                    challenge(self._connection, secret)
+                    challenge(cast("Connection[bytes, bytes]", recorded), secret)
             except AssertionError as error:  # Python 3.11 asserts that it reads a challenge
                 raise OSError("it speaks another protocol") from error
             finally:
                 timer.cancel()
             undone.pop_all()
+        tags = [_Tags(hmac.digest(secret, name + recorded.record, "sha256")) for name in (b"first", b"second")]
+        self._own_tags, self._peer_tags = tags if first else reversed(tags)
         return self
 
     def say(self, message: Message) -> int:
         """Send a message, from any thread. Returns its number of bytes. Raises Lost."""
         data = json.dumps(message, separators=(",", ":")).encode()
-        assert len(data) <= MAX_BYTES, "the peer would not read it"
+        assert len(data) <= MAX_BYTES - _TAG_BYTES, "the peer would not read it"
         try:
             with self._saying:
-                self._connection.send_bytes(data)
+                self._connection.send_bytes(self._own_tags.next(data) + data)
         except OSError as error:
             raise Lost(f"{self.name} is lost: {_reason(error)}.") from error
         return len(data)
@@ -82,7 +118,11 @@ class Channel:
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
                 raise Lost(f"{self.name} is lost: it has said nothing for {timeout_s:g} s.")
-            message: Message = json.loads(self._connection.recv_bytes(MAX_BYTES))
+            received = self._connection.recv_bytes(MAX_BYTES)
+            tag, data = received[:_TAG_BYTES], received[_TAG_BYTES:]
+            if not hmac.compare_digest(tag, self._peer_tags.next(data)):
+                raise ValueError
+            message: Message = json.loads(data)
             if not isinstance(message, dict):
                 raise ValueError
         except (EOFError, OSError, ValueError, RecursionError) as error:
@@ -99,7 +139,7 @@ class Channel:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return "it has closed the connection" if isinstance(error, EOFError) else "what it has sent is not a message"
+    return "it has closed the connection" if isinstance(error, EOFError) else _NO_MESSAGE
 
 
 class Door:
@@ -111,7 +151,7 @@ class Door:
         self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         self._visitors = threading.Semaphore(_MAX_VISITORS)
         self._sock = _listen(host, port)
-        self._sock.settimeout(_RETRY_S)
+        self._sock.settimeout(RETRY_S)
         self.host, self.port = self._sock.getsockname()
         threading.Thread(target=self._receive, name="door", daemon=True).start()
 
@@ -169,7 +209,7 @@ def join(
             raise Lost(reason)
         if reason != told:
             tell(told := reason)
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
 
 
 def _listen(host: str, port: int) -> socket.socket:

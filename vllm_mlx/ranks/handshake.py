@@ -13,7 +13,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.metadata import version
@@ -27,7 +27,7 @@ from ..core.errors import ConfigError, first_line, setting
 from ..core.faults import RanksParted
 from ..core.tasks import settle
 from ..runner.checkpoint import Checkpoint
-from .channel import Channel, Door, Lost, Message, join
+from .channel import RETRY_S, Channel, Door, Lost, Message, join
 from .lockstep import Ranks
 from .shards import Shard
 from .watch import SILENCE_S, Ended, Watch
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 PORTS = range(20_000, 32_000)  # of the data channel; systems hand out higher ones to any connection
 _ANSWER_S = 10.0  # for an answer that needs no work
 _CONNECT_S = 60.0  # for the data channel, once all ranks are ready
+TELL_S = 10.0  # how long a worker that refuses looks for rank 0
+_TRIES_S = 4 * RETRY_S  # two tries of a worker to join, with their proofs
 _LOOK_S = 0.5
 _NUM_PARTS, _PART = 16, 4096  # of a file of weights: so many of so many bytes are compared
 _FILES = ("config.json", "weights")
@@ -48,7 +50,7 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
     """What must be the same on all ranks."""
     files = sorted(checkpoint.path.glob("model*.safetensors"))
     return {
-        "protocol": "3",
+        "protocol": "4",
         "vllm-mlx": __version__,
         "mlx": version("mlx"),
         "mlx-lm": version("mlx-lm"),
@@ -93,12 +95,7 @@ def lead(
         shard = _checked("Rank 0", check, size, told, devices)
         _gather(door, size - 1, own, guests, tell)
     except ConfigError as error:
-        with suppress(TimeoutError):
-            while True:
-                guests[door.accept(0.0)] = ""
-        for guest in guests:
-            with suppress(Lost):
-                guest.say({"refused": error.message})
+        refuse(door, size - 1, error, guests)
         raise
     door.close()  # a worker that comes now waits for the next server
     link = {"hosts": [_address(door.host), *guests.values()], "devices": devices, "coordinator": _address(door.host)}
@@ -107,6 +104,17 @@ def lead(
     ranks = Ranks(Watch(0, dict(enumerate(guests, 1)), ended), size, told)
     _connect(ranks, link, lambda: shard)
     return ranks
+
+
+def refuse(door: Door, num: int, error: ConfigError, guests: Iterable[Channel] = ()) -> None:
+    """Tell `num` workers why rank 0 does not start: `guests`, and those that join within their next two tries."""
+    told, deadline_s = list(guests), time.monotonic() + _TRIES_S
+    with suppress(TimeoutError):
+        while len(told) < num:
+            told.append(door.accept(max(0.0, deadline_s - time.monotonic())))
+    for guest in told:
+        with suppress(Lost):
+            guest.say({"refused": error.message})
 
 
 def _gather(door: Door, num: int, own: Facts, guests: dict[Channel, str], tell: Tell) -> None:
@@ -125,9 +133,14 @@ def _gather(door: Door, num: int, own: Facts, guests: dict[Channel, str], tell: 
                 guest.close()
         if len(guests) == num:
             return
-        with suppress(TimeoutError, Lost):
+        try:
             guest = door.accept(_LOOK_S)
             hello = guest.hear(_ANSWER_S)
+        except Lost as error:
+            logger.warning("A worker has not joined: %s", error)
+        except TimeoutError:
+            pass
+        else:
             guests[guest] = hello.get("host", "")
             name = f"Rank {len(guests)} ({guest.peer})"
             if "refused" in hello:
@@ -154,7 +167,7 @@ def follow(
         facts = own()
     except ConfigError as error:
         with suppress(Lost):
-            join(*address, secret, 0.0).say({"refused": error.message})
+            join(*address, secret, TELL_S).say({"refused": error.message})
         raise
     channel, place = _joined(address, secret, facts, tell)
     rank, size, told, link = (place[name] for name in ("rank", "size", "told", "link"))
