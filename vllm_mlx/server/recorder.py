@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import threading
 import time
@@ -27,13 +26,31 @@ MAX_BYTES = 32 * 1024 * 1024  # a longer file becomes FILE.1, in place of an ear
 MAX_BODY_BYTES = 4 * 1024 * 1024  # a longer body is recorded by its length
 MAX_WAITING = 16  # records that wait for the thread; further ones are left out
 _HEADERS = ("user-agent", "content-type", "content-length", "anthropic-version", "anthropic-beta")
-_WORD = re.compile(r"[a-z0-9_./+-]{1,40}")
-_WORD_FIELDS = frozenset({  # their values are words of the protocols
+_WORD_FIELDS = frozenset({  # their values may be words of the protocols
     "type", "role", "media_type", "tool_choice", "effort", "reasoning_effort", "detail", "display", "include", "status",
     "summary", "syntax", "ttl", "verbosity", "truncation", "service_tier", "format",
 })  # fmt: skip
-_NAME_FIELDS = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # objects whose keys are names
-_FREE_FIELDS = frozenset({"input", "metadata", "logit_bias"})  # objects that hold what the client likes
+_PROTOCOL_WORDS = """
+1h 5m adaptive all allowed_tools any application/pdf approximate array assistant audio auto base64 boolean
+clear_thinking_20251015 clear_tool_uses_20250919 completed concise content custom custom_tool_call
+custom_tool_call_output date date-time default detailed developer disabled document email enabled ephemeral failed
+file flex function function_call function_call_output grammar high image image/gif image/jpeg image/png image/webp
+image_url in_progress incomplete input_audio input_file input_image input_text integer ipv4 ipv6 item_reference
+json_object json_schema lark local_shell low max medium message minimal namespace none null number object omitted
+original output_text priority reasoning reasoning.encrypted_content reasoning_text redacted_thinking refusal regex
+required search_result server_tool_use string structural_tag summarized summary_text system text thinking time tool
+tool_reference tool_result tool_use updates uri url user uuid video video_url web_search web_search_20250305
+web_search_call web_search_result web_search_tool_result web_search_tool_result_error xhigh
+"""
+_WORDS = frozenset(_PROTOCOL_WORDS.split())  # of the protocols and of JSON Schema; any other word is a text
+_NAME_FIELDS = frozenset({  # objects whose keys are names
+    "properties", "patternProperties", "$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas",
+})  # fmt: skip
+_FREE_FIELDS = frozenset({  # they hold what the client likes
+    "arguments", "chat_template_kwargs", "client_metadata", "const", "default", "documents", "enum", "env", "example",
+    "examples", "extra_body", "headers", "input", "logit_bias", "media_io_kwargs", "metadata", "mm_processor_kwargs",
+    "variables", "vllm_xargs",
+})  # fmt: skip
 _LETTERS = " etaoin shrdlu"
 
 
@@ -103,14 +120,15 @@ def redacted(value: Any, salt: bytes, field: str = "") -> Any:
     match value:
         case dict() if field in _FREE_FIELDS:
             return {}
+        case int() | float() if field in _FREE_FIELDS:
+            return 0
+        case dict() if field in _NAME_FIELDS:
+            return {_letters(name, salt): redacted(at, salt) for name, at in value.items()}
         case dict():
-            hides = field in _NAME_FIELDS
-            return {_letters(name, salt) if hides else name: redacted(at, salt, name) for name, at in value.items()}
-        case [int() | float(), *_]:
-            return [0] * len(value)  # token ids are texts
-        case list():
-            return [redacted(item, salt, field) for item in value]
-        case str() if field not in _WORD_FIELDS or not _WORD.fullmatch(value):
+            return {name: redacted(at, salt, name) for name, at in value.items()}
+        case list():  # token ids are texts
+            return [0 if isinstance(item, int | float) else redacted(item, salt, field) for item in value]
+        case str() if field not in _WORD_FIELDS or value not in _WORDS:
             return _letters(value, salt)
         case _:
             return value
