@@ -161,6 +161,9 @@ EVERYTHING = [
 FOREIGN: list[list[tuple[str, str]]] = [
     [("origin", "http://evil.example")],
     [("origin", "null")],
+    [("origin", "null"), ("host", "")],
+    [("origin", "file://"), ("host", "")],
+    [("origin", ""), ("host", "")],
     [("origin", "http://127.0.0.1:1")],
     [("origin", "http://llm.example.evil.example")],
     [("origin", "http://evil.example"), ("sec-fetch-site", "none")],

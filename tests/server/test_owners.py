@@ -5,11 +5,12 @@ import gc
 import json
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, eventually, post_bytes, serving, slowly
 from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.openai.encode import ChatStream
 from vllm_mlx.api.replies import ReplyFold
@@ -93,6 +94,20 @@ def test_a_fault_behind_the_submission_leaves_nothing(
         for kind in kinds:
             path, body = REQUESTS[kind]
             assert client.post(path, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages?beta=true", "/v1/responses"])
+def test_a_full_queue_refuses_before_the_body_comes(server: Running, path: str) -> None:
+    body = json.dumps({"prompt": "One", "max_tokens": 400, "ignore_eos": True, "stream": True})
+    with slowly(server), ExitStack() as stack, server.http() as client:
+        for _ in range(MAX_OPEN):
+            stack.enter_context(holder := server.connect())
+            holder.sendall(post_bytes("/v1/completions", body))
+        eventually(lambda: len(client.get("/v1/status").json()["requests"]) == MAX_OPEN)
+        late = stack.enter_context(server.connect())
+        late.sendall(post_bytes(path, " " * 1000)[:-1000])
+        assert late.recv(1000).startswith(b"HTTP/1.1 429")
+    eventually(lambda: not server.engine.generations)
 
 
 def test_a_background_response_that_cannot_be_stored_never_runs(

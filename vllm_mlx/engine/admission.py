@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 from ..core.config import EngineConfig
 from ..core.errors import ModelUnavailable, TimeLimit, TooManyRequests, setting
@@ -60,15 +61,9 @@ class AdmissionQueue:
 
         Each tenant has a share of the queue for each model. One that holds no place there finds room for one reply.
         """
-        tenant, replies = request.tenant, self._running_replies()
-        party = tenant, request.model
-        held = Counter(self.num_preparing)
-        held.update((reply.tenant, reply.model) for reply in replies)
-        is_first = not held[party] and (num_choices == 1 or not replies)
-        if not is_first and not has_room(held, party, num_choices, self._config.max_num_seqs + self._config.max_queue):
-            error = self._refusal(replies)
-            await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
-            raise error
+        party = request.tenant, request.model
+        if not self._has_room(party, num_choices):
+            await self._refuse(request.tenant)
         self.num_preparing[party] += num_choices
         try:
             yield
@@ -76,6 +71,22 @@ class AdmissionQueue:
             self.num_preparing[party] -= num_choices
             if not self.num_preparing[party]:
                 del self.num_preparing[party]
+
+    async def check(self, tenant: str, num_models: int) -> None:
+        """Raise TooManyRequests if the tenant would get no place, whatever a request says that was not read yet."""
+        if not any(self._has_room((tenant, model), 1) for model in range(num_models)):
+            await self._refuse(tenant)
+
+    def _has_room(self, party: Party, num_choices: int) -> bool:
+        replies, held = self._running_replies(), Counter(self.num_preparing)
+        held.update((reply.tenant, reply.model) for reply in replies)
+        is_first = not held[party] and (num_choices == 1 or not replies)
+        return is_first or has_room(held, party, num_choices, self._config.max_num_seqs + self._config.max_queue)
+
+    async def _refuse(self, tenant: str) -> NoReturn:
+        error = self._refusal(self._running_replies())
+        await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
+        raise error
 
     def _refusal(self, replies: Collection[ReplyStats]) -> TooManyRequests:
         now = time.monotonic()

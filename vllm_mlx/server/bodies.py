@@ -50,6 +50,8 @@ _JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECAS
 _NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
 _ENCODED = "The request body has the header `Content-Encoding`. Send it uncompressed, without this header."
 
+_QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+
 T = TypeVar("T")
 D = TypeVar("D", bound=Decoded[Any])
 
@@ -155,6 +157,7 @@ class JSONRoute(APIRoute):
                 raise HTTPException(400, _NOT_JSON)
             if request.headers.get("content-encoding", "identity") != "identity":
                 raise HTTPException(415, _ENCODED)
+            await _check_queue(request)
             return await handler(await _JSONRequest.read(request, wire))
 
         return handle
@@ -208,6 +211,15 @@ def _decode(wire: BaseModel, decode: Callable[[], D], limits: RequestLimits) -> 
         vars(wire).clear()
 
 
+async def _check_queue(http: Request) -> None:
+    """Refuse a request that would get no place in the admission queue, before work for its body.
+
+    Raises TooManyRequests.
+    """
+    if http.url.path in _QUEUED and (queue := http.app.state.queue) is not None:
+        await queue.check(tenant_of(http.scope), len(http.app.state.config.models.entries))
+
+
 async def _is_long(http: Request) -> bool:
     body = await http.body()
     return len(body) >= LARGE_BYTES or may_hold_sealed(body)
@@ -215,6 +227,7 @@ async def _is_long(http: Request) -> bool:
 
 async def _in_turn(http: Request, work: Callable[[], T]) -> T:
     """Read a body. If keys share the server, a key rests after a long body before its next long one is read."""
+    await _check_queue(http)  # requests that came while the body arrived
     if not await _is_long(http):
         return work()
     loop, tenant, has_begun = asyncio.get_running_loop(), tenant_of(http.scope), False

@@ -86,7 +86,8 @@ def refuse_site(allowed: Collection[str], scope: Scope) -> Response | None:
     """
     headers = Headers(scope=scope)
     origins, site = headers.getlist("origin"), headers.get("sec-fetch-site", "none")
-    foreign = [origin for origin in origins if origin.partition("://")[2] not in headers.getlist("host")]
+    own = set(headers.getlist("host")) - {""}  # an origin without a name, such as `null`, is no page of this server
+    foreign = [origin for origin in origins if origin.partition("://")[2] not in own]
     is_link = scope["path"] == "/" and not origins and headers.get("sec-fetch-mode") == "navigate"
     is_own = not foreign and site in ("none", "same-origin")
     if is_own or is_link or ANY in allowed or (origins and set(allowed).issuperset(origins)):
