@@ -1,5 +1,10 @@
 """What files show: every mode and format, upright and opaque; and what is refused."""
 
+import struct
+import tracemalloc
+import warnings
+from typing import Any
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -119,6 +124,31 @@ def test_an_orientation_that_cannot_be_read_is_none() -> None:
     data = encode(corners(), exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff")
     assert is_same(decode(data), corners())
     assert is_same(decode(turned(99, "PNG")), corners(64, 48))
+
+
+def exif(*entries: bytes, data: bytes = b"") -> bytes:
+    """EXIF of one directory, after which `data` follows."""
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(4) + data
+
+
+TAGS: Any = {  # EXIF of 10,000 entries that is hard to read
+    "all the same data": exif(*(struct.pack("<HHII", at, 7, 55_000, 8) for at in range(10_000)), data=bytes(55_000)),
+    "too many values": exif(*(struct.pack("<HHII", 283, 3, 2, 0) for _ in range(10_000))),
+    "data beyond the end": exif(*(struct.pack("<HHII", at, 2, 99, 1 << 24) for at in range(10_000))),
+}
+
+
+@pytest.mark.parametrize("kind", TAGS)
+def test_tags_of_a_photograph_cost_little_memory_and_no_line_of_the_log(kind: str) -> None:
+    data, chunk = encode(corners()), png_chunk(b"eXIf", TAGS[kind])
+    at = data.index(b"IDAT") - 4
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        tracemalloc.start()
+        assert is_same(decode(data[:at] + chunk + data[at:]), corners())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert found == [] and peak < 50_000_000
 
 
 def test_the_content_decides_whatever_it_is_called() -> None:

@@ -7,6 +7,7 @@ Colour profiles are not applied.
 import io
 import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -240,6 +241,7 @@ class _File(io.BytesIO):
 @contextmanager
 def _opened(data: bytes) -> Iterator[PillowFile]:
     """Open a file as Pillow's image, which is closed at the end to free the pixels that Pillow itself keeps."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # a small file causes thousands, each a line of the log
     image = Image.open(_File(data), formats=FORMATS)
     try:
         yield image
