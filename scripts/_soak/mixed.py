@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.support.harm.vitals import Vitals
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
@@ -82,6 +83,5 @@ async def _inside(engine: EngineClient) -> dict[str, Any]:
 
 
 def _memory_mb() -> int:
-    """The memory of this process in MB, from `ps`, which every system has."""
-    told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
-    return int(told.stdout) >> 10
+    """The memory of this process in MB."""
+    return Vitals(os.getpid()).memory_bytes() >> 20

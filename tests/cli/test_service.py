@@ -21,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripts._bench.servers import free_port
+from tests.support.harm.vitals import Vitals
 from tests.support.rows import cases
 from tests.support.supervisors import Machine
 from vllm_mlx.cli import service as cli
@@ -129,9 +130,9 @@ def test_a_service_waits_for_its_port_answers_and_is_removed(
     assert machine.job.process is not None
 
     # No key is in a definition, in the settings or in a command line.
-    argv = subprocess.run(["ps", "-o", "args=", str(machine.job.process.pid)], capture_output=True, text=True).stdout
+    argv = Vitals(machine.job.process.pid).command_line()
     files = [path for path in tmp_path.rglob("*") if path.is_file() and _KEY in path.read_text(errors="replace")]
-    assert _KEY not in argv and files == [Place(tmp_path).keys]
+    assert "service run" in argv and _KEY not in argv and files == [Place(tmp_path).keys]
     assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
 
     first = machine.job

@@ -57,8 +57,10 @@ def test_a_run_names_its_failure_and_what_it_left_out(tmp_path: Path, num_worker
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:schemathesis", "-n", str(num_workers)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    for _ in range(2):  # The second run has the durations of the first.
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    for cache in ([], [], ["-p", "no:cacheprovider"]):  # The second run has the durations of the first, the third none.
+        result = subprocess.run(
+            [*command, *cache], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
         lines = result.stdout.splitlines()
         assert result.returncode == 1, result.stdout + result.stderr
         assert lines.count("FAILED test_it.py::test_fails") == 1 and "FAILED test_it.py::test_fails - " in result.stdout

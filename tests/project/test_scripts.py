@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.sources import ROOT
+from tests.support.harm.vitals import Vitals
 
 SCRIPTS = (
     "serve",
@@ -195,3 +196,10 @@ def test_serve_sets_itself_up_once_in_a_folder_with_spaces(tmp_path: Path) -> No
         file.write("# changed\n")
     third = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=True)
     assert "Installing into" in third.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+def test_a_process_is_described_without_ps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    vitals = Vitals(os.getpid())
+    assert "pytest" in vitals.command_line() and vitals.memory_bytes() > 1 << 20 and vitals.cpu_s() > 0

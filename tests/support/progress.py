@@ -57,7 +57,8 @@ class Progress:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worker_output: dict[str, Any] | None = getattr(config, "workeroutput", None)
-        self._known_s: dict[str, float] = config.cache.get(_KEY, {}) if config.cache else {}
+        self._cache: pytest.Cache | None = getattr(config, "cache", None)  # None with `-p no:cacheprovider`
+        self._known_s: dict[str, float] = self._cache.get(_KEY, {}) if self._cache else {}
         self._time_left = TimeLeft(self._known_s, getattr(config.option, "numprocesses", None) or 1)
         self._took_s: dict[str, float] = defaultdict(float)
         self._num_failed = 0
@@ -159,8 +160,8 @@ class Progress:
             return
         if self._is_printing and self._terminal.isatty:
             self._terminal.rewrite("", erase=True)
-        if self._config.cache and self._took_s:
-            self._config.cache.set(_KEY, self._known_s | {name: round(took, 3) for name, took in self._took_s.items()})
+        if self._cache and self._took_s:
+            self._cache.set(_KEY, self._known_s | {name: round(took, 3) for name, took in self._took_s.items()})
 
 
 def file_of(name: str) -> str:

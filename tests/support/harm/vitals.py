@@ -1,4 +1,4 @@
-"""What the system says of a process: memory, processor time, open sockets. Knows nothing of servers."""
+"""Memory, processor time and command line of a process, from /proc, or from `ps` where there is none (macOS)."""
 
 import os
 import subprocess
@@ -19,6 +19,13 @@ class Vitals:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
         except OSError:
             return int(self._ps("rss") or 0) << 10
+
+    def command_line(self) -> str:
+        """The words of the command, with spaces between. Empty once the process has ended."""
+        try:
+            return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            return self._ps("args")
 
     def cpu_s(self) -> float:
         """Processor time of all threads since the process started."""
