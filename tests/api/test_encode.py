@@ -127,6 +127,7 @@ def test_a_call_without_arguments_still_carries_an_object() -> None:
     ]
 
 
+@row("S1-1")
 def test_usage_comes_in_a_chunk_of_its_own_before_done() -> None:
     events = [(0, TextDelta("a")), (0, END)]
     *others, last = chunks(stream(chat(include_usage=True), events))

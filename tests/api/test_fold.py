@@ -152,7 +152,6 @@ def interleaved(draw: st.DrawFn) -> list[tuple[int, GenerationEvent]]:
     return events
 
 
-@row("S0-1")
 @given(interleaved(), st.booleans(), st.sampled_from(["separate", "inline", "hidden"]))
 def test_a_streamed_chat_is_the_folded_chat(
     events: list[tuple[int, GenerationEvent]], with_logprobs: bool, reasoning: Any

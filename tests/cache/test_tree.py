@@ -52,7 +52,7 @@ def test_shared_tokens_are_held_once() -> None:
     assert held < 1000 + 10 * 11
 
 
-@row("S0-13")
+@row("S0-13", "S1-13")
 def test_recurrent_state_resumes_only_where_it_was_copied() -> None:
     tree = tree_of(STATES)
     put(tree, range(50), state=FakeState(50))
@@ -219,7 +219,7 @@ def test_what_is_left_of_a_trimmed_path_is_no_younger_than_before() -> None:
     assert stored(tree, range(51)) < 50 == stored(tree, range(100, 151))
 
 
-@row("S1-3")
+@row("S1-3", "S1-13")
 def test_trim_goes_down_to_the_last_resume_point() -> None:
     tree = tree_of(STATES)
     put(tree, range(50), state=FakeState(50))

@@ -1,15 +1,98 @@
 """`vllm-mlx bench` against a real server; its figures against moments that are known."""
 
 import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from tests.support.commands import call, refusal
-from vllm_mlx.cli.bench import Words, conversations, figures, quantile
+from tests.support.commands import COMMAND, call, refusal
+from vllm_mlx.cli.bench import Words, conversations, figures, quantile, run_load
 from vllm_mlx.cli.remote import Reply
 
 SIZES: dict[str, Any] = {"prompt_words": 20, "turns": 3}
+
+
+class Slow(BaseHTTPRequestHandler):
+    """A server whose replies are five tokens in two parts, some time apart."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(json.dumps({"data": [{"id": "slow"}]}).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        self._say({"choices": [{"delta": {"content": "one "}}]})
+        time.sleep(0.5)
+        self._say({"choices": [{"delta": {"content": "two"}, "finish_reason": "length"}]})
+        self._say({"choices": [], "usage": {"completion_tokens": 5, "prompt_tokens": 8}})
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _say(self, event: Any) -> None:
+        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def slow_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_tokens_a_second_are_those_of_all_replies_in_the_time_of_all(slow_url: str) -> None:
+    load = ("--workload", "new", "--concurrency", "2", "--requests", "4", "--prompt-words", "8")
+    [row] = json.loads(call("bench", "--url", slow_url, "--json", *load).stdout)["figures"]
+    assert (row["requests"], row["reply_tokens"], row["prompt_tokens"]) == (4, 20, 32)
+    assert row["tokens_per_s"] == pytest.approx(20 / row["seconds"])
+    printed = call("bench", "--url", slow_url, *load[:3], "1", "--requests", "1", COLUMNS="100").stdout.split()
+    ttft_ms, _, _, _, itl_ms, _, _, _, tokens_per_s = printed[-9:]
+    assert float(tokens_per_s) == pytest.approx(5 / (float(ttft_ms) + float(itl_ms)) * 1000, rel=0.05)
+
+
+def test_ctrl_c_ends_a_measurement(slow_url: str) -> None:
+    """No thread asks again, and the process ends with one line."""
+    asked, may_end = [], threading.Event()
+
+    def ask(messages: Any) -> Reply:
+        asked.append(messages)
+        if len(asked) == 2:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert may_end.wait(30)
+        return Reply(0.0, [1.0], text="a")
+
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        run_load(ask, conversations("turns", 40, Words(1), **SIZES), 2)
+    may_end.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+    assert len(asked) == 2
+
+    command = [*COMMAND, "bench", "--url", slow_url, "--requests", "1000", "--workload", "new"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None and "at the same time" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130 and "Traceback" not in rest and len(rest.splitlines()) <= 1
 
 
 @pytest.mark.full

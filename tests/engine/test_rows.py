@@ -94,6 +94,7 @@ def test_penalties_see_tokens_that_were_sampled_while_rows_came_and_went(checkpo
     assert alone != driver.generate([ids], max_tokens=30)[0]
 
 
+@row("S4-13")
 def test_an_aborted_row_leaves_nothing_and_nobody_notices(driver):
     keep_prompt, drop_prompt = prompt(40), prompt(2000)
     expected = driver.generate([keep_prompt], max_tokens=10)[0]

@@ -138,7 +138,7 @@ def test_control_tokens_are_left_out_unless_wanted(play) -> None:
     assert texts(play("a<|endoftext|>b", sampling(skip_special_tokens=False))) == "a<|endoftext|>b"
 
 
-@row("S0-5")
+@row("S0-5", "S1-1")
 def test_reasoning_opened_by_the_prompt(play, qwen: Tokenizer) -> None:
     events = play("hm\n</think>\n\nok", starts_in_reasoning=True)
     assert events[:-1] == [ReasoningDelta("hm"), TextDelta("ok")]

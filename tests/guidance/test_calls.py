@@ -124,6 +124,7 @@ def test_one_call_where_one_is_allowed(name: str) -> None:
     assert one.read(ids, name, TOOLS).calls == [("noop", {})]
 
 
+@row("S0-9")
 @pytest.mark.parametrize("name", ["qwen3_xml", "glm45", "deepseek_v32", "minimax_m3", "gemma4", "lfm2"])
 @pytest.mark.parametrize("schema", [{"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}])
 def test_a_text_of_any_length_holds_no_special_token(name: str, schema: dict[str, Any]) -> None:

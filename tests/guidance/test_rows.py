@@ -55,6 +55,7 @@ def test_open_reasoning_takes_its_budget_and_the_answer_follows(name: str, has_t
         assert reply.text.strip() not in reply.reasoning
 
 
+@row("S0-9")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_follows_a_spent_budget(name: str) -> None:
     one = guided(name)

@@ -79,6 +79,7 @@ def test_a_client_of_another_protocol_that_goes_aborts(server: Running, path: st
     assert len(server.engine.aborted) == 1 and not server.engine.finished
 
 
+@row("S4-35")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_read_to_its_end_aborts_nothing(server: Running, stream: bool) -> None:
     with server.http() as client:

@@ -64,7 +64,7 @@ def test_openai_parses_the_arguments_of_a_forced_call(gpt: openai.OpenAI) -> Non
     assert all(isinstance(call.function.parsed_arguments, Person) for call in choice.message.tool_calls or [])
 
 
-@row("S3-18")
+@row("S0-9", "S1-1", "S3-18")
 def test_a_named_tool_behind_a_thought_of_nine_tokens(gpt: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "save"}}
     reply = gpt.chat.completions.create(
@@ -81,7 +81,7 @@ def test_a_named_tool_behind_a_thought_of_nine_tokens(gpt: openai.OpenAI) -> Non
     assert reply.usage.completion_tokens_details.reasoning_tokens == 9
 
 
-@row("S2-14")
+@row("S1-1", "S2-14")
 @pytest.mark.parametrize("stream", [False, True])
 def test_hidden_reasoning_is_reasoning_all_the_same(server: Running, stream: bool) -> None:
     """The grammar bounds the answer alone: the same tokens are sampled, and the thought is not sent."""

@@ -71,7 +71,7 @@ def test_streamed_chat(client: openai.OpenAI) -> None:
     assert last.choices == [] and last.usage is not None and last.usage.total_tokens == 9
 
 
-@row("S0-1", "S0-2")
+@row("S0-2")
 def test_tools_and_reasoning_streamed_are_the_whole_reply(client: openai.OpenAI, engine: FakeEngine) -> None:
     engine.play = thinks_and_calls
     whole = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS)

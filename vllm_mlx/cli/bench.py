@@ -117,9 +117,9 @@ def run_load(ask: Ask, conversations: Sequence[Conversation], concurrency: int) 
                 conversation.messages.append(reply.message)
 
     threads = [threading.Thread(target=client, daemon=True) for _ in range(concurrency)]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     finally:
