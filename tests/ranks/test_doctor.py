@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,15 @@ import pytest
 
 from tests.support.commands import call, run
 from tests.support.rank_processes import Macs, macs
+from tests.support.two_ranks import HOST, free_ports
+from vllm_mlx.cli.doctor import check_workers
+from vllm_mlx.cli.options import load_settings
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.tasks import settle
+from vllm_mlx.ranks.channel import join
+from vllm_mlx.ranks.handshake import facts_of, follow
+from vllm_mlx.ranks.lockstep import Ranks
+from vllm_mlx.runner.checkpoint import find_checkpoint
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.timeout(120)
@@ -29,6 +40,7 @@ def checked(both: Macs, *flags: str, command: Callable[..., Any] = run) -> tuple
     return result.returncode, {check["name"]: (check["verdict"], check["text"]) for check in json.loads(result.stdout)}
 
 
+@pytest.mark.full
 def test_doctor_checks_the_link_to_a_worker_and_lets_it_go(both: Macs) -> None:
     worker = both.start_worker()
     code, found = checked(both, "--tensor-parallel-size", "2")
@@ -40,25 +52,73 @@ def test_doctor_checks_the_link_to_a_worker_and_lets_it_go(both: Macs) -> None:
     assert "on each of 2 Macs" in found[f"Model {both.model}"][1]
 
 
+@pytest.mark.parametrize(
+    ("fact", "advice"), [("mlx", "versions of everything"), ("weights", "files of the checkpoint")]
+)
+def test_what_differs_on_a_worker_is_bad_and_the_worker_is_told(tmp_path: Path, fact: str, advice: str) -> None:
+    """The worker is a thread, which takes part until the link would be connected."""
+    secret, port = tmp_path / "secret", free_ports(1)[0]
+    secret.write_text("a secret of the tests")
+    secret.chmod(0o600)
+    facts = facts_of(find_checkpoint("demo")) | {fact: "another"}
+    worker: Future[Ranks] = Future()
+
+    def work() -> Ranks:
+        address, none = (HOST, port), lambda *_: None
+        return follow(address, secret.read_bytes(), lambda: facts, check=none, tell=none, ended=none)
+
+    threading.Thread(target=settle, args=(worker, work), daemon=True).start()
+    flags = {
+        "model": "demo",
+        "text_only": True,
+        "tensor_parallel_size": 2,
+        "worker_port": port,
+        "secret_file": str(secret),
+    }
+    [check] = check_workers(load_settings(flags))
+    error = worker.exception(60)
+    assert isinstance(error, ConfigError) and f"{error.message}" == f"{check.text}."
+    assert (check.name, check.verdict) == ("Workers", "bad")
+    assert f"{fact} is another there" in check.text and f"Install the same {advice} on all Macs" in check.text
+
+
 SLOWLY = """
-import sys, time
+import json, sys, time
 from vllm_mlx.cli.doctor import check_workers
 from vllm_mlx.cli.options import load_settings
 model, port, secret = sys.argv[1:]
 flags = {"model": model, "tensor_parallel_size": 2, "worker_port": port, "secret_file": secret}
 for check in check_workers(load_settings(flags)):
-    print(check.verdict, check.name)
-    time.sleep(1)
+    print(json.dumps([check.verdict, check.name, check.text]))
+    time.sleep(check.name == "Sums")
 """
 
 
-@pytest.mark.full
 def test_a_worker_stays_until_doctor_lets_it_go(both: Macs) -> None:
     worker = both.start_worker()
     command = [sys.executable, "-c", SLOWLY, str(both.model), str(both.worker_port), str(both.secret)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, worker.code()) == (0, 0), result.stderr
-    assert result.stdout.split() == ["good", "Workers", "good", "Macs", "good", "Link", "good", "Sums"]
+    checks = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [check[:2] for check in checks] == [["good", name] for name in ("Workers", "Macs", "Link", "Sums")]
+    _, macs, link, sums = (text for *_, text in checks)
+    assert "of weights and 0.5 kB a token of context on each of 2 Macs; one Mac would take 1.1 MB" in macs
+    assert "a token waits for 9: " in link
+    assert sums.startswith("right over the link, also those of 2,048 tokens; ")
+
+
+def test_doctor_tells_a_worker_to_check_only_and_why_a_worker_has_left(both: Macs) -> None:
+    """The worker is a bare channel, which refuses once it has its rank."""
+    doctor = both.start_doctor()
+    channel = join(HOST, both.worker_port, both.secret.read_bytes(), 60)
+    channel.say({"facts": facts_of(find_checkpoint(str(both.model))), "host": f"{HOST}:20000"})
+    while "rank" not in (message := channel.hear(60)):
+        channel.say({"here": True})
+    assert message["told"]["only_checks"] is True and message["told"]["max_prefill_chunk"] == 2048
+    channel.say({"stop": "its 3 heads do not divide by 2.", "refuses": True})
+    assert doctor.code() == 1
+    text = " ".join(doctor.printed.split())
+    assert f"Workers Rank 1 ({HOST}) refuses to start: its 3 heads do not divide by 2" in text
 
 
 @pytest.mark.full  # with every run: `serve` refuses it

@@ -95,6 +95,12 @@ class Macs:
         self.worker = self._start("worker", "worker", str(model or self.model), *place)
         return self.worker
 
+    def start_doctor(self) -> Process:
+        """In the place of the server."""
+        place = ["--workers", "--quick", "--worker-port", str(self.worker_port), "--secret-file", str(self.secret)]
+        self.server = self._start("doctor", "doctor", str(self.model), "--tensor-parallel-size", "2", *place)
+        return self.server
+
     def start(self, *flags: str) -> tuple[Process, Process]:
         """Start both, the worker first, and wait until the server is ready."""
         worker, server = self.start_worker(), self.start_server(*flags)
