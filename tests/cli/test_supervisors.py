@@ -143,3 +143,15 @@ def test_a_link_in_a_home_leads_root_nowhere(roots: Path, link: str) -> None:
 )
 def test_the_path_of_the_program_survives_an_upgrade(called: str, stays: str) -> None:
     assert program_path(called) == Path(stays)
+
+
+def test_an_install_that_fails_half_way_leaves_the_first(roots: Path) -> None:
+    """The last of the folders has become a link since then."""
+    assert service("install", "demo", "--system", "nobody", "--port", "8123")[0] == 0
+    folder = roots / "home" / ".local" / "state" / "vllm-mlx"
+    folder.rename(roots / "home" / "moved")
+    folder.symlink_to(roots / "victim")
+    before = files_below(roots)
+    code, text = service("install", "demo", "--system", "nobody", "--port", "8124")
+    assert code == 1 and "cannot be written" in text
+    assert files_below(roots) == before

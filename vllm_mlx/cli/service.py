@@ -84,10 +84,7 @@ class Place:
 
     @property
     def early_log(self) -> Path:
-        """What the process writes before it opens its log, for example that Python itself cannot start.
-
-        The supervisor opens it with its own rights, so that root's is in a folder in which USER can make no link.
-        """
+        """What the process writes before it opens its log. Root's supervisor opens no file in a home."""
         return SYSTEM_LOG if self.user else self.log.with_name("service-start.log")
 
     @contextmanager
@@ -115,9 +112,10 @@ class Place:
                 shutil.chown(path, self.user)
 
     def move(self, path: Path, to: Path) -> None:
-        """Raises CommandFailed."""
+        """Rename a file, if it exists. Raises CommandFailed."""
         with self.changes(path):
-            path.rename(to)
+            if path.exists():
+                path.rename(to)
 
     def remove(self, *paths: Path) -> None:
         """Remove the files that exist. Raises CommandFailed."""
@@ -180,10 +178,11 @@ def install(
         kept = f"# {place.keys} gets the keys, with mode 600.\n" if keys else ""
         print(f"# {service.path}\n{service.definition()}\n# {place.settings}\n{written}{kept}", end="")
         return
-    aside = {path: path.with_name(f"{path.name}.before") for path in _files(place, service) if path.exists()}
-    for path, old in aside.items():
-        place.move(path, old)
+    aside: dict[Path, Path] = {}
     try:
+        for path in _files(place, service):
+            place.move(path, old := path.with_name(f"{path.name}.before"))
+            aside[path] = old
         place.write(place.settings, written)
         place.write(place.keys, keys)
         place.write(place.history, History().text())
@@ -191,11 +190,12 @@ def install(
         place.write_definition(service)
         service.start()
     except CommandFailed:
-        place.remove(*_files(place, service))
         for path, old in aside.items():
-            place.move(old, path)
-        if aside:
             with suppress(CommandFailed):
+                place.remove(path)
+                place.move(old, path)
+        with suppress(CommandFailed):
+            if service.path.exists():
                 service.start()  # the service that was there before
         raise
     place.remove(*aside.values())
