@@ -1,4 +1,4 @@
-"""The command behind scripts/replay. It reports the cached tokens, and does not fail because there were few."""
+"""The command behind scripts/replay. It reports the cached tokens, and keeps a bound of what sessions share."""
 
 import argparse
 import asyncio
@@ -12,10 +12,11 @@ from rich.console import Console
 
 from vllm_mlx.core.errors import VLLMMLXError
 
+from .beginnings import MOST_COMPUTED
 from .conversation import Conversations
 from .ideal import Ideal, Ideals
 from .player import Outcome, Player
-from .report import print_table, to_json
+from .report import groups, print_table, to_json
 from .trace import ReplayError, load
 
 _FILE_WIDTH = 160
@@ -37,6 +38,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--max-tokens", type=int, metavar="N", help="lower each reply's limit to N tokens")
     add("--checkpoint", type=Path, metavar="DIR", help="the served checkpoint, to compute the ideal with its tokenizer")
     add("--chat-template", type=Path, metavar="FILE", help="the --chat-template of the server, if it has one")
+    add("--most-computed", type=float, metavar="R", help="end with 1 if the requests whose beginning another session "
+        "sent first computed more than R tokens for each token of the ideal (default: the bound of a known agent, by "
+        "the name of the trace); needs --checkpoint")  # fmt: skip
     add("--brief", action="store_true", help="print sums only")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
     arguments = parser.parse_args()
@@ -80,6 +84,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         facts = {"trace": arguments.trace.name, "echo": arguments.echo, "max_tokens": arguments.max_tokens}
         arguments.json.write_text(json.dumps(to_json(outcomes, ideals, **facts), indent=1) + "\n", encoding="utf-8")
+    most = arguments.most_computed or MOST_COMPUTED.get(arguments.trace.stem)
+    across = groups(outcomes, ideals).get("across sessions")
+    if most and across and (computed := across.computed_of_ideal) and computed > most:
+        raise ReplayError(f"Across sessions, {computed:.3f} tokens were computed for each of the ideal, over {most}.")
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ Serving real checkpoints' prompts takes minutes without a GPU; what is cached of
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from scripts._bench.checkpoint import is_word_token, load_weights
 from tests.support.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 
-from .trace import load
+from .trace import Recorded, load
 
 VOCAB_SIZE = 16384
 ENDS = ("<|im_end|>", "<end_of_turn>")
@@ -66,7 +66,7 @@ def write_plainly(weights_file: Path, tokenizer: Tokenizer, ends: tuple[str, ...
     mx.save_safetensors(str(weights_file), weights, metadata={"format": "mlx"})
 
 
-def write(folder: Path, trace: Path, architecture: str) -> None:
+def write(folder: Path, trace: Iterable[Recorded], architecture: str) -> None:
     write_checkpoint(
         folder,
         architecture,
@@ -76,7 +76,7 @@ def write(folder: Path, trace: Path, architecture: str) -> None:
         max_position_embeddings=1 << 18,
         **SHAPES[architecture],
     )
-    tokenizer = train(list(dict.fromkeys(text for each in load(trace) for text in texts_of(each.body))))
+    tokenizer = train(list(dict.fromkeys(text for each in trace for text in texts_of(each.body))))
     tokenizer.save(str(folder / "tokenizer.json"))
     opens_thought = "<think>\\n' }}" in (folder / "chat_template.jinja").read_text()
     write_plainly(folder / "model.safetensors", tokenizer, ("</think>", *ENDS) if opens_thought else ENDS)
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--architecture", choices=SHAPES, default="qwen3")
     arguments = parser.parse_args()
-    write(arguments.folder, arguments.trace, arguments.architecture)
+    write(arguments.folder, load(arguments.trace), arguments.architecture)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def processor_of(checkpoint: Path, chat_template: str | None = None) -> RequestP
         formats=reply_formats(config, tokenizer),
         max_model_len=_NO_LIMIT,
         vocab_size=tokenizer.vocab_size,
+        resumes_anywhere=False,
     )
 
 

@@ -31,6 +31,10 @@ class Sums:
     def share(self) -> float | None:
         return None if not self.ideal else self.cached / self.ideal
 
+    @property
+    def computed_of_ideal(self) -> float | None:
+        return None if self.ideal is None else (self.prompt - self.cached) / (self.prompt - self.ideal)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "num_requests": self.num_requests,
@@ -38,6 +42,7 @@ class Sums:
             "cached_tokens": self.cached,
             "ideal_tokens": self.ideal,
             "cached_of_ideal": self.share,
+            "computed_of_ideal": self.computed_of_ideal,
             "completion_tokens": self.replies,
             "median_ttft_s": self.ttft_s,
         }

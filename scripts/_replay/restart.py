@@ -136,7 +136,7 @@ def main() -> None:
         root = Path(folder)
         if arguments.model is None:
             model = root / "model"
-            write(model, arguments.trace, arguments.architecture)
+            write(model, load(arguments.trace), arguments.architecture)
         else:
             model = find_checkpoint(arguments.model).path
         print_table(trace, model, root, arguments.stop or list(AFTER))

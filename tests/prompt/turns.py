@@ -52,6 +52,7 @@ def make_processor(
     reasoning: str = "qwen3",
     tools: str = "hermes",
     memories: Memories = NO_MEMORIES,
+    resumes_anywhere: bool = True,
     **config: Any,
 ) -> RequestProcessor:
     settings = EngineConfig(model="m", reasoning_parser=reasoning, tool_call_parser=tools, **config)
@@ -63,6 +64,7 @@ def make_processor(
         max_model_len=1 << 20,
         vocab_size=tokenizer.vocab_size,
         memories=memories,
+        resumes_anywhere=resumes_anywhere,
     )
 
 

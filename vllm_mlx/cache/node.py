@@ -52,6 +52,10 @@ class ResumeRule:
     def __post_init__(self) -> None:
         assert self.window is None or self.window > 0
 
+    @property
+    def resumes_anywhere(self) -> bool:
+        return not self.needs_state and self.window is None
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Node:

@@ -132,6 +132,7 @@ def _front(
         vision=vision,
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
+        resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
     )
     media = _media_requests(config, vision, facts, thread, decoders)
     return Front(

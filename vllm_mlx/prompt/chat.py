@@ -59,14 +59,17 @@ class ChatPrompts:
         window: ContextWindow,
         formats: ReplyFormats,
         judge: CheckpointReasoning | None,
+        *,
+        resumes_anywhere: bool = True,
     ):
-        """`judge` says whether a prompt opens reasoning."""
+        """`judge` says whether a prompt opens reasoning. `resumes_anywhere`: the model needs no snapshot points."""
         self._tokenizer = tokenizer
         self._template = template
         self._memory = memory
         self._window = window
         self._splicer = Splicer(tokenizer, formats)
         self._judge = judge
+        self._resumes_anywhere = resumes_anywhere
 
     def build(
         self, request: Request, rendered_media: Sequence[RenderedMedia] = (), deadline: Deadline | None = None
@@ -85,7 +88,7 @@ class ChatPrompts:
         deadline.check()
         encoded = self._encode(rendered.text, recalled, request, deadline)
         media, edges = _place(encoded, rendered.media_starts, rendered_media)
-        points = plan_points(self._template, request, encoded, deadline)
+        points = plan_points(self._template, request, encoded, deadline, resumes_anywhere=self._resumes_anywhere)
         inputs = PromptInputs(
             token_ids=encoded.token_ids,
             media=media,

@@ -11,32 +11,39 @@ from ..core.errors import TemplateError
 from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..core.request import Request
 from ..core.tasks import Deadline
-from .encoded import EncodedText
+from .encoded import EncodedText, common_prefix
 from .remembered import Boundary
 from .template import ChatTemplate
+from .volatile import volatile_places
 
 Probes = Sequence[Request]
 
 _NEAR = 8  # tokens: computing fewer again costs less than a copy of recurrent state
+_MAX_PLACES = 4  # points where sessions part, in addition to those that follow from the prompt's structure
+_MIN_GAP = 1000  # characters before such a point
 # Two texts that differ from the first character on: no conversation can share a start with both. The word takes a
 # space before it into its token, as words do and digits do not.
 _TEXTS = ("0 or not", "the")
 
 
 def plan_points(
-    template: ChatTemplate, request: Request, encoded: EncodedText, deadline: Deadline
+    template: ChatTemplate, request: Request, encoded: EncodedText, deadline: Deadline, *, resumes_anywhere: bool
 ) -> tuple[Boundary, ...]:
     """Return the places where later prompts are likely to differ from this one, ascending. `encoded`: this prompt.
 
     They are the ends of the tools with the system prompt, of the conversation before its last question, of the last
-    question, and of the conversation before the generation prompt. A point is left out if the template refuses its
-    probes. Raises what the deadline raises.
+    question, and of the conversation before the generation prompt. A model that does not resume anywhere also needs
+    the places at which the sessions of an agent part. A point is left out if the template refuses its probes. Raises
+    what the deadline raises.
     """
     points: set[Boundary] = set()
     for probes in _all_probes(request):  # nine renderings at most, in addition to the prompt's own
         deadline.check()
         if (point := _common(template, probes, encoded)) is not None:
             points.add(point)
+    if not resumes_anywhere:
+        deadline.check()
+        _add_places(points, _session_places(template, request, encoded.text), encoded)
     return tuple(_distant(sorted(point for point in points if 0 < point.num_tokens < len(encoded.token_ids))))
 
 
@@ -46,6 +53,32 @@ def _common(template: ChatTemplate, probes: Probes, encoded: EncodedText) -> Bou
         return encoded.before_space(min(encoded.common_with(template.probe(probe)) for probe in probes))
     except TemplateError:
         return None
+
+
+def _add_places(points: set[Boundary], places: Iterable[int], encoded: EncodedText) -> None:
+    """Add a point before each of the first places that are far enough from the point before them."""
+    most = len(points) + _MAX_PLACES
+    for place in places:
+        if place - max((point.num_chars for point in points if point.num_chars <= place), default=0) >= _MIN_GAP:
+            points.add(encoded.before_space(encoded.boundary_before(place)))
+            if len(points) == most:
+                return
+
+
+def _session_places(template: ChatTemplate, request: Request, text: str) -> Iterator[int]:
+    """Yield offsets in the prompt's `text`, all before its first reply: the first question, then volatile places."""
+    assert request.messages is not None
+    first = tuple(itertools.takewhile(lambda message: message.role != "assistant", request.messages))
+    end = len(text)
+    if first != request.messages:
+        try:
+            end = common_prefix(text, template.probe(_with_messages(request, first)))
+        except TemplateError:
+            return
+    said = [part for message in first if message.role == "user" for part in message.parts]
+    if len(said) > 1 and isinstance(said[-1], TextPart) and (question := said[-1].text.strip()):
+        yield max(0, text.rfind(question, 0, end))
+    yield from volatile_places(text, end)
 
 
 def _distant(points: Iterable[Boundary]) -> Iterator[Boundary]:

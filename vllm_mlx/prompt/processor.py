@@ -96,10 +96,12 @@ class RequestProcessor:
         vision: VisionProcessor | None = None,
         memories: Memories = NO_MEMORIES,
         has_drafts: bool = False,
+        resumes_anywhere: bool = True,
     ):
         """`vision` is None for a model that takes no images; `memories` keep replies for the next start.
 
-        `has_drafts`: the engine takes drafts from prompts and predictions.
+        `has_drafts`: the engine takes drafts from prompts and predictions. `resumes_anywhere`: the model's cached state
+        serves prompts that begin with any part of it, so it needs no snapshot points.
         """
         self.tokenizer = tokenizer
         self._vision = vision
@@ -114,7 +116,15 @@ class RequestProcessor:
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
         template = ChatTemplate(tokenizer, enable_thinking=config.enable_thinking, markers=markers)
         self.replies = ReplyMemory(journal=memories.replies)
-        self._chats = ChatPrompts(tokenizer, template, self.replies, self._window, formats.replies, formats.judge)
+        self._chats = ChatPrompts(
+            tokenizer,
+            template,
+            self.replies,
+            self._window,
+            formats.replies,
+            formats.judge,
+            resumes_anywhere=resumes_anywhere,
+        )
         self._changes = PromptChanges(tokenizer.decode)
         self._constraints = ConstraintBuilder(
             tokenizer,

@@ -45,7 +45,7 @@ class PrefixPlanner:
         self.tree = tree
         self.fingerprint = fingerprint
         self._rule = rule
-        self._resumes_anywhere = not rule.needs_state and rule.window is None
+        self._resumes_anywhere = rule.resumes_anywhere
         self._footprint = footprint
         self._max_bytes = max_bytes
         self._snapshot_every = snapshot_every

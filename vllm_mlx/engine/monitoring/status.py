@@ -297,7 +297,7 @@ def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProc
         "bytes_per_token": facts.footprint.bytes_per_token,
         "fixed_bytes_per_row": facts.footprint.fixed_bytes,
         "sliding_windows": [window for window, _ in facts.footprint.windows],
-        "resumes_anywhere": rule is not None and not rule.needs_state and rule.window is None,
+        "resumes_anywhere": rule is not None and rule.resumes_anywhere,
         "keeps_recurrent_state": facts.is_recurrent,
         "copied_whole": list(facts.copied_whole),
         "prefix_cache": config.prefix_cache and rule is not None,

@@ -1,0 +1,193 @@
+"""`python -m scripts._replay.beginnings TRACE... FILE`: the first requests of recorded sessions, without their texts.
+
+A line that all sessions of an agent share is kept as its length, and stands again as made-up words of that length.
+Lines in which sessions differ are kept, so that prompts part where the recorded ones do.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .trace import Recorded, load
+
+# The most tokens that requests across sessions may compute, in a model that resumes at snapshot points, for each token
+# that no earlier prompt began with. Sessions of codex differ in the last few lines only.
+MOST_COMPUTED = {"claude_code": 1.02, "codex": 1.10, "opencode": 1.03}
+_KEPT = ("system", "instructions", "messages", "input")
+_WORDS = (
+    "read",
+    "write",
+    "look",
+    "find",
+    "code",
+    "file",
+    "test",
+    "line",
+    "text",
+    "make",
+    "list",
+    "name",
+    "tool",
+    "call",
+)
+
+
+def first_requests(trace: Iterable[Recorded]) -> list[Recorded]:
+    """Return the first request with tools of each session that does not go on from another one."""
+    found: dict[str, Recorded] = {}
+    for recorded in trace:
+        if recorded.protocol is not None and recorded.body is not None and recorded.body.get("tools"):
+            found.setdefault(recorded.session, recorded)
+    return [each for each in found.values() if not any(map(_is_reply, (each.body or {})[_items(each)]))]
+
+
+def _items(recorded: Recorded) -> str:
+    assert recorded.protocol is not None
+    return recorded.protocol.items
+
+
+def _is_reply(item: dict[str, Any]) -> bool:
+    return item.get("role") == "assistant"
+
+
+def shortened(trace: Iterable[Recorded]) -> dict[str, Any]:
+    """The lengths of an agent's shared lines, and its first requests as numbers of lines and lines."""
+    requests = first_requests(trace)
+    texts = [_said(recorded.body or {}) for recorded in requests]
+    shared = set.intersection(*(set(_lines(text)) for text in texts))
+    numbers = {line: number for number, line in enumerate(dict.fromkeys(filter(shared.__contains__, _lines(texts[0]))))}
+    sessions = [
+        {
+            "session": recorded.session,
+            "endpoint": recorded.endpoint,
+            "tools": [len(json.dumps(tool)) for tool in (recorded.body or {})["tools"]],
+            "body": _replaced(text, numbers),
+        }
+        for recorded, text in zip(requests, texts, strict=True)
+    ]
+    return {"lines": [len(line) for line in numbers], "sessions": sessions}
+
+
+def _said(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: _without_ids(body[name]) for name in _KEPT if name in body}
+
+
+def _without_ids(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _without_ids(item) for name, item in value.items() if name not in ("id", "cache_control")}
+        case list():
+            return [_without_ids(item) for item in value]
+    return value
+
+
+def _lines(value: Any) -> Iterable[str]:
+    match value:
+        case {"text": str(text)} | {"content": str(text)}:
+            yield from text.split("\n")
+        case dict():
+            for item in value.values():
+                yield from _lines(item)
+        case list():
+            for item in value:
+                yield from _lines(item)
+
+
+def _replaced(value: Any, numbers: dict[str, int]) -> Any:
+    match value:
+        case {"text": str(text), **rest}:
+            return {**rest, "text": {"lines": _numbered(text, numbers)}}
+        case {"content": str(text), **rest}:
+            return {**rest, "content": {"lines": _numbered(text, numbers)}}
+        case dict():
+            return {name: _replaced(item, numbers) for name, item in value.items()}
+        case list():
+            return [_replaced(item, numbers) for item in value]
+    return value
+
+
+def _numbered(text: str, numbers: dict[str, int]) -> list[list[int] | str]:
+    """The lines of a text: its own, and the first and last numbers of runs of shared ones."""
+    result: list[list[int] | str] = []
+    for line in text.split("\n"):
+        number, last = numbers.get(line), result[-1] if result else None
+        if number is None:
+            result.append(line)
+        elif isinstance(last, list) and last[1] == number - 1:
+            last[1] = number
+        else:
+            result.append([number, number])
+    return result
+
+
+def requests_of(kept: dict[str, Any]) -> list[Recorded]:
+    """Make requests again of what `shortened` kept."""
+    lines = [_words(size, number) for number, size in enumerate(kept["lines"])]
+    return [
+        Recorded(
+            number=number,
+            session=each["session"],
+            at_s=0.0,
+            method="POST",
+            endpoint=each["endpoint"],
+            headers={},
+            body={
+                "model": "m",
+                "stream": True,
+                **_settings(each["endpoint"]),
+                **_restored(each["body"], lines),
+                "tools": [_tool(each["endpoint"], place, size) for place, size in enumerate(each["tools"])],
+            },
+        )
+        for number, each in enumerate(kept["sessions"], 1)
+    ]
+
+
+def _settings(endpoint: str) -> dict[str, Any]:
+    if "responses" in endpoint:
+        return {"max_output_tokens": 1}
+    return {"max_tokens": 1, **({} if "messages" in endpoint else {"stream_options": {"include_usage": True}})}
+
+
+def _words(size: int, number: int) -> str:
+    draw = random.Random(number)
+    return " ".join(draw.choice(_WORDS) for _ in range(size // 5 + 1))[:size]
+
+
+def _restored(value: Any, lines: list[str]) -> Any:
+    match value:
+        case {"lines": list(kept)}:
+            return "\n".join(
+                item if isinstance(item, str) else "\n".join(lines[item[0] : item[1] + 1]) for item in kept
+            )
+        case dict():
+            return {name: _restored(item, lines) for name, item in value.items()}
+        case list():
+            return [_restored(item, lines) for item in value]
+    return value
+
+
+def _tool(endpoint: str, place: int, size: int) -> dict[str, Any]:
+    described = {"name": f"tool_{place}", "description": _words(size, -1 - place)}
+    schema = {"type": "object", "properties": {}}
+    if endpoint.startswith("/v1/messages"):
+        return {**described, "input_schema": schema}
+    function = {**described, "parameters": schema}
+    return {"type": "function", **function} if "responses" in endpoint else {"type": "function", "function": function}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE")
+    parser.add_argument("file", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    agents = {path.stem: shortened(load(path)) for path in arguments.traces}
+    lines = ",\n".join(f"{json.dumps(agent)}: {json.dumps(kept)}" for agent, kept in agents.items())
+    arguments.file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
