@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests.support.promised import PROMISED, check_types
 from tests.support.rows import row
 from tests.support.running import Running, eventually, serving, slowly
 from vllm_mlx.core.config import EngineConfig
@@ -16,44 +17,7 @@ from vllm_mlx.server import log
 from .documents import documented_reply
 from .watched import engine_served
 
-REQUEST_FIELDS = {
-    "request_id": str,
-    "status": str,
-    "phase": str,
-    "elapsed_s": float,
-    "prompt_tokens": int,
-    "completion_tokens": int,
-    "max_tokens": int,
-    "progress": float,
-    "tokens_per_second": float,
-    "hit": str,
-    "cached_tokens": int,
-}
-SERVER_FIELDS = {
-    "status": str,
-    "model": str,
-    "uptime_s": float,
-    "steps_executed": int,
-    "num_running": int,
-    "num_waiting": int,
-    "total_requests_processed": int,
-    "total_prompt_tokens": int,
-    "total_completion_tokens": int,
-    "generation_tps": float,
-    "prompt_tps": float,
-    "requests": list,
-}
-CACHE_FIELDS = {
-    "hits": int,
-    "misses": int,
-    "hit_rate": float,
-    "evictions": int,
-    "tokens_saved": int,
-    "current_memory_mb": float,
-    "max_memory_mb": float,
-    "memory_utilization": float,
-    "entry_count": int,
-}
+NAMES = PROMISED["S4-32"]
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +42,14 @@ def ask(client: httpx.Client, text: str, **fields) -> dict:
     return reply.json()
 
 
-def has_types(values: dict, types: dict) -> bool:
-    return all(type(values[name]) is kind for name, kind in types.items())
-
-
 @row("S4-5", "S4-32")
 def test_an_idle_server_has_every_field(server):
     status = server.get("/v1/status").json()
-    assert has_types(status, SERVER_FIELDS)
-    assert has_types(status["cache"], CACHE_FIELDS)
+    check_types(status, NAMES["server"])
+    check_types(status["cache"], NAMES["cache"])
     assert status["status"] == "idle"
     assert status["requests"] == []
-    assert set(status["metal"]) == {"active_memory_gb", "peak_memory_gb", "cache_memory_gb", "limit_memory_gb"}
+    assert set(status["metal"]) == {*NAMES["metal"], "limit_memory_gb"}
     assert set(status["system"]) == {"process_memory_gb", "pressure"}
 
 
@@ -142,11 +102,11 @@ def test_a_request_under_way_is_shown(server, running):
         status = documented_reply(server, "/v1/status")
         assert status["status"] == "running"
         [request] = status["requests"]
-        assert has_types(request, REQUEST_FIELDS)
+        check_types(request, NAMES["request"])
         assert request["phase"] == "generation"
         assert 0 < request["progress"] < 1
         assert request["ttft_s"] > 0
-        assert request["hit"] == "miss"
+        assert request["cache_hit_type"] == "miss"
         assert status["num_running"] == 1
 
 
@@ -174,10 +134,11 @@ def test_a_prompt_that_is_read_and_one_that_waits(narrow, monkeypatch, caplog):
                 reading += [request for request in seen if request["phase"] == "prefill"]
                 waiting += [request for request in seen if request["phase"] == "queued" and request["prompt_tokens"]]
         usages = [each.result()["usage"] for each in asked]
-    assert {request["hit"] for request in reading} <= {"miss", "lcp"}
+    assert {request["cache_hit_type"] for request in reading} <= {"miss", "lcp"}
     assert all(0 <= request["progress"] < 1 for request in reading)
     assert all(request["status"] == "waiting" and request["progress"] == 0 for request in waiting)
-    assert {request["hit"] for request in waiting} == {None}
+    assert {request["cache_hit_type"] for request in waiting} == {None}
+    assert {"generation", *(request["phase"] for request in (*reading, *waiting))} == set(NAMES["phases"])
     eventually(lambda: len(re.findall(r"hit=\w+ cache_mb=\d+\.\d/\d+\.\d ", caplog.text)) == 2)
     for usage in usages:
         done = [int(share) for share in re.findall(rf"prefill=(\d+)/{usage['prompt_tokens']} ", caplog.text)]
@@ -194,6 +155,7 @@ def test_each_kind_of_hit_on_the_wire_and_in_the_log(server, running, caplog):
     server.post("/v1/completions", json={"prompt": "red and blue and green", "max_tokens": 1})
     kinds.append(hit_kind(server, running, "red and blue and green or white"))
     assert kinds == ["miss", "exact", "supersequence", "lcp", "prefix"]
+    assert set(kinds) == set(NAMES["hits"])
     kinds.insert(4, "miss")
     eventually(lambda: re.findall(r"hit=(\w+)", caplog.text) == kinds)
 
@@ -206,7 +168,7 @@ def hit_kind(client: httpx.Client, running: Running, prompt: str) -> str:
         next(lines)
         [request] = client.get("/v1/status").json()["requests"]
     eventually(lambda: not client.get("/v1/status").json()["requests"])
-    return request["hit"]
+    return request["cache_hit_type"]
 
 
 @row("S0-13")

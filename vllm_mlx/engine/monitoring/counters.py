@@ -140,7 +140,7 @@ class ReplyProgress(TypedDict):
     progress: float
     tokens_per_second: float
     ttft_s: float | None
-    hit: str | None  # null until the prompt is looked up
+    cache_hit_type: str | None  # null until the prompt is looked up
     cached_tokens: int
     disk_tokens: int
     tier: Tier | None
@@ -246,7 +246,7 @@ class ReplyStats:
             "progress": round(self._progress(), 4),
             "tokens_per_second": round((self.completion_tokens - 1) / decoding_s, 2) if decoding_s > 0 else 0.0,
             "ttft_s": None if self.first_token_s is None else round(self.first_token_s - self.arrived_s, 4),
-            "hit": None if self.receipt is None else self.receipt.hit,
+            "cache_hit_type": None if self.receipt is None else self.receipt.hit,
             "cached_tokens": 0 if self.receipt is None else self.receipt.cached_tokens,
             "disk_tokens": 0 if self.receipt is None else self.receipt.disk_tokens,
             "tier": None if self.receipt is None else self.receipt.tier,
