@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.media.hosts import HERE, host, reply
 from tests.support.commands import call, refusal
 from vllm_mlx.cli.status import status_view
 
@@ -68,6 +69,15 @@ def test_no_server_is_one_sentence_that_says_how_to_start_one() -> None:
         "vllm-mlx: No server answers at http://127.0.0.1:9. Start one with `vllm-mlx serve MODEL`, "
         "or give its address with --url."
     )
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["cache", "memory"], ["models", "load"]])
+@pytest.mark.parametrize("answer", [b"[]", b"3", b'{"status": "ok", "cache": 3, "requests": 5, "data": 3}'])
+def test_another_program_is_told_from_a_server(command: list[str], answer: bytes) -> None:
+    with host() as other:
+        other.routes |= dict.fromkeys(("/v1/status", "/v1/cache", "/v1/models"), reply(answer))
+        line = refusal(*command, "--url", other.url("", HERE))
+    assert line.startswith(f"vllm-mlx: The program at {other.url('', HERE)} is not vllm-mlx.")
 
 
 def test_the_port_is_that_of_the_settings() -> None:

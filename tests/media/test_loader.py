@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import contextlib
 import gc
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from PIL import Image
 
 from tests.support.running import eventually
 from vllm_mlx.core.config import MediaConfig
-from vllm_mlx.core.errors import InvalidImage, Overloaded
+from vllm_mlx.core.errors import InvalidImage, Overloaded, ShuttingDown
 from vllm_mlx.core.messages import ImagePart, VideoPart
 from vllm_mlx.media import files, loader
 from vllm_mlx.media.decode import DecodedImage, ImageFile
@@ -305,6 +307,28 @@ def test_closing_fails_what_is_under_way(pictures: Host) -> None:
 
     asyncio.run(run())
     loading.close()
+
+
+def test_each_part_that_enters_while_the_loader_closes_has_an_end() -> None:
+    """A thread that waits for such a part would never end, and neither would the process."""
+    for _ in range(20):
+        loading, futures = Loading(), []
+        entering = threading.Event()
+
+        def enter() -> None:
+            for number in range(300):
+                futures.append(loading.loader.start(ImagePart(b"%d" % number), as_pixels, ""))  # noqa: B023
+                entering.set()  # noqa: B023
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        entering.wait(10)
+        loading.close()
+        thread.join(10)
+        assert len(futures) == 300
+        for future in futures:
+            with contextlib.suppress(CancelledError):
+                assert isinstance(future.exception(10), InvalidImage | ShuttingDown)
 
 
 def test_the_callers_loop_hardly_waits(loading: Loading) -> None:

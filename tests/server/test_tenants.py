@@ -9,13 +9,16 @@ import pytest
 
 from tests.support.running import Running, eventually, serving, slowly
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.tenants import APIKey
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineStatus
 from vllm_mlx.server.status import Recent
 
 from .documents import documented_reply
+from .watched import engine_served
 
 ASK: Any = {"input": "Tell me something that is long enough to be kept, please. " * 4, "max_output_tokens": 4}
+NOTHING: Any = {"models": [], "requests": [], "model": "m", "model_facts": {"model": "m"}}
 ENDLESS: Any = {
     "messages": [{"role": "user", "content": "Go."}],
     "max_tokens": 3000,
@@ -111,7 +114,7 @@ def test_a_holder_sees_no_words_and_ids_of_another_s_requests(ann: httpx.Client,
 
 def test_replies_to_another_s_requests_are_one_sum() -> None:
     reply: Any = {"request_id": "msg_1", "prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 3}
-    recent, nothing = Recent(), cast(EngineStatus, {"models": [], "requests": []})
+    recent, nothing = Recent(), cast(EngineStatus, NOTHING)
     for tenant in ("ann", "cat", "ben"):
         recent.add_reply(reply, tenant=tenant)
     scope: Any = {"state": {"tenant": "ben", "is_admin": False}}
@@ -144,9 +147,24 @@ def test_what_another_cached_and_was_told_is_one_sum_everywhere(ann: httpx.Clien
 @pytest.mark.parametrize("state", [{"tenant": "ann", "is_admin": True}, {}])
 def test_without_several_keys_everything_is_seen(state: Any) -> None:
     error: Any = {"request_id": "a", "message": "b", "path": "/v1/c"}
-    recent, nothing = Recent(), cast(EngineStatus, {"models": [], "requests": []})
+    recent, nothing = Recent(), cast(EngineStatus, NOTHING)
     recent.add_error(error, tenant=state.get("tenant", ""))
     recent.add_reply(error, tenant=state.get("tenant", ""))
     scope: Any = {"state": state, "client": ("192.0.2.1", 5)}
     status = recent.status_for(scope, nothing)
     assert status["last_errors"] == status["last_replies"] == [error] and not any(status["other_replies"].values())
+
+
+def test_only_who_manages_the_server_sees_the_path_of_a_folder(checkpoint: Any) -> None:
+    folder = checkpoint("qwen3")
+    keys = (APIKey("ann", "a-secret"), APIKey("root", "r-secret", is_admin=True))
+    with (
+        engine_served(folder, options={"api_keys": keys}) as server,
+        server.http(headers={"x-api-key": "a-secret"}) as ann,
+        server.http(headers={"x-api-key": "r-secret"}) as root,
+    ):
+        [name] = {model["id"] for model in ann.get("/v1/models").json()["data"][:1]}
+        for path in ("/v1/models", f"/v1/models/{name}", "/v1/status"):
+            seen, all_of_it = ann.get(path).text, root.get(path).text
+            assert str(folder.parent) not in seen and folder.name in seen
+            assert str(folder) in all_of_it

@@ -1,14 +1,17 @@
 """Watching a real engine over a socket: what the server says of a load agrees with what its clients saw."""
 
+import asyncio
 import json
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.running import Running, eventually, slowly
+from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.server.status import History
 
 from .documents import documented_reply
@@ -89,6 +92,31 @@ def test_what_is_kept_of_the_past_is_bounded(client: httpx.Client) -> None:
     for number in range(20):
         history.add(status, number)
     assert [sample["time"] for sample in history.samples()] == [15, 16, 17, 18, 19]
+
+
+def test_a_sample_that_fails_is_logged_and_the_next_one_is_taken(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    history, status = History(every_s=0.01), client.get("/v1/status").json()
+    answers = iter([status, *[KeyError("latency")] * 3, status, EngineDead("it has ended"), status])
+
+    async def ask() -> Any:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def follow() -> None:
+        async with history.following(ask):
+            while len(history.samples()) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+
+    assert history.age_s(time.time()) is None
+    asyncio.run(asyncio.wait_for(follow(), 20))
+    assert len(history.samples()) == 2, "none is asked of an engine that has ended"
+    assert caplog.text.count("It does not affect: the history") == 3
+    assert history.age_s(history.samples()[-1]["time"] + 5) == 5
 
 
 def test_parts_of_the_budget_add_up(client: httpx.Client) -> None:

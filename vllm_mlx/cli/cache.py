@@ -141,7 +141,7 @@ def _clear_there(root: Path | None, server: Remote, salt: str | None, model: str
     if model is not None:
         raise WrongUsage(f"{why} Stop it first: --model needs a folder that no server uses.".strip())
     try:
-        disk = server.get("/v1/status")["cache"].get("disk") or {} if root is not None else {}
+        disk = server.status()["cache"].get("disk") or {} if root is not None else {}
     except NoServer as error:
         raise CommandFailed(f"{why} No server answers at {server.url}: give its address with --url.") from error
     if root is not None and disk.get("folder") != str(root):
@@ -173,7 +173,9 @@ def verify(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
 @cache_app.command()
 def memory(as_json: AsJson = False, url: UrlOption = None, api_key: KeyOption = None) -> None:
     """Print what a running server's prefix cache holds in memory."""
-    held = find_server(url, api_key, as_admin=True).get("/v1/cache")
+    server = find_server(url, api_key, as_admin=True)
+    server.status()  # or another program answers
+    held = server.get("/v1/cache")
     if as_json:
         print(json.dumps(held, indent=2))
     else:

@@ -234,10 +234,10 @@ def _line(card: Mapping[str, Any]) -> str:
     return f"  {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}."
 
 
-def _served() -> list[Mapping[str, Any]]:
+def _served() -> list[dict[str, Any]]:
     """Return the models of the server with the settings of this machine; none if no server runs."""
     with suppress(CommandFailed, ConfigError):
-        return list(replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S).get("/v1/models")["data"])
+        return replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S).entries("/v1/models")
     return []
 
 

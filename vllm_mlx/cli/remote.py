@@ -65,6 +65,20 @@ class Remote:
     def get(self, path: str) -> Any:
         return self._json("GET", path)
 
+    def entries(self, path: str) -> list[dict[str, Any]]:
+        """Return the entries of a list of the server."""
+        entries = self.get(path).get("data") or []
+        if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
+            raise CommandFailed(self._other_program())
+        return entries
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the server."""
+        fields: dict[str, Any] = self.get("/v1/status")
+        if not (isinstance(fields.get("build"), dict) and isinstance(fields.get("cache"), dict)):
+            raise CommandFailed(self._other_program())
+        return fields
+
     def post(self, path: str) -> Any:
         return self._json("POST", path)
 
@@ -90,7 +104,7 @@ class Remote:
 
     def models(self) -> list[Model]:
         """Return the models that are served, the default first."""
-        models = [Model.of(card) for card in self.get("/v1/models").get("data") or []]
+        models = [Model.of(card) for card in self.entries("/v1/models")]
         if not all(model.name.isprintable() for model in models):
             raise CommandFailed(f"{self.url} serves a model with a line break or control character in its name.")
         if not models:
@@ -119,9 +133,15 @@ class Remote:
             if response.is_error:
                 raise CommandFailed(self._refusal(response))
             try:
-                return response.json()
+                answer = response.json()
             except ValueError as error:
                 raise CommandFailed(f"{self.url}{path} did not answer with JSON.") from error
+            if not isinstance(answer, dict):
+                raise CommandFailed(self._other_program())
+            return answer
+
+    def _other_program(self) -> str:
+        return f"The program at {self.url} is not vllm-mlx. Give the address of a vllm-mlx server with --url."
 
     def _client(self, timeout_s: float) -> httpx.Client:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}

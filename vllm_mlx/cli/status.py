@@ -28,7 +28,7 @@ def status(
     """Print what the server is doing: requests, speed, memory, cache. Ctrl-C ends it."""
     server = find_server(url, api_key, as_admin=True)
     screen = console()
-    fields = server.get("/v1/status")
+    fields = server.status()
     if as_json:
         print(json.dumps(fields, indent=2))
     elif once or not screen.is_terminal:
@@ -51,7 +51,7 @@ def _follow(server: Remote, fields: dict[str, Any], interval_s: float, screen: C
 def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], RenderableType]:
     """Ask for the latest fields. If the server does not answer, it may be restarting: the last fields stay."""
     try:
-        fields = server.get("/v1/status")
+        fields = server.status()
     except CommandFailed as error:
         return last, status_view(server.url, last, trouble=error.message)
     return fields, status_view(server.url, fields)

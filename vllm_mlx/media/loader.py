@@ -4,11 +4,11 @@ import asyncio
 import math
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -113,6 +113,7 @@ class MediaLoader:
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
+        self._entering = threading.Lock()  # work enters the loop, or the loop is closed
         self._thread = threading.Thread(target=self._loop.run_forever, name="images", daemon=True)
         self._thread.start()
 
@@ -151,13 +152,11 @@ class MediaLoader:
         async def load() -> RenderedMedia:
             return (await self.load([part], render, salt=salt))[part]
 
-        loading = load()
         try:
-            return asyncio.run_coroutine_threadsafe(loading, self._loop)
-        except RuntimeError:  # the loop is closed
-            loading.close()
+            return self._enter(load())
+        except ShuttingDown as error:
             failed: Future[RenderedMedia] = Future()
-            failed.set_exception(ShuttingDown())
+            failed.set_exception(error)
             return failed
 
     async def read(
@@ -175,7 +174,7 @@ class MediaLoader:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
             await asyncio.to_thread(self._thread.join)
-        self._loop.close()
+        await asyncio.to_thread(self._close_loop)
         for workers in (self._readers, self._decoders, self._frame_workers, self._renderer):
             workers.close()
 
@@ -183,7 +182,7 @@ class MediaLoader:
         self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline | None
     ) -> dict[P, T]:
         work_on_loop = self._outcome(work, salt, tenant, deadline or Deadline(math.inf, ""))
-        running = asyncio.run_coroutine_threadsafe(work_on_loop, self._loop)
+        running = self._enter(work_on_loop)
         try:
             outcome = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -198,15 +197,32 @@ class MediaLoader:
         finally:
             del outcome, running  # or the error and this frame would keep each other alive
 
+    def _close_loop(self) -> None:
+        with self._entering:
+            if not self._loop.is_closed():
+                self._loop.run_until_complete(self._cancel())  # work that entered after the loop was stopped
+            self._loop.close()
+
+    def _enter(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start work on the loader's own loop, from any thread. Raises ShuttingDown if the loop is closed."""
+        with self._entering:
+            if self._loop.is_closed():
+                work.close()
+                raise ShuttingDown()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     # -- on the loader's own loop
 
     async def _end(self) -> None:
+        await self._cancel()
+        await self._fetcher.close()
+        self._loop.stop()
+
+    async def _cancel(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._fetcher.close()
-        self._loop.stop()
 
     async def _outcome(
         self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline
@@ -304,7 +320,7 @@ class MediaLoader:
         """Decode one frame of a video. Called on another thread."""
         if file.num_pixels <= LARGE_PIXELS:
             return file.pixels()
-        return asyncio.run_coroutine_threadsafe(self._large_pixels(file, allowance), self._loop).result()
+        return self._enter(self._large_pixels(file, allowance)).result()
 
     def _wanted(self, parts: Sequence[MediaPart], recall: Recall) -> list[Wanted]:
         """Return every source once. Parts are numbered from 1, images and videos separately."""

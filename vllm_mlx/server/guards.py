@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -209,6 +210,11 @@ def is_admin(scope: Scope) -> bool:
     """
     by_key: bool | None = scope.get("state", {}).get("is_admin")
     return _comes_from_this_machine(scope) if by_key is None else by_key
+
+
+def shown_model(scope: Scope, model: str) -> str:
+    """Return a checkpoint as the sender may see it: only who manages the server sees the path of a folder."""
+    return model if is_admin(scope) or not Path(model).is_absolute() else Path(model).name
 
 
 def require_admin(scope: Scope) -> None:

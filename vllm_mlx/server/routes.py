@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ..api.anthropic.decode import MessageSpec, decode_count_request, decode_messages_request
 from ..api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
@@ -24,7 +25,7 @@ from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
 from .generations import RequestGeneration
-from .guards import require_admin
+from .guards import require_admin, shown_model
 from .log import record_of
 from .streaming import owned, reply_to, while_connected
 
@@ -131,7 +132,7 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: Catalog
 def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
-    def card(name: str) -> ModelCard:
+    def card(name: str, scope: Scope) -> ModelCard:
         name, position = models.resolve(name)
         entry, front, state = models.entries[position], engine.fronts[position], engine.state_of(position)
         info = front.info
@@ -139,7 +140,7 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
             id=name,
             created=info.created,
             owned_by="vllm-mlx",
-            root=info.model,
+            root=shown_model(scope, info.model),
             max_model_len=info.max_model_len,
             display_name=name,
             created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
@@ -154,13 +155,13 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
         )
 
     @router.get("/v1/models", responses={200: {"model": ModelList}})
-    async def list_models() -> Response:
-        cards = [card(name) for name in models.names]
+    async def list_models(http: Request) -> Response:
+        cards = [card(name, http.scope) for name in models.names]
         return as_json(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
-    async def show_model(model_id: str) -> Response:
-        return as_json(card(model_id))
+    async def show_model(model_id: str, http: Request) -> Response:
+        return as_json(card(model_id, http.scope))
 
     @router.post("/v1/models/{model_id:path}/load", responses=_OF_COMMAND)
     @router.post("/v1/models/{model_id:path}/unload", responses=_OF_COMMAND)
@@ -173,6 +174,6 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
         _, position = models.resolve(model_id)
         is_load = http.url.path.endswith("/load")
         await (engine.load_model if is_load else engine.unload_model)(position, wait=wait)
-        return as_json(card(models.entries[position].name))
+        return as_json(card(models.entries[position].name, http.scope))
 
     return router

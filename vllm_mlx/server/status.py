@@ -26,11 +26,12 @@ from ..api.error_replies import OpenAIError
 from ..cache.node import Space
 from ..cache.stats import Entry
 from ..core.errors import EngineDead, VLLMMLXError, shown
+from ..core.fence import Fence
 from ..core.receipt import Tier
 from ..engine.client import EngineClient
 from ..engine.monitoring.counters import ReplyProgress
 from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
-from .guards import is_admin, managed_salts, may_see, tenant_of
+from .guards import is_admin, managed_salts, may_see, shown_model, tenant_of
 
 MAX_ERRORS = 20
 MAX_REPLIES = 30
@@ -111,10 +112,14 @@ class Sample(TypedDict):
 
 
 class StatusHistory(TypedDict):
-    """Samples of the last ten minutes, one every `every_s` seconds, oldest first."""
+    """Samples of the last ten minutes, one every `every_s` seconds, oldest first.
+
+    `age_s` is the age of the last one in seconds, which grows if samples fail; null if there is none.
+    """
 
     object: Literal["list"]
     every_s: float
+    age_s: float | None
     data: list[Sample]
 
 
@@ -180,6 +185,8 @@ class Recent:
         status = {
             "time": round(time.time(), 3),
             **engine,
+            "model": shown_model(scope, engine["model"]),
+            "model_facts": {**engine["model_facts"], "model": shown_model(scope, engine["model_facts"]["model"])},
             "served_model_names": list(names),
             "requests": [_visible(viewer, entry["tenant"], entry) for entry in engine["requests"]],
             "last_replies": [reply for owner, reply in reversed(self._replies) if viewer in (None, owner)],
@@ -225,12 +232,13 @@ class History:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _follow(self, ask: Callable[[], Awaitable[EngineFigures]]) -> None:
-        try:
-            while True:
-                self.add(await ask(), time.time())
-                await asyncio.sleep(self.every_s)
-        except EngineDead:
-            return
+        while True:
+            with Fence("the history, which goes on with its next sample"):
+                try:
+                    self.add(await ask(), time.time())
+                except EngineDead:
+                    return
+            await asyncio.sleep(self.every_s)
 
     def add(self, figures: EngineFigures, unix_s: float) -> None:
         latency = figures["latency"]
@@ -250,6 +258,10 @@ class History:
     def samples(self) -> list[Sample]:
         """Return the samples, oldest first."""
         return list(self._samples)
+
+    def age_s(self, unix_s: float) -> float | None:
+        """Return the age of the last sample in seconds; None if there is none."""
+        return round(max(0.0, unix_s - self._samples[-1]["time"]), 3) if self._samples else None
 
 
 def status_routes(engine: EngineClient, names: Sequence[str], recent: Recent, history: History) -> APIRouter:
@@ -284,7 +296,12 @@ def _add_status(
     @router.get("/v1/status/history", responses={200: {"model": StatusHistory}})
     async def past() -> Response:
         """Report rates and latencies of the last ten minutes, oldest first."""
-        samples: StatusHistory = {"object": "list", "every_s": history.every_s, "data": history.samples()}
+        samples: StatusHistory = {
+            "object": "list",
+            "every_s": history.every_s,
+            "age_s": history.age_s(time.time()),
+            "data": history.samples(),
+        }
         return _json(samples)
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
