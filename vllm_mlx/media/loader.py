@@ -113,7 +113,8 @@ class MediaLoader:
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
-        self._entering = threading.Lock()  # work enters the loop, or the loop is closed
+        self._entering = threading.Lock()  # work enters the loop, or no more work may
+        self._is_closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="images", daemon=True)
         self._thread.start()
 
@@ -199,14 +200,15 @@ class MediaLoader:
 
     def _close_loop(self) -> None:
         with self._entering:
-            if not self._loop.is_closed():
-                self._loop.run_until_complete(self._cancel())  # work that entered after the loop was stopped
-            self._loop.close()
+            self._is_closed = True
+        if not self._loop.is_closed():
+            self._loop.run_until_complete(self._cancel())  # work that entered after the loop was stopped
+        self._loop.close()
 
     def _enter(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start work on the loader's own loop, from any thread. Raises ShuttingDown if the loop is closed."""
         with self._entering:
-            if self._loop.is_closed():
+            if self._is_closed:
                 work.close()
                 raise ShuttingDown()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
