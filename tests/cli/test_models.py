@@ -74,6 +74,17 @@ def test_models_of_lm_studio_are_found_served_and_removed(tmp_path: Path, checkp
     assert "is not a downloaded model" in refusal("models", "rm", name, "--yes", **own)
 
 
+def test_files_of_macos_hide_no_model(hub: Path) -> None:
+    def listed() -> list[str]:
+        return [model["name"] for model in json.loads(call("models", "--json", HF_HUB_CACHE=str(hub)).stdout)]
+
+    before = listed()
+    for folder in [hub, *(path for path in hub.rglob("*") if path.is_dir())]:
+        (folder / "._x").write_bytes(b"\x00\x05\x16\x07\xff".ljust(4096))
+        (folder / ".DS_Store").write_bytes(bytes(64))
+    assert before and listed() == before
+
+
 def test_a_model_of_the_hub_is_removed_with_all_of_its_files(hub: Path) -> None:
     result = call("models", "rm", "org/whole", "--yes", HF_HUB_CACHE=str(hub), VLLM_MLX_PORT="9")
     assert result.returncode == 0, result.stderr

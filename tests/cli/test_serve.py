@@ -151,7 +151,7 @@ from vllm_mlx.cli.main import main
 from vllm_mlx.engine import loading
 
 def start(*_):
-    raise ValueError("nobody thought of this")
+    raise {error}
 
 loading.start_engine = start
 sys.argv = ["vllm-mlx", "serve", "demo", "--port", "0"]
@@ -159,11 +159,21 @@ main()
 """
 
 
-def test_an_error_of_the_server_itself_asks_to_be_started_again() -> None:
-    result = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == ExitCode.RESTART
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ('ValueError("nobody thought of this")', ExitCode.FAILED),
+        ('IsADirectoryError(21, "Is a directory")', ExitCode.FAILED),
+        ('OSError(28, "No space left on device")', ExitCode.RESTART),
+        ('RuntimeError("[METAL] Command buffer execution failed")', ExitCode.RESTART),
+    ],
+)
+def test_only_an_error_that_may_pass_asks_to_be_started_again(error: str, code: ExitCode) -> None:
+    program = BROKEN.replace("{error}", error)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == code
     *trace, last = result.stderr.splitlines()
-    assert last == "vllm-mlx: The server ended with an internal error: ValueError: nobody thought of this"
+    assert last.startswith(f"vllm-mlx: The server ended with an internal error: {error.partition('(')[0]}: ")
     assert "Traceback (most recent call last):" in trace
 
 

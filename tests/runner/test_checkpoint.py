@@ -1,12 +1,17 @@
 """Every way a checkpoint can be wrong is one line that says what to do."""
 
+import asyncio
 import json
+import os
 import shutil
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from tests.support.commands import call
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.errors import ModelLoadError
+from vllm_mlx.core.errors import ConfigError, ModelLoadError
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
@@ -17,9 +22,14 @@ def broken(checkpoint, tmp_path):
     return shutil.copytree(checkpoint("llama"), tmp_path / "model")
 
 
+def start(model) -> None:
+    """Start an engine and end it again."""
+    asyncio.run(start_engine(EngineConfig(model=str(model), memory_budget_bytes=1 << 30)).shutdown(0))
+
+
 def message(model) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        start_engine(EngineConfig(model=str(model), memory_budget_bytes=1 << 30))
+        start(model)
     text = caught.value.message
     assert "\n" not in text
     assert "Traceback" not in text
@@ -59,10 +69,100 @@ def test_no_weights(broken):
     assert "safetensors" in message(broken)
 
 
-def test_truncated_weights(broken):
-    weights = (broken / "model.safetensors").read_bytes()
-    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    assert "Cannot load" in message(broken)
+APPLE_DOUBLE = bytes.fromhex("0005160700020000") + b"Mac OS X".ljust(4088)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 5242880\n" % (b"4d7a2146" * 8)
+AGAIN = "Download this file again."
+CONTENTS = {
+    "empty": b"",
+    "pointer": POINTER,
+    "of macOS": APPLE_DOUBLE,
+    "zeros": bytes(8192),
+    "not UTF-8": b"\xff\xfe\x00" * 50,
+    "list": b"[]",
+    "number": b"5",
+    "nested": b"[" * 200_000,
+    "header of all": (1 << 40).to_bytes(8, "little"),
+    "header is a list": b"\3\0\0\0\0\0\0\0[1]",
+    "header of texts": b'\7\0\0\0\0\0\0\0{"a":1}'[:15],
+    "header not UTF-8": b'\7\0\0\0\0\0\0\0{"\xff":1}',
+}
+
+
+def folder_instead(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def link_to_nothing(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def unreadable(file: Path) -> None:
+    file.chmod(0)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("empty", f"is empty. {AGAIN}"),
+        ("pointer", "is a Git LFS pointer, without the content. Download it"),
+        ("of macOS", f"is not a safetensors file, or is cut short. {AGAIN}"),
+        ("header of all", f"is not a safetensors file, or is cut short. {AGAIN}"),
+        ("header is a list", f"has a damaged header. {AGAIN}"),
+        ("header not UTF-8", f"has a damaged header. {AGAIN}"),
+        (folder_instead, f"is not a file, or a link to a file that is not there. {AGAIN}"),
+        (link_to_nothing, f"is not a file, or a link to a file that is not there. {AGAIN}"),
+        (cut, f"is cut short. {AGAIN}"),
+    ],
+)
+def test_a_file_that_holds_no_weights_is_named(broken, content, words):
+    file = broken / "model.safetensors"
+    content(file) if callable(content) else file.write_bytes(CONTENTS[content])
+    assert message(broken).startswith(f"{file} {words}")
+    served = call("serve", str(broken), "--port", "0")
+    assert served.returncode == 1 and served.stderr.splitlines()[-1].startswith(f"vllm-mlx: {file} {words}")
+    checked = call("doctor", "--quick", "--json", str(broken), VLLM_MLX_PORT="0")
+    assert checked.returncode == 1 and f"{file} {words}" in checked.stdout
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"])
+def test_a_pointer_in_place_of_a_small_file_is_named(broken, name):
+    (broken / name).write_bytes(POINTER)
+    assert message(broken).startswith(f"{broken / name} is a Git LFS pointer")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "vision:qwen3_5"])
+def test_files_of_macos_beside_the_others_do_not_count(checkpoint, tmp_path, name):
+    copy = shutil.copytree(checkpoint(name), tmp_path / "model")
+    fingerprint = find_checkpoint(str(copy)).fingerprint()
+    for file in [*copy.iterdir(), copy / "model.gguf", copy / "pytorch_model.bin"]:
+        (copy / f"._{file.name}").write_bytes(APPLE_DOUBLE)
+    (copy / ".DS_Store").write_bytes(bytes(8192))
+    assert find_checkpoint(str(copy)).fingerprint() == fingerprint
+    start(copy)
+    assert call("doctor", "--quick", str(copy), VLLM_MLX_PORT="0").returncode == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["llama", "vision:qwen3_5"])
+def test_a_damaged_file_is_never_a_fault_of_the_server(checkpoint, tmp_path, name):
+    damages = [*CONTENTS, folder_instead, link_to_nothing, cut, *([unreadable] if os.getuid() else [])]
+    for file in sorted(file.name for file in checkpoint(name).iterdir()):
+        for number, damage in enumerate(damages):
+            copy = shutil.copytree(checkpoint(name), tmp_path / f"{file}-{number}")
+            damage(copy / file) if callable(damage) else (copy / file).write_bytes(CONTENTS[damage])
+            with suppress(ConfigError):
+                start(copy)
+
+
+@pytest.mark.parametrize("model", ["~nobody-of-this-name/model", "/" + "long/" * 2000])
+def test_a_path_that_the_system_refuses(model):
+    assert "cannot be read: " in message(model)
 
 
 def test_weights_of_another_shape(broken):

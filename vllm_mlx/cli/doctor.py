@@ -285,15 +285,14 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     from ..ranks.shards import several_macs, shard_of
     from ..runner.checkpoint import find_checkpoint
     from ..runner.device import device_memory
+    from ..runner.load_model import begin_loading
 
     try:
         facts, config = describe(folder), settings.engine_config()
         found = find_checkpoint(str(folder), trust_remote_code=config.trust_remote_code)
         reply_formats(config, checked_tokenizer(config, found))
-        num_macs, trusts = config.tensor_parallel_size, config.trust_remote_code
-        shard = (
-            None if num_macs == 1 else shard_of(found, num_macs, text_only=config.text_only, trust_remote_code=trusts)
-        )
+        num_macs, trusts, text_only = config.tensor_parallel_size, config.trust_remote_code, config.text_only
+        shard = None if num_macs == 1 else shard_of(found, num_macs, text_only=text_only, trust_remote_code=trusts)
     except ConfigError as error:
         return Check(name, "bad", error.message)
 
@@ -317,10 +316,17 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         left = least_memory(config, found, budget_of(config, held_bytes), weights_bytes).rows_bytes
     except ConfigError as error:
         return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
-    if not bytes_per_token:
-        return Check(name, "good", f"{text}; {readable(left)} remain for conversations")
-    room = left // bytes_per_token
-    text += f"; {readable(left)} remain, about {room:,} tokens of conversations"
+    room = left // bytes_per_token if bytes_per_token else None
+    text += (
+        f"; {readable(left)} remain" + (" for" if room is None else f", about {room:,} tokens of") + " conversations"
+    )
+    try:
+        if shard is None:
+            begin_loading(found, trust_remote_code=trusts, text_only=text_only).check()
+    except ConfigError as error:
+        return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
+    if room is None:
+        return Check(name, "good", text)
     if room < (config.max_model_len or 0):
         return Check(name, "warning", f"{text}, and its `max_model_len` is {config.max_model_len:,}")
     if room < _LITTLE_CONTEXT:

@@ -5,6 +5,7 @@ recommended.toml has the checkpoints that `doctor` recommends.
 
 import difflib
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -118,23 +119,31 @@ def cache_folder() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """List the checkpoints in Hugging Face's cache and in LM Studio's folders, by name."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+    """List the checkpoints in Hugging Face's cache and in LM Studio's folders, by name.
 
+    Hugging Face's own listing takes what macOS writes beside files, with a dot before the name, for damage.
+    """
     from ..runner.checkpoint import LM_STUDIO
 
     found: dict[str, CachedModel] = {}
-    with suppress(CacheNotFound):
-        for repo in scan_cache_dir(cache_folder()).repos:
-            if repo.repo_type == "model" and repo.revisions:
-                latest = max(repo.revisions, key=lambda revision: revision.last_modified)
-                found[repo.repo_id] = _cached(repo.repo_id, repo.size_on_disk, latest.snapshot_path)
-    for folder in (folder for root in LM_STUDIO for folder in Path(root).expanduser().glob("*/*") if folder.is_dir()):
-        name = f"{folder.parent.name}/{folder.name}"
-        num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        found[name] = _cached(name, num_bytes, folder)
+    for snapshots in cache_folder().glob("models--*/snapshots"):
+        name = snapshots.parent.name.removeprefix("models--").replace("--", "/")
+        files = {folder: _files_in(folder) for folder in snapshots.glob("[!.]*") if folder.is_dir()}
+        if any(files.values()):
+            latest = max(files, key=lambda folder: max((stat.st_mtime for stat in files[folder].values()), default=0))
+            sizes = {inode: stat.st_size for stats in files.values() for inode, stat in stats.items()}
+            found[name] = _cached(name, sum(sizes.values()), latest)
+    for folder in (path for root in LM_STUDIO for path in Path(root).expanduser().glob("[!.]*/[!.]*")):
+        if folder.is_dir():
+            name = f"{folder.parent.name}/{folder.name}"
+            found[name] = _cached(name, sum(stat.st_size for stat in _files_in(folder).values()), folder)
     return sorted(found.values(), key=lambda model: model.name.lower())
+
+
+def _files_in(folder: Path) -> dict[int, os.stat_result]:
+    """Return the status of each file below the folder, by inode: revisions share files."""
+    stats = [file.stat() for file in folder.rglob("*") if file.is_file()]
+    return {stat.st_ino: stat for stat in stats}
 
 
 def local_folder(model: str) -> Path | None:

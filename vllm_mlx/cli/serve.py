@@ -1,5 +1,6 @@
 """`vllm-mlx serve`: load the model, print what was loaded and a request to paste, and serve until a signal."""
 
+import errno
 import json
 import logging
 import shlex
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from rich.console import Console
@@ -20,27 +22,32 @@ from .. import __version__
 from ..cache.stats import DiskReport
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, EngineDead, ModelLoadError, VLLMMLXError
+from ..core.faults import device_fault
 from ..core.memory import readable
 from ..server.config import ServerConfig
 from .models import nearest
 from .options import unknown_variables
 from .output import LogFile, Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
-from .terminal import BrokeDown, console
+from .terminal import BrokeDown, CommandFailed, console
 from .values import LOOKUPS
 from .worker import check_leading, leading
 
 logger = logging.getLogger(__name__)
+# Errors of the system that other programs cause, or a disk that answers again.
+_PASSING = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EBUSY,
+            errno.ETIMEDOUT)  # fmt: skip
 
 
 def run_server(settings: Settings, log: LogFile | None = None) -> None:
     """Serve until a signal; `log` is the file of the log, if stderr is one.
 
-    Raises ConfigError before anything is served, and BrokeDown after any other error.
+    Raises ConfigError before anything is served, and BrokeDown after any other error that a new start may not meet.
     """
+    is_ready = Event()
     try:
         with ExitStack() as stack:
-            _serve(settings, log, stack)
+            _serve(settings, log, stack, is_ready)
     except EngineDead as error:
         raise BrokeDown(error.message) from error
     except ModelLoadError as error:
@@ -49,10 +56,17 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
         raise
     except BaseException as error:
         logger.error("The server failed", exc_info=error)
-        raise BrokeDown(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
+        kind = BrokeDown if is_ready.is_set() or _may_pass(error) else CommandFailed
+        raise kind(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
 
 
-def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
+def _may_pass(error: BaseException) -> bool:
+    """Return whether another start, with the same files and settings, may not meet the error again."""
+    is_short = isinstance(error, MemoryError) or getattr(error, "errno", None) in _PASSING
+    return is_short or device_fault(error) is not None
+
+
+def _serve(settings: Settings, log: LogFile | None, stack: ExitStack, is_ready: Event) -> None:
     configure_logging(settings.log_level, log)
     for line in unknown_variables():
         logger.warning("%s", line)
@@ -95,6 +109,7 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack) -> None:
         macs=[] if lead is None else lead.facts(),
     )
     app = create_app(engine, config, engine.memories.responses, recorder)
+    is_ready.set()
     run(
         app,
         engine,

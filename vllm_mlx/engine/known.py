@@ -20,6 +20,7 @@ from ..runner.calibrate import Calibration, ImageCost
 from ..runner.checkpoint import Checkpoint
 from ..runner.mtp import HeadLoader
 from ..runner.proofs import Proofs
+from ..runner.weight_files import files_of
 
 logger = logging.getLogger(__name__)
 _NAME = "measured"
@@ -61,7 +62,8 @@ class KnownFacts:
         trusts, head = config.trust_remote_code, ""
         if config.wants_drafts:
             head = HeadLoader(checkpoint, config.draft_model, trust_remote_code=trusts).digest
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.path.glob("*.json")]
+        stats = [(file.name, file.stat()) for file in files_of(checkpoint.path, "*.json") if file.is_file()]
+        files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
         served = (
             chip,
             *libraries,
@@ -70,7 +72,7 @@ class KnownFacts:
             config.max_pixels,
             config.wants_drafts,
             head,
-            xxh3_64_hexdigest(repr(sorted(files)).encode()),
+            xxh3_64_hexdigest(repr(files).encode()),
         )
         return cls(memories.journals.open("facts", "/".join(map(str, (checkpoint.fingerprint(), *served)))))
 

@@ -62,6 +62,8 @@ class Tokenizer:
             raise ModelLoadError(f"{path} has no tokenizer: put the checkpoint's tokenizer.json beside its weights.")
 
         def failed(error: Exception) -> ModelLoadError:
+            for file in sorted(path.glob("[!.]*.json")):
+                read_json(file)  # raises the error that names a damaged file
             return ModelLoadError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}")
 
         with remote_code(path, "tokenizer", trusted=trust_remote_code, failed=failed):
@@ -280,13 +282,16 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a checkpoint; empty if the file is missing. Raises ModelLoadError for a broken file."""
-    if not path.is_file():
-        return {}
+    advice = "Download this file again."
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{path} is not valid JSON: {first_line(error)}") from error
-    return value if isinstance(value, dict) else {}
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}. Correct this.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not valid JSON ({first_line(error)}). {advice}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} is not a JSON object. {advice}")
+    return value
 
 
 def _eos_ids(path: Path) -> list[int]:

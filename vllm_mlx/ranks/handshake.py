@@ -27,6 +27,7 @@ from ..core.errors import ConfigError, first_line, setting
 from ..core.faults import RanksParted
 from ..core.tasks import settle
 from ..runner.checkpoint import Checkpoint
+from ..runner.weight_files import model_files
 from .channel import RETRY_S, Channel, Door, Lost, Message, join
 from .lockstep import Ranks
 from .shards import Shard
@@ -48,7 +49,7 @@ Check = Callable[[int, Message], Shard]  # it gets the number of ranks and what 
 
 def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
     """What must be the same on all ranks."""
-    files = sorted(checkpoint.path.glob("model*.safetensors"))
+    files = model_files(checkpoint.path)
     return {
         "protocol": "4",
         "vllm-mlx": __version__,

@@ -1,7 +1,6 @@
 """Finds a checkpoint, and downloads it if it is missing. Every failure becomes a one-line error. It knows no mlx."""
 
 import hashlib
-import json
 import logging
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +18,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..core.errors import ModelLoadError, setting
+from ..core.errors import ModelLoadError, first_line, setting
+from ..formats.tokenizer import read_json
 from .model_types import text_config
+from .weight_files import check_downloaded, files_of, model_files, read_header, tensors_of, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,9 @@ class Checkpoint:
         for name in ("config.json", "tokenizer.json"):
             file = self.path / name
             digest.update(file.read_bytes() if file.is_file() else b"")
-        for file in sorted(self.path.glob("*.safetensors")):
+        for file in weight_files(self.path):
             stat = file.stat()
-            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode() + _header(file))
+            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode() + read_header(file))
         return digest.hexdigest()[:32]
 
     def check_unchanged(self, fingerprint: str) -> None:
@@ -83,18 +84,12 @@ class Checkpoint:
 
     @cached_property
     def weight_names(self) -> set[str]:
-        """The names of all tensors."""
-        return {name for file in self.path.glob("*.safetensors") for name in json.loads(_header(file))}
+        """The names of all tensors. Raises ModelLoadError for a file that holds no weights."""
+        return {name for file in weight_files(self.path) for name in tensors_of(file)}
 
     @property
     def file_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.path.glob("model*.safetensors"))
-
-
-def _header(file: Path) -> bytes:
-    """The header of a safetensors file: JSON that lists tensors by name."""
-    with file.open("rb") as stream:
-        return stream.read(int.from_bytes(stream.read(8), "little"))
+        return sum(file.stat().st_size for file in model_files(self.path))
 
 
 def folder_of(model: str, revision: str | None = None) -> Path | None:
@@ -111,30 +106,41 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
 
     A model that LM Studio has under this id is not downloaded again. Raises ModelLoadError.
     """
-    path = folder_of(model, revision)
-    if path is None:
-        path = download(model, revision)
-    elif revision is not None:
-        raise ModelLoadError(f"{setting('revision')} is for models on Hugging Face, and {model} is a folder here.")
-    if (gguf := next(path.glob("*.gguf"), None)) is not None and not any(path.glob("model*.safetensors")):
-        raise _is_gguf(gguf)
+    try:
+        path = folder_of(model, revision)
+        if path is not None and revision is not None:
+            raise ModelLoadError(f"{setting('revision')} is for models on Hugging Face, and {model} is a folder here.")
+        return _read(path or download(model, revision), trust_remote_code=trust_remote_code)
+    except (OSError, RuntimeError) as error:  # a RuntimeError is that of `~NAME` without such a user
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ModelLoadError(
+            f"{getattr(error, 'filename', None) or model} cannot be read: {reason or first_line(error)}. Correct this."
+        ) from error
+
+
+def _read(path: Path, *, trust_remote_code: bool) -> Checkpoint:
+    """Read the config and all headers. Raises ModelLoadError and OSError."""
+    small = [file for pattern in FILES for file in files_of(path, pattern) if file.suffix != ".safetensors"]
+    check_downloaded([*small, *weight_files(path)])
+    if (ggufs := files_of(path, "*.gguf")) and not model_files(path):
+        raise _is_gguf(ggufs[0])
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ModelLoadError(f"{path} is not a checkpoint: it has no config.json. Point to the folder that holds it.")
-    try:
-        config = json.loads(config_file.read_text())
-    except ValueError as error:
-        raise ModelLoadError(f"{config_file} is not valid JSON ({error}). Download the checkpoint again.") from error
-    if "model_type" not in config:
+    config = read_json(config_file)
+    if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{config_file} names no model_type, so its architecture is unknown.")
-    if not any(path.glob("model*.safetensors")):
+    if not model_files(path):
         raise ModelLoadError(_no_weights(path))
     if config.get("model_file") and not trust_remote_code:  # mlx-vlm would run it without asking
         raise ModelLoadError(
             f"{path} brings its own Python code ({config['model_file']}). Read it, and if you trust it, "
             f"start with {setting('trust_remote_code')}."
         )
-    return Checkpoint(path, config)
+    checkpoint = Checkpoint(path, config)
+    # Each header is read here, so that a damaged file is named before anything is loaded.
+    logger.debug("%s has %d tensors", path, len(checkpoint.weight_names))
+    return checkpoint
 
 
 def _is_gguf(model: Path | str) -> ModelLoadError:
@@ -143,7 +149,7 @@ def _is_gguf(model: Path | str) -> ModelLoadError:
 
 
 def _no_weights(path: Path) -> str:
-    pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)
+    pickled = [file.name for file in files_of(path, "*") if file.suffix in _PICKLED]
     if pickled:
         return (
             f"{path} holds its weights only as {pickled[0]}. Such a file can run code when it is read and is not "
@@ -158,7 +164,7 @@ def _knows(config: dict[str, Any]) -> bool:
 
     try:
         family, _ = get_model_and_args(dict(config))
-    except (ValueError, ImportError):
+    except (ValueError, ImportError, TypeError, AttributeError):
         logger.warning("mlx-vlm does not know the vision encoder of %r: only text is served", config.get("model_type"))
         return False
     return hasattr(family, "VisionModel")

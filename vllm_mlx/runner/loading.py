@@ -69,6 +69,11 @@ class Loading(Generic[T]):
         self._read_bytes, self.most_bytes = self._read_bytes + num_bytes, max(self.most_bytes, num_bytes)
         return None
 
+    def check(self) -> None:
+        """Build the modules only, so that what is missing is known before weights are read. Raises ModelLoadError."""
+        with self._explaining():
+            self._build()
+
     def unread(self) -> T:
         """Return the model for the sake of its structure: no weights are read. Raises ModelLoadError."""
         with self._explaining():

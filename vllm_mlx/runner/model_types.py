@@ -65,7 +65,8 @@ def facts_of(model_type: str | None) -> TypeFacts:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that describes the language model."""
-    return config.get("text_config") or config
+    text = config.get("text_config")
+    return text if text and isinstance(text, Mapping) else config
 
 
 def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool) -> str | None:

@@ -1,0 +1,67 @@
+"""The files of a checkpoint's weights: which files they are, and what their headers and the index say. It knows no mlx.
+
+Sources: https://huggingface.co/docs/safetensors, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ModelLoadError
+
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_POINTER, _MAX_POINTER_BYTES = b"version https://git-lfs", 1024
+_AGAIN = "Download this file again."
+
+
+def files_of(folder: Path, pattern: str) -> list[Path]:
+    """The files that match, by name. macOS writes files with a dot before the name beside others: they do not count."""
+    return sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """All files of weights that a library may load. `consolidated.safetensors` has the same weights once more."""
+    return [file for file in files_of(folder, "*.safetensors") if file.name != "consolidated.safetensors"]
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The weights of the model itself, in one file or in several."""
+    return [file for file in weight_files(folder) if file.name.startswith("model")]
+
+
+def check_downloaded(files: Iterable[Path]) -> None:
+    """Raise ModelLoadError for an entry of a folder that only stands for a file. Raises OSError."""
+    for file in files:
+        if not file.is_file():
+            raise ModelLoadError(f"{file} is not a file, or a link to a file that is not there. {_AGAIN}")
+        if file.stat().st_size < _MAX_POINTER_BYTES and file.read_bytes().startswith(_POINTER):
+            raise ModelLoadError(
+                f"{file} is a Git LFS pointer, without the content. Download it, for example with `git lfs pull`."
+            )
+
+
+def read_header(file: Path) -> bytes:
+    """Return the header of a safetensors file: JSON that lists tensors by name. Raises ModelLoadError and OSError."""
+    with file.open("rb") as stream:
+        num_bytes, rest = int.from_bytes(stream.read(8), "little"), file.stat().st_size - 8
+        if rest == -8:
+            raise ModelLoadError(f"{file} is empty. {_AGAIN}")
+        if not 2 <= num_bytes <= min(rest, _MAX_HEADER_BYTES):
+            raise ModelLoadError(f"{file} is not a safetensors file, or is cut short. {_AGAIN}")
+        return stream.read(num_bytes)
+
+
+def tensors_of(file: Path) -> Mapping[str, Any]:
+    """Return what a safetensors file says of its tensors, by name. Raises ModelLoadError and OSError."""
+    header = read_header(file)
+    try:
+        tensors = {name: tensor for name, tensor in json.loads(header).items() if name != "__metadata__"}
+        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        is_cut = 8 + len(header) + end > file.stat().st_size
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ModelLoadError(f"{file} has a damaged header. {_AGAIN}") from error
+    if is_cut:
+        raise ModelLoadError(f"{file} is cut short. {_AGAIN}")
+    return tensors
