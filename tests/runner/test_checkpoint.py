@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from tests.support.commands import call
@@ -14,6 +16,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError, ModelLoadError
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.load_model import load_model
 
 
 @pytest.fixture
@@ -187,3 +190,58 @@ def test_remote_code_is_not_run_unless_trusted(broken):
 def test_the_context_window_is_read_where_the_architecture_keeps_it(checkpoint):
     assert find_checkpoint(str(checkpoint("llama"))).max_model_len == 65536
     assert find_checkpoint(str(checkpoint("qwen3_5"))).max_model_len == 65536
+
+
+WHOLE = ("of no file", "of another shard", "a list", "no JSON")
+
+
+def shards(folder: Path, fault: str) -> None:
+    """Cut the weights into two files, with an index that is wrong."""
+    tensors = mx.load(str(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for file, part in zip(files, (names[::2], names[1::2]), strict=True):
+        mx.save_safetensors(str(folder / file), {name: tensors[name] for name in part}, metadata={"format": "mlx"})
+    places = {name: files[number % 2] for number, name in enumerate(names)}
+    if fault in ("of no file", "missing"):
+        places = {name: file.replace("00002-of", "00003-of") for name, file in places.items()}
+    if fault == "of another shard":
+        places = dict.fromkeys(names, files[0])
+    if fault == "missing":
+        (folder / files[1]).unlink()
+    index = [] if fault == "a list" else {"weight_map": places}
+    (folder / "model.safetensors.index.json").write_text("{" if fault == "no JSON" else json.dumps(index))
+
+
+@pytest.mark.parametrize("fault", WHOLE)
+@pytest.mark.parametrize("name", ["llama", "vision:qwen3_5"])
+def test_an_index_that_does_not_fit_does_no_harm_to_a_whole_checkpoint(checkpoint, tmp_path, name, fault):
+    copy = shutil.copytree(checkpoint(name), tmp_path / "model")
+    shards(copy, fault)
+    models = [load_model(find_checkpoint(str(path)), trust_remote_code=False) for path in (checkpoint(name), copy)]
+    whole, cut = (model.forward(mx.array([[5, 6, 7]]), model.new_caches()) for model in models)
+    assert mx.array_equal(whole, cut)
+
+
+@pytest.mark.parametrize("name", ["llama", "vision:qwen3_5"])
+def test_of_a_checkpoint_that_is_not_whole_the_index_and_two_parameters_are_named(checkpoint, tmp_path, name):
+    copy = shutil.copytree(checkpoint(name), tmp_path / "model")
+    shards(copy, "missing")
+    text = message(copy)
+    index = "The index model.safetensors.index.json names model-00003-of-00002.safetensors, which is not there. "
+    assert re.search(r": Missing \d+ parameters: (\S+\.\S+), (\S+\.\S+) …\. ", text) and index in text
+    checked = call("doctor", "--quick", "--json", str(copy), VLLM_MLX_PORT="0")
+    assert checked.returncode == 1 and index in checked.stdout
+
+
+def test_the_parameters_that_do_not_belong_to_a_model_are_named(broken):
+    tensors = mx.load(str(broken / "model.safetensors")) | {"strange.weight": mx.zeros(2)}
+    mx.save_safetensors(str(broken / "model.safetensors"), tensors)
+    assert "Received 1 parameters not in model: strange.weight. Is" in message(broken)
+
+
+def test_a_key_that_the_config_lacks_is_named(broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "quantization_config": {"bits": 4}}))
+    assert "the key 'quant_method' is missing" in message(broken)

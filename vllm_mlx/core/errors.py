@@ -50,8 +50,16 @@ def setting(name: str) -> str:
 
 
 def first_line(error: Exception, max_chars: int | None = None) -> str:
-    """The first line of a library's error, for use in our message; its type if it has no text."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
+    """The first line of a library's error, for use in our message; its type if it has no text.
+
+    A line that ends with a colon announces names, of which the first two are added.
+    """
+    if type(error) is KeyError:
+        return f"the key {error} is missing"[:max_chars]
+    first, *names = str(error).strip().splitlines() or [type(error).__name__]
+    if names and first.rstrip().endswith(":"):
+        first = " ".join([first.rstrip(), *names[:2]]).rstrip(",") + (" …" if names[2:] else "")
+    return first[:max_chars]
 
 
 class VLLMMLXError(Exception):

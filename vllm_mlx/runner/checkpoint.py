@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 from ..core.errors import ModelLoadError, first_line, setting
 from ..formats.tokenizer import read_json
 from .model_types import text_config
-from .weight_files import check_downloaded, files_of, model_files, read_header, tensors_of, weight_files
+from .weight_files import INDEX, check_downloaded, files_of, model_files, read_header, tensors_of, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
 def _read(path: Path, *, trust_remote_code: bool) -> Checkpoint:
     """Read the config and all headers. Raises ModelLoadError and OSError."""
     small = [file for pattern in FILES for file in files_of(path, pattern) if file.suffix != ".safetensors"]
-    check_downloaded([*small, *weight_files(path)])
+    check_downloaded([*(file for file in small if file.name != INDEX), *weight_files(path)])
     if (ggufs := files_of(path, "*.gguf")) and not model_files(path):
         raise _is_gguf(ggufs[0])
     config_file = path / "config.json"

@@ -17,6 +17,7 @@ from .model import Model, MultimodalModel, TextModel
 from .model_types import kernel_fault, records_states
 from .proofs import LIBRARY_ERRORS, Proofs
 from .ranked import Lockstep, Ranked
+from .weight_files import index_fault, readable
 
 logger = logging.getLogger(__name__)
 LOAD_ERRORS = (OSError, ImportError, *LIBRARY_ERRORS)
@@ -94,9 +95,10 @@ def explaining(checkpoint: Checkpoint, library: str, trust_remote_code: bool) ->
     """Raise ModelLoadError, which names the checkpoint, instead of errors of the library that loads it."""
 
     def failed(error: Exception) -> ModelLoadError:
+        index = index_fault(checkpoint.path)
         return ModelLoadError(
             f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): "
-            f"{first_line(error, 300).rstrip('.')}. "
+            f"{first_line(error, 300).rstrip('.')}. {'' if index is None else f'The index {index}. '}"
             f"Is this architecture supported by the installed {library}, and are all files complete?"
         )
 
@@ -110,7 +112,8 @@ def _load_text(path: Path, trust_remote_code: bool) -> Any:
 def _load_vision(path: Path, trust_remote_code: bool) -> Any:
     from mlx_vlm.utils import load_model as load_vision_model
 
-    return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
+    with readable(path) as folder:
+        return load_vision_model(folder, lazy=True, trust_remote_code=trust_remote_code)
 
 
 def _load_language_or_text(path: Path, trust_remote_code: bool) -> Any:

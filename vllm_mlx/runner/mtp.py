@@ -24,6 +24,7 @@ from .load_model import LOAD_ERRORS
 from .model import Model, MultimodalModel, weights_bytes
 from .model_types import text_config
 from .proofs import LIBRARY_ERRORS, Proofs, try_head
+from .weight_files import readable
 
 logger = logging.getLogger(__name__)
 
@@ -176,4 +177,5 @@ def _headed(model: Model, head: Any, path: Path, digest: str, proofs: Proofs | N
 def _load_head(path: Path) -> Any:
     from mlx_vlm.speculative.drafters import load_drafter
 
-    return load_drafter(str(path), "mtp", lazy=True)[0]
+    with readable(path) as folder:
+        return load_drafter(str(folder), "mtp", lazy=True)[0]

@@ -4,11 +4,14 @@ Sources: https://huggingface.co/docs/safetensors, https://github.com/git-lfs/git
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..core.errors import ModelLoadError
+from ..formats.tokenizer import read_json
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -65,3 +68,30 @@ def tensors_of(file: Path) -> Mapping[str, Any]:
     if is_cut:
         raise ModelLoadError(f"{file} is cut short. {_AGAIN}")
     return tensors
+
+
+def index_fault(folder: Path) -> str | None:
+    """Say in which way the index does not fit the files. Returns None if it does, or if there is no index."""
+    try:
+        index = read_json(folder / INDEX)
+        places = index.get("weight_map") or {}
+        if missing := [name for name in sorted(set(places.values())) if not (folder / name).is_file()]:
+            return f"{INDEX} names {missing[0]}, which is not there"
+        if places.keys() - {tensor for name in set(places.values()) for tensor in tensors_of(folder / name)}:
+            return f"{INDEX} names tensors that are not in its files"
+    except (ModelLoadError, TypeError, AttributeError):
+        return f"{INDEX} is damaged"
+    return None
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[Path]:
+    """Give a folder whose files mlx-vlm all reads: this one, or links to its files without an index that is wrong."""
+    if index_fault(folder) is None:
+        yield folder
+        return
+    with TemporaryDirectory(prefix="vllm-mlx-") as name:
+        for file in files_of(folder, "*"):
+            if file.name != INDEX:
+                (Path(name) / file.name).symlink_to(file.absolute())
+        yield Path(name)
