@@ -239,6 +239,7 @@ OWN_STATE: dict[str, dict[str, Any]] = {
 ALSO_CUT = {"qwen2": {}, "qwen3_moe": {**CONFIGS["qwen3_next"], "head_dim": 16}}  # over ranks, by mlx-lm
 _TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "llama4": "llama4_text"}  # config.json has the text's settings apart
 VISION = "vision:"  # before the name of a family of `vision_checkpoints`
+LANGUAGE = "language:"  # before the name of a family of `language_families`
 
 
 @lru_cache
@@ -368,7 +369,7 @@ class CheckpointStore:
         return self._made[key]
 
     def _make(self, key: str, architecture: str, options: dict[str, Any]) -> Path:
-        name = architecture.removeprefix(VISION)
+        name = architecture.removeprefix(VISION).removeprefix(LANGUAGE)
         folder = self._root / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         self._root.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".lock").open("w") as lock:
@@ -379,11 +380,11 @@ class CheckpointStore:
 
 
 def _writer(architecture: str) -> Callable[..., Path]:
-    if not architecture.startswith(VISION):
+    if not architecture.startswith((VISION, LANGUAGE)):
         return write_checkpoint
-    from .vision_checkpoints import write_vision_checkpoint
+    from .vision_checkpoints import write_language_checkpoint, write_vision_checkpoint
 
-    return write_vision_checkpoint
+    return write_vision_checkpoint if architecture.startswith(VISION) else write_language_checkpoint
 
 
 @lru_cache

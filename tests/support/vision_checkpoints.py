@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer
 
-from .checkpoints import VOCAB_SIZE, convert, randomise, tokenizer_config, train_tokenizer
+from .checkpoints import VOCAB_SIZE, convert, randomise, tokenizer_config, train_tokenizer, write_tokenizer
+from .language_families import language_config
 from .mtp_heads import with_head
 from .tokenizers import TEMPLATES
 from .vision_families import FAMILIES
@@ -85,6 +87,23 @@ def write_vision_checkpoint(
     head = with_head(model, config["text_config"], seed) if mtp else {}
     convert(model, config, dtype)
     weights = dict(tree_flatten(model.parameters())) | head
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+def write_language_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """A text checkpoint, in `folder`, of a family that only mlx-vlm knows. `overrides` change config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = language_config(family) | overrides
+    config["eos_token_id"] = write_tokenizer(folder, family)
+    config.get("text_config", {}).update(eos_token_id=config["eos_token_id"])
+    _write_json(folder / "config.json", config)
+    model = _model(config)
+    for name, part in list(model.items()):
+        if isinstance(part, nn.Module) and name != "language_model":
+            setattr(model, name, None)
+    randomise(model, seed)
+    weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ..core.errors import ModelLoadError, first_line
 from ..formats.remote_code import remote_code
 from .checkpoint import Checkpoint
+from .libraries import knows
 from .libraries import load_model as load_text_model
 from .loading import SLICE_BYTES, Loading
 from .model import Model, MultimodalModel, TextModel
@@ -60,16 +62,20 @@ def begin_loading(
     another load say is not tried again. With `lockstep`, which mlx-lm alone can, only this rank's shard of the weights
     stays in memory.
     """
-    by_mlx_lm = text_only or not checkpoint.has_vision_encoder
+    only_text = text_only or not checkpoint.has_vision_encoder
+    by_mlx_lm = only_text and knows(checkpoint.config)
     if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
         raise ModelLoadError(f"{checkpoint.path} cannot be served on Metal: {fault}")
-    if by_mlx_lm and text_only and checkpoint.has_vision_encoder:
+    if text_only and checkpoint.has_vision_encoder:
         logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
-    if not by_mlx_lm:
-        logger.info("A vision checkpoint: mlx-vlm runs text and images")
     load, library = (_load_text, "mlx-lm") if by_mlx_lm else (_load_vision, "mlx-vlm")
     if by_mlx_lm and has_drafts and records_states(checkpoint.config):
         load = _load_language_or_text
+    elif only_text and not by_mlx_lm:
+        load, library = _load_language, "mlx-vlm (mlx-lm has no module for it)"
+        logger.info("mlx-lm does not know %r: mlx-vlm runs its text", checkpoint.architecture)
+    elif not by_mlx_lm:
+        logger.info("A vision checkpoint: mlx-vlm runs text and images")
 
     def build() -> list[Any]:
         modules = [load(checkpoint.path, trust_remote_code), None if beside is None else beside.load()]
@@ -116,20 +122,35 @@ def _load_vision(path: Path, trust_remote_code: bool) -> Any:
         return load_vision_model(folder, lazy=True, trust_remote_code=trust_remote_code)
 
 
-def _load_language_or_text(path: Path, trust_remote_code: bool) -> Any:
-    """Load the language model by mlx-vlm, or by mlx-lm if mlx-vlm cannot."""
+def _load_language(path: Path, trust_remote_code: bool) -> Any:
+    """Load what mlx-vlm has for text. Raises ModelLoadError if that does not write a text token by token."""
     logging.getLogger().addFilter(_tells_more)
     try:
         module = _load_vision(path, trust_remote_code)
-        module.vision_tower = None
-        return module
-    except LOAD_ERRORS as error:
-        logger.warning("mlx-lm runs this model, without drafts: %s", first_line(error, 300))
     finally:
         logging.getLogger().removeFilter(_tells_more)
+    from mlx_vlm.generate.diffusion import is_diffusion_model
+
+    if not hasattr(module, "language_model") or is_diffusion_model(module):
+        raise ModelLoadError(
+            f"{path} cannot be served: a model of this family ({type(module).__module__.split('.')[-1]}) does not write "
+            "a text token by token. Use another checkpoint."
+        )
+    for name, part in list(module.items()):
+        if isinstance(part, nn.Module) and name != "language_model":
+            setattr(module, name, None)
+    return module
+
+
+def _load_language_or_text(path: Path, trust_remote_code: bool) -> Any:
+    """Load the language model by mlx-vlm, or by mlx-lm if mlx-vlm cannot."""
+    try:
+        return _load_language(path, trust_remote_code)
+    except LOAD_ERRORS as error:
+        logger.warning("mlx-lm runs this model, without drafts: %s", first_line(error, 300))
     return _load_text(path, trust_remote_code)
 
 
 def _tells_more(record: logging.LogRecord) -> bool:
     """Leave out mlx-vlm's warning that a text checkpoint has no vision encoder."""
-    return "no weights for module(s): vision_tower." not in record.getMessage()
+    return "no weights for module(s): " not in record.getMessage()

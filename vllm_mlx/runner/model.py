@@ -183,7 +183,8 @@ class MultimodalModel(Model):
     @property
     def bidirectional_images(self) -> bool:
         """Whether the tokens of an image attend to each other, so that no chunk may end inside an image."""
-        return getattr(self.module.config.text_config, "use_bidirectional_attention", None) == "vision"
+        text = getattr(self.module.config, "text_config", None)
+        return getattr(text, "use_bidirectional_attention", None) == "vision"
 
     def forget_images(self, then: MediaCache[Features] | None = None) -> None:
         """Drop all features and counts. `then` is the cache that the model uses from now on, instead of a new one."""

@@ -1,0 +1,194 @@
+"""Tiny config.json files of the families whose text only mlx-vlm runs. Knows no test."""
+
+from typing import Any
+
+from .checkpoints import BASE, GATED_DELTA, VOCAB_SIZE
+
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+INDEX: dict[str, Any] = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2}
+PATTERN = ["sliding_attention", "full_attention"] * 2
+
+# config.json's `model_type` → the rest of it, on top of BASE
+LANGUAGES: dict[str, dict[str, Any]] = {
+    "cohere2_moe": {**EXPERTS, "head_dim": 16, "sliding_window": 24, "num_shared_experts": 1, "layer_types": PATTERN},
+    "deepseek_v4": {
+        **ROUTED,
+        **INDEX,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "qk_rope_head_dim": 8,
+        "q_lora_rank": 32,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "num_hash_layers": 1,
+        "sliding_window": 24,
+        "compress_ratios": [0, 4, 128, 0],
+    },
+    "flint": {
+        **EXPERTS,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": PATTERN,
+        "shared_expert_intermediate_size": 32,
+    },
+    "hrm_text": {"head_dim": 16, "num_key_value_heads": 4, "num_hidden_layers": 2, "H_cycles": 1, "L_cycles": 1},
+    "hy_v4": {**ROUTED, **LATENT, **INDEX, "num_key_value_heads": 1},
+    "k2_horizon": {"head_dim": 16},
+    "klear": {
+        **EXPERTS,
+        "attention_bias": False,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+    },
+    "kolibri1": {
+        **EXPERTS,
+        "head_dim": 16,
+        "shared_expert_intermediate_size": 32,
+        "sliding_window": 24,
+        "layer_types": PATTERN,
+    },
+    "lille-130m": {"block_size": 1024, "n_embd": 64, "n_head": 4, "n_kv_heads": 2, "n_layer": 3},
+    "limite": {
+        "head_dim": 16,
+        "attn_gate_channels": 16,
+        "ve_dim": 16,
+        "ve_gate_channels": 8,
+        "sliding_window": 24,
+        "rope_n_pairs": 4,
+        "global_layers": [1, 3],
+        "mudd": False,
+        "mudd_mlp": False,
+        "xsa": False,
+        "tie_word_embeddings": True,
+    },
+    "longcat_flash_sparse": {
+        **LATENT,
+        **INDEX,
+        "num_layers": 2,
+        "ffn_hidden_size": 128,
+        "expert_ffn_hidden_size": 32,
+        "moe_topk": 2,
+        "n_routed_experts": 4,
+    },
+    "nemotron-nas": {
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 2.0}},
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"no_op": True}},
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
+        ]
+    },
+    "qwen3_5_text": {
+        **GATED_DELTA,
+        "rope_parameters": {
+            "type": "default",
+            "mrope_section": [2, 1, 1],
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "xing4_0": {
+        **ROUTED,
+        **LATENT,
+        "num_key_value_heads": 4,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+    },
+    "z1t": {"max_position_embeddings": 1024},
+    "mimo_v2": {
+        **ROUTED,
+        "head_dim": 16,
+        "v_head_dim": 16,
+        "swa_head_dim": 16,
+        "swa_v_head_dim": 16,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "sliding_window_size": 24,
+        "hybrid_layer_pattern": [0, 1, 0, 1],
+        "moe_layer_freq": [0, 1, 1, 1],
+        "moe_router_dtype": "float32",
+    },
+    "step3p7": {
+        "text_config": {
+            **BASE,
+            "model_type": "step3p5",
+            "num_attention_groups": 2,
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "share_expert_dim": 32,
+            "moe_layers_enum": "1,2,3",
+            "layer_types": PATTERN,
+            "sliding_window": 24,
+        }
+    },
+    "glm5_next": {
+        "text_config": {
+            **BASE,
+            **ROUTED,
+            **LATENT,
+            **INDEX,
+            "model_type": "glm5_next_text",
+            "num_key_value_heads": 4,
+            "qk_rope_head_dim": 0,
+            "qk_head_dim": 16,
+            "index_kpool": 4,
+            "linear_head_dim": 32,
+            "linear_num_heads": 2,
+            "first_k_dense_replace": 1,
+        }
+    },
+    "qwen4_exp": {
+        "text_config": {
+            **BASE,
+            **GATED_DELTA,
+            **EXPERTS,
+            "model_type": "qwen4_exp_text",
+            "head_dim": 16,
+            "shared_expert_intermediate_size": 32,
+            "hc_lowrank": 8,
+            "indexer_n_heads": 2,
+            "indexer_head_dim": 16,
+            "indexer_budget": 8,
+            "rope_parameters": {
+                "type": "default",
+                "mrope_section": [2, 1, 1],
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+            },
+        }
+    },
+    "minimax_m3": {
+        "head_dim": 16,
+        "rotary_dim": 8,
+        "dense_intermediate_size": 64,
+        "shared_intermediate_size": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+        "index_local_blocks": 1,
+    },
+}
+
+
+def language_config(family: str) -> dict[str, Any]:
+    own = LANGUAGES[family]
+    return {"model_type": family, "vocab_size": VOCAB_SIZE, **({} if "text_config" in own else BASE), **own}
