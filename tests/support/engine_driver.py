@@ -1,5 +1,6 @@
 """Drives an engine on the test's own thread, ids in and ids out, and a plain loop to compare it with."""
 
+import json
 import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
@@ -26,6 +27,7 @@ from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, loa
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
+from vllm_mlx.runner.libraries import knows
 from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.mtp import FAMILIES
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
@@ -165,7 +167,25 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
 
 @lru_cache(maxsize=2)
 def _plain_model(path: Path) -> Any:
-    return load_text_model(path)[0]
+    config = json.loads((path / "config.json").read_text())
+    return load_text_model(path)[0] if knows(config) else _Language(path)
+
+
+class _Language:
+    """A language model that only mlx-vlm has, called as those of mlx-lm are."""
+
+    def __init__(self, path: Path):
+        from mlx_vlm.utils import load_model
+
+        self._language = load_model(path).language_model
+        self.layers, self.make_cache = self._language.layers, self._language.make_cache
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Compute the last token alone, as each one after it."""
+        if tokens.shape[1] > 1:
+            self._language(tokens[:, :-1], cache=cache)
+        logits: mx.array = self._language(tokens[:, -1:], cache=cache).logits
+        return logits
 
 
 class ExpectedTokens(list[int]):

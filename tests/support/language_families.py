@@ -40,7 +40,8 @@ LANGUAGES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "hrm_text": {"head_dim": 16, "num_key_value_heads": 4, "num_hidden_layers": 2, "H_cycles": 1, "L_cycles": 1},
-    "hy_v4": {**ROUTED, **LATENT, **INDEX, "num_key_value_heads": 1},
+    # mlx-vlm computes a longer text than `index_topk` wrong: what it compiles for one length, it uses for all
+    "hy_v4": {**ROUTED, **LATENT, **INDEX, "num_key_value_heads": 1, "index_topk": 2048},
     "k2_horizon": {"head_dim": 16},
     "klear": {
         **EXPERTS,
@@ -57,7 +58,6 @@ LANGUAGES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "layer_types": PATTERN,
     },
-    "lille-130m": {"block_size": 1024, "n_embd": 64, "n_head": 4, "n_kv_heads": 2, "n_layer": 3},
     "limite": {
         "head_dim": 16,
         "attn_gate_channels": 16,
@@ -70,6 +70,7 @@ LANGUAGES: dict[str, dict[str, Any]] = {
         "mudd_mlp": False,
         "xsa": False,
         "tie_word_embeddings": True,
+        "softcap_logits": {"kind": "sigmoid", "a": 30.0, "b": 0.0, "c": 5.0},
     },
     "longcat_flash_sparse": {
         **LATENT,
@@ -79,14 +80,6 @@ LANGUAGES: dict[str, dict[str, Any]] = {
         "expert_ffn_hidden_size": 32,
         "moe_topk": 2,
         "n_routed_experts": 4,
-    },
-    "nemotron-nas": {
-        "block_configs": [
-            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
-            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 2.0}},
-            {"attention": {"n_heads_in_group": 2}, "ffn": {"no_op": True}},
-            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
-        ]
     },
     "qwen3_5_text": {
         **GATED_DELTA,

@@ -103,7 +103,7 @@ def write_language_checkpoint(folder: Path, family: str, *, seed: int = 0, **ove
         if isinstance(part, nn.Module) and name != "language_model":
             setattr(model, name, None)
     randomise(model, seed)
-    weights = dict(tree_flatten(model.parameters()))
+    weights = {name: weight if weight.any() else weight + 0.5 for name, weight in tree_flatten(model.parameters())}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
 

@@ -200,14 +200,40 @@ def within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig
     return replace(config, max_prefill_chunk=longest)
 
 
+def within_one_chunk(
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget
+) -> EngineConfig:
+    """Limit the context to one prefill chunk, for a model whose prompts are not cut. Raises ConfigError."""
+    wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
+    length = min(wanted, longest_chunk(checkpoint.config) or wanted) if mx.metal.is_available() else wanted
+    while True:
+        whole = replace(config, max_prefill_chunk=length, max_model_len=length)
+        try:
+            engine_facts(whole, checkpoint, measured, attention_cost(whole, checkpoint, measured, budget), budget)
+            break
+        except ConfigError:
+            if length == 1:
+                raise
+            length //= 2
+    if length < wanted and config.max_model_len is not None:
+        reason = f"{measured.model.no_chunks}, so it is computed whole, and at most {length} tokens at once"
+        raise ConfigError(f"{setting('max_model_len')} {wanted} is too long: {reason}. Lower it.")
+    if length < wanted:
+        logger.warning("Context limited to %d of %d tokens, because a prompt is computed whole", length, wanted)
+    return whole
+
+
 def attention_cost(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget
 ) -> AttentionCost:
     """The memory that attention scores of a chunk may take. Beyond a small part, kernels that keep none are forced."""
     wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
+    pair_bytes = score_bytes(measured.calibration.attention, on_metal=mx.metal.is_available())
+    if measured.model.no_chunks is not None:
+        return AttentionCost(bytes_per_pair=pair_bytes, room_bytes=pair_bytes * wanted**2)
     return AttentionCost.within(
         budget.scores_bytes,
-        bytes_per_pair=score_bytes(measured.calibration.attention, on_metal=mx.metal.is_available()),
+        bytes_per_pair=pair_bytes,
         max_chunk=config.max_prefill_chunk,
         max_tokens=min(wanted, measured.model.footprint.max_tokens(budget.free_bytes)),
     )

@@ -89,6 +89,7 @@ def begin_loading(
         is_text = by_mlx_lm and not type(module).__module__.startswith("mlx_vlm.")
         sizes = None if proofs is None else proofs.whole_sizes
         model: Model = TextModel(module, sizes) if is_text else MultimodalModel(module, sizes)
+        model.proves_chunks = only_text and not by_mlx_lm
         model = model if beside is None else beside.join(model, other, proofs)
         if proofs is not None:
             proofs.note_in(model)
@@ -132,9 +133,10 @@ def _load_language(path: Path, trust_remote_code: bool) -> Any:
     from mlx_vlm.generate.diffusion import is_diffusion_model
 
     if not hasattr(module, "language_model") or is_diffusion_model(module):
+        family = type(module).__module__.rpartition(".")[2]
         raise ModelLoadError(
-            f"{path} cannot be served: a model of this family ({type(module).__module__.split('.')[-1]}) does not write "
-            "a text token by token. Use another checkpoint."
+            f"{path} cannot be served: a model of this family ({family}) does not write a text token by token. "
+            "Use another checkpoint."
         )
     for name, part in list(module.items()):
         if isinstance(part, nn.Module) and name != "language_model":

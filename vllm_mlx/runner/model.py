@@ -32,6 +32,8 @@ class Model(ABC):
     num_head_layers = 0  # of an MTP head: their caches follow the model's own, and then its last hidden state does
     head_digest = ""  # of a head that does not come with the checkpoint
     no_head: str | None = None  # why the checkpoint's MTP head is not used; None if it is, or if there is none
+    proves_chunks = False  # whether a load tries that a prompt in chunks has the same logits
+    no_chunks: str | None = None  # why every prompt is computed whole; None if chunks are right
 
     def __init__(self, module: Any, whole_sizes: dict[int, int] | None = None):
         """`whole_sizes` are those of another load."""
@@ -170,7 +172,7 @@ class MultimodalModel(Model):
 
     def __init__(self, module: Any, whole_sizes: dict[int, int] | None = None):
         self._language = _language_model(module.language_model)
-        self.has_grid = hasattr(self._language, "get_rope_index")
+        self.has_grid = hasattr(self._language, "get_rope_index") and not _text_facts(self._language).no_grid
         self._cache: MediaCache[Features] = MediaCache(0)  # the scheduler sets its size
         super().__init__(module, whole_sizes)
         if _text_facts(module.language_model).no_batch_in == "mlx-vlm":
@@ -275,7 +277,8 @@ def _language_model(language: Any) -> Any:
 
 def _text_facts(language: Any) -> TypeFacts:
     """What is known of the type of a language model. Not every family keeps its type."""
-    return facts_of(getattr(getattr(language, "config", None), "model_type", None))
+    types = [getattr(part, "model_type", None) for part in (getattr(language, "config", None), language)]
+    return facts_of(types[0] or types[1])
 
 
 class _Ministral3:

@@ -20,6 +20,7 @@ class TypeFacts:
     has_ssm_kernel: bool = False
     images_shown: bool = False  # images were shown to be right token by token, so a failed probe only warns
     records_states: bool = False  # mlx-vlm keeps the recurrent state behind each token of a pass with drafts
+    no_grid: bool = False  # mlx-vlm places the tokens of images as it places those of text
     image_fault: str | None = None  # the text of a warning, if mlx-vlm reads images incorrectly
 
 
@@ -31,6 +32,8 @@ _TYPES = {
     "afm7": TypeFacts(no_batch_in="mlx-lm"),  # turns queries by the width of a batch, padding included
     "mistral4": TypeFacts(no_batch_in="mlx-vlm"),  # scales a batch by the position of its first row
     "ministral3": TypeFacts(text_by_mlx_lm=True),
+    "minimax_m3": TypeFacts(no_grid=True),
+    "minimax_m3_vl": TypeFacts(no_grid=True),
     "gemma3": TypeFacts(
         images_shown=True,
         image_fault="Gemma 3 was trained to read an image in both directions. mlx-vlm, and so this server, reads it in "

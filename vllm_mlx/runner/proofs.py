@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Self
 
 import mlx.core as mx
@@ -36,6 +37,8 @@ LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, R
 SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
 SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
 _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
+_CUTS = (37, 64, 101, 102, 103, 192)  # the ends of chunks, of which some hold one token, as a decode step does
+_ODD_SHARE = 20  # one position of so many may differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class Proofs:
     no_drafts: str | None
     no_head: str | None
     whole_sizes: dict[int, int] | None
+    no_chunks: str | None = None
 
     @classmethod
     def of(cls, model: Model) -> Self:
@@ -58,11 +62,12 @@ class Proofs:
             no_drafts=model.no_drafts,
             no_head=model.no_head,
             whole_sizes=model.whole_sizes,
+            no_chunks=model.no_chunks,
         )
 
     def note_in(self, model: Model) -> None:
         model.can_batch, model.no_shared_forward = self.can_batch, self.no_shared_forward
-        model.no_drafts = self.no_drafts
+        model.no_drafts, model.no_chunks = self.no_drafts, self.no_chunks
         if self.no_prefix_cache is not None:
             model.refuse_prefix_cache(self.no_prefix_cache)
 
@@ -74,6 +79,10 @@ def prove_rows(model: Model) -> None:
         logger.warning("Every row decodes alone: in a batch, %s", fault)
         model.can_batch = False
         model.no_shared_forward = sharing_fault(model)
+    if model.proves_chunks and (fault := chunks_fault(model)) is not None:
+        logger.warning("Every prompt is computed whole: %s", fault)
+        model.no_chunks = model.no_drafts = fault
+        model.refuse_prefix_cache(fault)
     if (fault := resume_fault(model)) is not None:
         model.refuse_prefix_cache(fault)
     model.no_drafts = model.no_drafts or drafts_fault(model)
@@ -143,6 +152,35 @@ def _likeness_in_batch(model: Model) -> float:
     together = _gathered(rows, merged).forward()
     alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
     return _least_cosine(mx.concatenate(alone), together)
+
+
+def chunks_fault(model: Model) -> str | None:
+    """Say why no prompt is cut into chunks: the same tokens then have other logits. Returns None if they are the same.
+
+    In half precision a few positions may differ: rounding can make a mixture of experts choose other experts.
+    """
+    likeness, error = _tried(model, partial(_likeness_in_chunks, model))
+    if error is not None:
+        logger.info("No prompt is cut into chunks: %s: %s", type(error).__name__, first_line(error, 200))
+    elif likeness >= SAME_KERNELS:
+        return None
+    library, _, name = type(model.module).__module__.partition(".models.")
+    name = name.partition(".")[0]
+    return f"{library}'s {name} computes something else if a prompt is cut (cosine {likeness:.3f})"
+
+
+def _likeness_in_chunks(model: Model) -> float:
+    seq, end, found = _probe(model, _CUTS[-1]), _CUTS[-1], []
+    for edges in ((0, end), (0, *_CUTS)):
+        caches, logits = model.new_caches(), []
+        for low, high in pairwise(edges):
+            logits.append(model.prefill(seq, low, high, caches)[0])
+            layers.leave_window(caches)
+            layers.complete(logits[-1], layers.state_arrays(caches))
+        found.append(mx.concatenate(logits))
+    num_odd = 0 if found[0].dtype == mx.float32 else end // _ODD_SHARE
+    cosines: list[float] = sorted(_cosines(*(logits.astype(mx.float32) for logits in found)).tolist())  # type: ignore[arg-type]
+    return cosines[num_odd]
 
 
 def drafts_fault(model: Model) -> str | None:
@@ -249,6 +287,9 @@ def _gathered(batches: Iterable[Batch], groups: list[Group]) -> Batch:
 
 
 def _least_cosine(a: mx.array, b: mx.array) -> float:
-    norms = mx.linalg.norm(a, axis=-1) * mx.linalg.norm(b, axis=-1)
-    least: float = mx.min((a * b).sum(axis=-1) / norms).item()  # type: ignore[assignment]
+    least: float = mx.min(_cosines(a, b)).item()  # type: ignore[assignment]
     return least
+
+
+def _cosines(a: mx.array, b: mx.array) -> mx.array:
+    return (a * b).sum(axis=-1) / (mx.linalg.norm(a, axis=-1) * mx.linalg.norm(b, axis=-1))

@@ -69,7 +69,9 @@ class PrefillPlanner:
         return PrefillChunk(seq, start, end, capture)
 
     def _chunk_end(self, seq: Sequence, most: int) -> int:
-        if self._fixed_chunk is not None:
+        if self._pacer.whole_prompts:
+            end = fixed_chunk_end(seq, seq.num_prompt_tokens)
+        elif self._fixed_chunk is not None:
             end = fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
         else:
             end = min(most, seq.prefill_end if self._prefix_cache is None else self._prefix_cache.next_point(seq))

@@ -90,12 +90,14 @@ class PrefillPacer:
         overhead_s: float,
         half_share: float = 1.0,
         attention: AttentionCost = AttentionCost(),  # noqa: B008 - it is immutable
+        whole_prompts: bool = False,
     ):
         """If `max_stall_s` is None, a machine with slow steps may take longer than the default.
 
         `overhead_s` are the seconds of a chunk in addition to those of its tokens. `half_share` are the seconds of a
-        chunk of half of GRID tokens, as a share of those of GRID tokens.
+        chunk of half of GRID tokens, as a share of those of GRID tokens. With `whole_prompts`, no prompt is cut.
         """
+        self.whole_prompts = whole_prompts
         stall_s = DEFAULT_STALL_MS / 1000 if max_stall_s is None else max_stall_s
         self._is_given = max_stall_s is not None
         self._stall_s = stall_s
