@@ -178,7 +178,11 @@ class _Language:
         from mlx_vlm.utils import load_model
 
         self._language = load_model(path).language_model
-        self.layers, self.make_cache = self._language.layers, self._language.make_cache
+
+    def make_cache(self) -> list[Any]:
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        return list(make_prompt_cache(self._language))
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Compute the last token alone, as each one after it."""

@@ -14,7 +14,16 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 16,
 }
 INDEX: dict[str, Any] = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2}
+ROPE = {"type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 PATTERN = ["sliding_attention", "full_attention"] * 2
+DIFFUSION_TEXT = {
+    **BASE,
+    "model_type": "diffusion_gemma_text",
+    "head_dim": 16,
+    "global_head_dim": 16,
+    "sliding_window": 24,
+    "layer_types": PATTERN,
+}
 
 # config.json's `model_type` → the rest of it, on top of BASE
 LANGUAGES: dict[str, dict[str, Any]] = {
@@ -43,6 +52,7 @@ LANGUAGES: dict[str, dict[str, Any]] = {
     # mlx-vlm computes a longer text than `index_topk` wrong: what it compiles for one length, it uses for all
     "hy_v4": {**ROUTED, **LATENT, **INDEX, "num_key_value_heads": 1, "index_topk": 2048},
     "k2_horizon": {"head_dim": 16},
+    "decider2": {**GATED_DELTA, "head_dim": 16, "rope_parameters": ROPE},
     "klear": {
         **EXPERTS,
         "attention_bias": False,
@@ -81,14 +91,16 @@ LANGUAGES: dict[str, dict[str, Any]] = {
         "moe_topk": 2,
         "n_routed_experts": 4,
     },
+    "nemotron_labs_diffusion": {"head_dim": 16},  # token by token, unless config.json says otherwise
+    "qwen3_5_moe_text": {
+        **GATED_DELTA,
+        **EXPERTS,
+        "shared_expert_intermediate_size": 32,
+        "rope_parameters": ROPE,
+    },
     "qwen3_5_text": {
         **GATED_DELTA,
-        "rope_parameters": {
-            "type": "default",
-            "mrope_section": [2, 1, 1],
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.25,
-        },
+        "rope_parameters": ROPE,
     },
     "xing4_0": {
         **ROUTED,
@@ -158,12 +170,36 @@ LANGUAGES: dict[str, dict[str, Any]] = {
             "indexer_n_heads": 2,
             "indexer_head_dim": 16,
             "indexer_budget": 8,
-            "rope_parameters": {
-                "type": "default",
-                "mrope_section": [2, 1, 1],
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-            },
+            "rope_parameters": ROPE,
+        }
+    },
+    "inkling": {
+        "text_config": {
+            **BASE,
+            **ROUTED,
+            "model_type": "inkling",
+            "head_dim": 16,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "swa_head_dim": 16,
+            "sliding_window_size": 24,
+            "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+            "d_rel": 4,
+            "rel_extent": 32,
+            "n_shared_experts": 1,
+            "intermediate_size": 32,
+            "dense_intermediate_size": 64,
+            "dense_mlp_idx": 1,
+        }
+    },
+    "mistral_large3": {
+        "text_config": {
+            **BASE,
+            **ROUTED,
+            **LATENT,
+            "model_type": "mistral_large3",
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
         }
     },
     "minimax_m3": {
@@ -182,6 +218,27 @@ LANGUAGES: dict[str, dict[str, Any]] = {
 }
 
 
+# packages whose `Model` holds a language model, although it does not write a text token by token
+SILENT = {
+    "llada2_moe": {**EXPERTS, "head_dim": 16, "num_shared_experts": 1, "first_k_dense_replace": 1, "mask_token_id": 5},
+    "llama_bidirec": {"head_dim": 16, "pooling": "avg"},
+    "diffusion_gemma": {"text_config": DIFFUSION_TEXT, "canvas_length": 8},
+}
+# packages that read images, or make vectors of them: load tries each checkpoint with two images
+WITH_IMAGES = frozenset({
+    "aya_vision", "clef", "cohere_compass", "colidefics3", "colqwen2_5", "d1", "deepseek_vl_v2", "deepseekocr",
+    "deepseekocr_2", "dots_ocr", "embedding_gemma2", "ernie4_5_moe_vl", "falcon_ocr", "falcon_perception", "fastvlm",
+    "florence2", "glm4v", "glm4v_moe", "glm_ocr", "got", "granite4_vision", "granite_vision", "hunyuan_vl",
+    "idefics2", "idefics3", "indic_ocr", "internvl", "internvl_chat", "jina_vlm", "lfm2_vl",
+    "llama_nemotron_vl_embedding", "llava_bunny", "llava_next", "llava_onevision", "llmjpvl", "locateanything",
+    "mage_vl", "minicpmo", "minicpmv4_6", "minicpmv4_7", "mllama", "molmo", "molmo2", "molmo_point", "moondream2",
+    "moondream3", "multi_modality", "nemotron_h_nano_omni", "nemotron_parse", "paddleocr_vl", "paligemma", "phi3_v",
+    "phi4_siglip", "phi4mm", "plamo2vl", "qwen3_omni_moe", "qwen3_vl_embedding", "smolvlm", "unlimited_ocr",
+    "youtu_vl", "zaya1_vl",
+})  # fmt: skip
+OTHER_NAMES = frozenset({"lille_130m", "nemotron_nas"})  # mlx-lm has them, with a dash
+
+
 def language_config(family: str) -> dict[str, Any]:
-    own = LANGUAGES[family]
+    own = {**LANGUAGES, **SILENT}[family]
     return {"model_type": family, "vocab_size": VOCAB_SIZE, **({} if "text_config" in own else BASE), **own}

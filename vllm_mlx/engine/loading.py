@@ -25,6 +25,7 @@ from ..ranks.worker import Worker
 from ..runner.calibrate import warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, device_memory
+from ..runner.load_model import advising
 from ..runner.row_fences import Unfenced
 from .client import EngineClient
 from .disk import OpenDisk
@@ -150,13 +151,14 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
     """The checkpoint's image processor; None if it has no vision encoder or only text is served."""
     if config.text_only or not checkpoint.has_vision_encoder:
         return None
-    return VisionProcessor.load(
-        checkpoint.path,
-        checkpoint.config,
-        tokenizer,
-        max_pixels=config.max_pixels or DEFAULT_MAX_PIXELS,
-        trust_remote_code=config.trust_remote_code,
-    )
+    with advising(checkpoint, trust_remote_code=config.trust_remote_code):
+        return VisionProcessor.load(
+            checkpoint.path,
+            checkpoint.config,
+            tokenizer,
+            max_pixels=config.max_pixels or DEFAULT_MAX_PIXELS,
+            trust_remote_code=config.trust_remote_code,
+        )
 
 
 def _media_requests(

@@ -19,7 +19,7 @@ from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_imag
 from ..runner.checkpoint import Checkpoint
 from ..runner.device import apply_limits, device_memory, wire_weights
 from ..runner.family_check import check_family, media_fault
-from ..runner.load_model import ALL, begin_loading
+from ..runner.load_model import ALL, advising, begin_loading
 from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk, text_config
@@ -86,7 +86,8 @@ def load_measured(
     _wire(config, model)
     images, video_fault = (None, None) if facts is None else (facts.images, facts.video_fault)
     if probe is not None and isinstance(model, MultimodalModel) and images is None:
-        check_family(model, probe.images.prompt, probe.images.inputs)
+        with advising(checkpoint, trust_remote_code=config.trust_remote_code):
+            check_family(model, probe.images.prompt, probe.images.inputs)
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     if known is not None:

@@ -15,7 +15,7 @@ from ..cache.footprint import footprint
 from ..core.errors import ConfigError, first_line, setting
 from ..core.memory import RowFootprint, readable
 from ..runner.checkpoint import Checkpoint
-from ..runner.libraries import load_model, make_prompt_cache
+from ..runner.libraries import knows, load_model, make_prompt_cache
 from ..runner.load_model import explaining
 from ..runner.model import weights_bytes
 from ..runner.model_types import text_config
@@ -70,7 +70,7 @@ def shard_of(
     checkpoint: Checkpoint, num_ranks: int, *, text_only: bool = False, trust_remote_code: bool = False
 ) -> Shard:
     """Say what a rank takes. Raises ConfigError with the reason why the model cannot be cut, and what to change."""
-    if num_ranks > 1 and checkpoint.has_vision_encoder and not text_only:
+    if num_ranks > 1 and checkpoint.has_vision_encoder and not text_only and knows(checkpoint.config):
         raise ConfigError(
             f"{checkpoint.path} takes images, and a model on several Macs serves text only. Set {setting('text_only')}."
         )

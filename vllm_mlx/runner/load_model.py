@@ -1,7 +1,9 @@
 """From a checkpoint's files to a model: which library runs it, and what is loaded beside it."""
 
 import logging
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +11,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..core.errors import ModelLoadError, first_line
+from ..core.errors import ModelLoadError, first_line, setting
 from ..formats.remote_code import remote_code
 from .checkpoint import Checkpoint
 from .libraries import knows
@@ -64,7 +66,8 @@ def begin_loading(
     """
     only_text = text_only or not checkpoint.has_vision_encoder
     by_mlx_lm = only_text and knows(checkpoint.config)
-    if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
+    fault = kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm, in_mlx_lm=knows(checkpoint.config))
+    if mx.metal.is_available() and fault is not None:
         raise ModelLoadError(f"{checkpoint.path} cannot be served on Metal: {fault}")
     if text_only and checkpoint.has_vision_encoder:
         logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
@@ -96,6 +99,22 @@ def begin_loading(
         return model
 
     return Loading(build, make, partial(explaining, checkpoint, library, trust_remote_code), slice_bytes=slice_bytes)
+
+
+@contextmanager
+def advising(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Iterator[None]:
+    """Leave the advice to serve only text out of a ModelLoadError of the block if the text cannot be loaded either."""
+    try:
+        yield
+    except ModelLoadError as error:
+        advice = re.compile(f"(, or s|[.] S)erve it with {setting('text_only')}")
+        if advice.search(error.message) is None:
+            raise
+        try:
+            begin_loading(checkpoint, trust_remote_code=trust_remote_code, text_only=True).check()
+        except ModelLoadError:
+            raise ModelLoadError(advice.sub("", error.message)) from error
+        raise
 
 
 def explaining(checkpoint: Checkpoint, library: str, trust_remote_code: bool) -> AbstractContextManager[None]:
@@ -154,5 +173,6 @@ def _load_language_or_text(path: Path, trust_remote_code: bool) -> Any:
 
 
 def _tells_more(record: logging.LogRecord) -> bool:
-    """Leave out mlx-vlm's warning that a text checkpoint has no vision encoder."""
-    return "no weights for module(s): " not in record.getMessage()
+    """Leave out mlx-vlm's warning that a text checkpoint has no vision encoder, and an error that is raised as well."""
+    text = record.getMessage()
+    return not ("no weights for module(s): " in text or text.startswith("Model type "))

@@ -72,8 +72,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if text and isinstance(text, Mapping) else config
 
 
-def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool) -> str | None:
+def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool, in_mlx_lm: bool = True) -> str | None:
     """Say why MLX's Metal kernels compute this model wrong, without an error, and what to do.
+
+    `in_mlx_lm`: mlx-lm has a module for the text.
 
     Returns None if they compute it right, as the CPU does for all models. Sources: mlx_lm/models/ssm.py,
     mlx_vlm/models/qwen3_5/gated_delta.py.
@@ -88,9 +90,10 @@ def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool) -> str | None:
             )
     width = text.get("linear_key_head_dim")
     if by_mlx_vlm and isinstance(width, int) and width % _SIMD:
+        advice = f"Serve it with {setting('text_only')}: mlx-lm uses no kernel then."
         return (
             f"the heads of its linear attention are {width} wide. mlx-vlm's kernel takes multiples of {_SIMD} and "
-            f"would ignore a part of the state. Serve it with {setting('text_only')}: mlx-lm uses no kernel then."
+            f"would ignore a part of the state. {advice if in_mlx_lm else 'Use another checkpoint.'}"
         )
     return None
 
