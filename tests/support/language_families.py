@@ -49,8 +49,7 @@ LANGUAGES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "hrm_text": {"head_dim": 16, "num_key_value_heads": 4, "num_hidden_layers": 2, "H_cycles": 1, "L_cycles": 1},
-    # mlx-vlm computes a longer text than `index_topk` wrong: what it compiles for one length, it uses for all
-    "hy_v4": {**ROUTED, **LATENT, **INDEX, "num_key_value_heads": 1, "index_topk": 2048},
+    "hy_v4": {**ROUTED, **LATENT, **INDEX, "num_key_value_heads": 1},
     "k2_horizon": {"head_dim": 16},
     "decider2": {**GATED_DELTA, "head_dim": 16, "rope_parameters": ROPE},
     "klear": {

@@ -62,8 +62,11 @@ class Tokenizer:
             raise ModelLoadError(f"{path} has no tokenizer: put the checkpoint's tokenizer.json beside its weights.")
 
         def failed(error: Exception) -> ModelLoadError:
-            for file in sorted(path.glob("[!.]*.json")):
-                read_json(file)  # raises the error that names a damaged file
+            try:
+                for file in sorted(path.glob("[!.]*.json")):
+                    read_json(file)  # its error names a damaged file
+            except ModelLoadError as damage:
+                error = damage
             return ModelLoadError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}")
 
         with remote_code(path, "tokenizer", trusted=trust_remote_code, failed=failed):

@@ -18,7 +18,7 @@ from .libraries import knows
 from .libraries import load_model as load_text_model
 from .loading import SLICE_BYTES, Loading
 from .model import Model, MultimodalModel, TextModel
-from .model_types import kernel_fault, records_states
+from .model_types import facts_of, kernel_fault, records_states
 from .proofs import LIBRARY_ERRORS, Proofs
 from .ranked import Lockstep, Ranked
 from .weight_files import index_fault, readable
@@ -80,6 +80,10 @@ def begin_loading(
     elif not by_mlx_lm:
         logger.info("A vision checkpoint: mlx-vlm runs text and images")
 
+    if facts_of(checkpoint.architecture).no_compile:
+        logger.warning("mlx compiles nothing from now on: mlx-vlm's %r would be wrong", checkpoint.architecture)
+        mx.disable_compile()
+
     def build() -> list[Any]:
         modules = [load(checkpoint.path, trust_remote_code), None if beside is None else beside.load()]
         if lockstep is not None:
@@ -121,10 +125,10 @@ def explaining(checkpoint: Checkpoint, library: str, trust_remote_code: bool) ->
     """Raise ModelLoadError, which names the checkpoint, instead of errors of the library that loads it."""
 
     def failed(error: Exception) -> ModelLoadError:
-        index = index_fault(checkpoint.path)
+        reasons = [first_line(error, 300).rstrip("."), index_fault(checkpoint.path)]
         return ModelLoadError(
             f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): "
-            f"{first_line(error, 300).rstrip('.')}. {'' if index is None else f'The index {index}. '}"
+            f"{'. The index '.join(filter(None, reasons))}. "
             f"Is this architecture supported by the installed {library}, and are all files complete?"
         )
 

@@ -20,6 +20,7 @@ class TypeFacts:
     has_ssm_kernel: bool = False
     images_shown: bool = False  # images were shown to be right token by token, so a failed probe only warns
     records_states: bool = False  # mlx-vlm keeps the recurrent state behind each token of a pass with drafts
+    no_compile: bool = False  # mlx-vlm compiles for any length what depends on the first one
     no_grid: bool = False  # mlx-vlm places the tokens of images as it places those of text
     image_fault: str | None = None  # the text of a warning, if mlx-vlm reads images incorrectly
 
@@ -32,6 +33,7 @@ _TYPES = {
     "afm7": TypeFacts(no_batch_in="mlx-lm"),  # turns queries by the width of a batch, padding included
     "mistral4": TypeFacts(no_batch_in="mlx-vlm"),  # scales a batch by the position of its first row
     "ministral3": TypeFacts(text_by_mlx_lm=True),
+    "hy_v4": TypeFacts(no_compile=True),
     "minimax_m3": TypeFacts(no_grid=True),
     "minimax_m3_vl": TypeFacts(no_grid=True),
     "gemma3": TypeFacts(
