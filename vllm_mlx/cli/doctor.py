@@ -317,9 +317,8 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     except ConfigError as error:
         return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
     room = left // bytes_per_token if bytes_per_token else None
-    text += (
-        f"; {readable(left)} remain" + (" for" if room is None else f", about {room:,} tokens of") + " conversations"
-    )
+    what = "for" if room is None else f"about {room:,} tokens of"
+    text += f"; {readable(left)} remain{'' if room is None else ','} {what} conversations"
     try:
         if shard is None:
             begin_loading(found, trust_remote_code=trusts, text_only=text_only).check()

@@ -62,8 +62,7 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
 
 def _may_pass(error: BaseException) -> bool:
     """Return whether another start, with the same files and settings, may not meet the error again."""
-    is_short = isinstance(error, MemoryError) or getattr(error, "errno", None) in _PASSING
-    return is_short or device_fault(error) is not None
+    return isinstance(error, MemoryError) or getattr(error, "errno", 0) in _PASSING or device_fault(error) is not None
 
 
 def _serve(settings: Settings, log: LogFile | None, stack: ExitStack, is_ready: Event) -> None:

@@ -27,15 +27,7 @@ from ..scheduler.speculation import MOST, Speculation
 from .disk import fingerprint
 from .lane import Lane, Reload
 from .macos import SystemWatch, memory_calls
-from .sizing import (
-    MeasuredModel,
-    attention_cost,
-    begin_drafting,
-    engine_facts,
-    forced_bytes,
-    no_drafts,
-    within_one_chunk,
-)
+from .sizing import MeasuredModel, attention_cost, begin_drafting, engine_facts, forced_bytes, no_drafts, one_chunk
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +51,7 @@ def build_lane(
     `tree` is that of the lanes before, if there are any. With `ranks`, this is rank 0, and its runner leads the others.
     Raises ConfigError.
     """
-    whole_prompts = measured.model.no_chunks is not None
-    if whole_prompts:
-        config = within_one_chunk(config, checkpoint, measured, budget)
+    config = one_chunk(config, checkpoint, measured, budget)
     attention = attention_cost(config, checkpoint, measured, budget)
     facts = engine_facts(config, checkpoint, measured, attention, budget)
     pacer = PrefillPacer(
@@ -71,7 +61,7 @@ def build_lane(
         overhead_s=measured.calibration.overhead_s,
         half_share=measured.calibration.half_share,
         attention=attention,
-        whole_prompts=whole_prompts,
+        whole_prompts=measured.model.no_chunks is not None,
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory, tree)
     scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)

@@ -201,10 +201,10 @@ def within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig
     return replace(config, max_prefill_chunk=longest)
 
 
-def within_one_chunk(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget
-) -> EngineConfig:
-    """Limit the context to one prefill chunk, for a model whose prompts are not cut. Raises ConfigError."""
+def one_chunk(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget) -> EngineConfig:
+    """Limit the context of a model whose prompts are not cut to one prefill chunk. Raises ConfigError."""
+    if measured.model.no_chunks is None:
+        return config
     wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     length = min(wanted, longest_chunk(checkpoint.config) or wanted) if mx.metal.is_available() else wanted
     while True:

@@ -67,7 +67,7 @@ def begin_loading(
     only_text = text_only or not checkpoint.has_vision_encoder
     by_mlx_lm = only_text and knows(checkpoint.config)
     fault = kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm, in_mlx_lm=knows(checkpoint.config))
-    if mx.metal.is_available() and fault is not None:
+    if fault is not None and mx.metal.is_available():
         raise ModelLoadError(f"{checkpoint.path} cannot be served on Metal: {fault}")
     if text_only and checkpoint.has_vision_encoder:
         logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
@@ -111,13 +111,11 @@ def advising(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Iterator[Non
     try:
         yield
     except ModelLoadError as error:
-        advice = re.compile(f"(, or s|[.] S)erve it with {setting('text_only')}")
-        if advice.search(error.message) is None:
-            raise
         try:
             begin_loading(checkpoint, trust_remote_code=trust_remote_code, text_only=True).check()
         except ModelLoadError:
-            raise ModelLoadError(advice.sub("", error.message)) from error
+            advice = f"(, or s|[.] S)erve it with {setting('text_only')}"
+            raise type(error)(re.sub(advice, "", error.message)) from error
         raise
 
 

@@ -1,7 +1,4 @@
-"""The files of a checkpoint's weights: which files they are, and what their headers and the index say. It knows no mlx.
-
-Sources: https://huggingface.co/docs/safetensors, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
-"""
+"""The files of a checkpoint's weights: which they are, and what their headers and the index say. It knows no mlx."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +12,7 @@ from ..formats.tokenizer import read_json
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_POINTER, _MAX_POINTER_BYTES = b"version https://git-lfs", 1024
+_POINTER, _MAX_POINTER_BYTES = b"version https://git-lfs", 1024  # as the specification of Git LFS has them
 _AGAIN = "Download this file again."
 
 
@@ -79,7 +76,7 @@ def index_fault(folder: Path) -> str | None:
             return f"{INDEX} names {missing[0]}, which is not there"
         if places.keys() - {tensor for name in set(places.values()) for tensor in tensors_of(folder / name)}:
             return f"{INDEX} names tensors that are not in its files"
-    except (ModelLoadError, TypeError, AttributeError):
+    except (ModelLoadError, OSError, TypeError, AttributeError):
         return f"{INDEX} is damaged"
     return None
 
