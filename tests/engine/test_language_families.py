@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import os
 import pkgutil
 
+import mlx.core as mx
 import mlx_vlm.models
 import pytest
 
@@ -48,6 +50,30 @@ def test_a_model_whose_chunks_differ_computes_prompts_whole_and_says_so(checkpoi
     assert (model.no_chunks or "").startswith(words) and model.no_prefix_cache == model.no_drafts == model.no_chunks
     with pytest.raises(ConfigError, match=rf"--max-model-len 40000 is too long: {words} .* at most \d+ tokens at once"):
         Driver(found.path, max_model_len=40_000)
+
+
+def test_such_a_prompt_is_whole_beside_replies_as_well(checkpoint):
+    path, ids = checkpoint("language:deepseek_v4"), prompt(300)
+    driver = Driver(path, max_model_len=1000, max_stall_ms=1)
+    driver.add([1, 2, 3], 40)
+    for _ in range(3):
+        driver.step()
+    seq_id = driver.add(ids, 2 * NUM_TOKENS)
+    driver.run()
+    assert driver.replies[seq_id].token_ids == plain_loop(path, ids, 2 * NUM_TOKENS)[0]
+
+
+def test_hunyuan_v4_is_right_where_mlx_compiles(checkpoint):
+    found = find_checkpoint(str(checkpoint("language:hy_v4")))
+    mx.enable_compile()
+    try:
+        assert (
+            load_measured(EngineConfig(model=str(found.path), memory_budget_bytes=1 << 30), found).model.no_chunks
+            is None
+        )
+    finally:
+        if "MLX_DISABLE_COMPILE" in os.environ:
+            mx.disable_compile()
 
 
 @pytest.fixture(scope="module", params=cases(LANGUAGES, GATE))

@@ -35,6 +35,7 @@ def test_a_state_that_the_kernel_would_ignore(config: dict[str, Any], words: str
 def test_a_head_that_only_mlx_vlms_kernel_takes_wrong() -> None:
     config = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "linear_key_head_dim": 48}}
     assert "--text-only" in str(kernel_fault(config, by_mlx_vlm=True))
+    assert "--text-only" not in str(kernel_fault(config, by_mlx_vlm=True, in_mlx_lm=False))
     assert kernel_fault(config, by_mlx_vlm=False) is None
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
@@ -17,7 +18,7 @@ from vllm_mlx.llm import LLM
 from vllm_mlx.runner import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.load_model import load_model
-from vllm_mlx.runner.model import MultimodalModel, TextModel
+from vllm_mlx.runner.model import MultimodalModel, TextModel, weights_bytes
 
 PICTURE = "data:image/png;base64," + (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
@@ -47,6 +48,27 @@ def test_damaged_processor_files_are_told(changed):
     for name in ("preprocessor_config.json", "processor_config.json"):
         (changed / name).write_text("{")
     assert "its processor cannot be loaded" in refusal(changed)
+
+
+def test_text_only_is_not_advised_where_the_text_cannot_be_loaded(changed):
+    weights = mx.load(str(changed / "model.safetensors"))
+    weights.pop(next(name for name in weights if "lm_head" in name))
+    mx.save_safetensors(str(changed / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (changed / "preprocessor_config.json").write_text("{")
+    (changed / "processor_config.json").write_text("{")
+    with pytest.raises(ModelLoadError) as caught:
+        LLM(str(changed), memory_budget_bytes=1 << 30)
+    assert caught.value.message.endswith(". Complete the checkpoint.")
+
+
+def test_the_text_of_a_family_that_mlx_lm_does_not_know_is_served_without_its_encoder(checkpoint):
+    encoder = {"width": 32, "layers": 1, "heads": 2, "image_size": 28}
+    found = find_checkpoint(str(checkpoint("language:step3p7", vision_config=encoder)))
+    assert found.has_vision_encoder
+    models = [load_model(found, trust_remote_code=False, text_only=text_only) for text_only in (False, True)]
+    with_images, alone = (model.forward(mx.array([[5, 6, 7]]), model.new_caches()) for model in models)
+    assert mx.array_equal(with_images, alone)
+    assert weights_bytes(models[1].weights) < weights_bytes(models[0].weights)
 
 
 def test_a_template_that_shows_no_images_is_told(changed):
@@ -127,8 +149,6 @@ def test_the_checkpoint_decides(checkpoint):
 
 
 def test_weights_without_a_tower_are_a_text_model(changed):
-    import mlx.core as mx
-
     weights = mx.load(str(changed / "model.safetensors"))
     weights = {name: weight for name, weight in weights.items() if "vision" not in name}
     mx.eval(weights)

@@ -92,7 +92,10 @@ def write_vision_checkpoint(
 
 
 def write_language_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
-    """A text checkpoint, in `folder`, of a family that only mlx-vlm knows. `overrides` change config.json."""
+    """A checkpoint, in `folder`, of a family that only mlx-vlm knows. `overrides` change config.json.
+
+    It is one of text, unless they hold a `vision_config`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = language_config(family) | overrides
     config["eos_token_id"] = write_tokenizer(folder, family)
@@ -100,7 +103,7 @@ def write_language_checkpoint(folder: Path, family: str, *, seed: int = 0, **ove
     _write_json(folder / "config.json", config)
     model = _model(config)
     for name, part in list(model.items()):
-        if isinstance(part, nn.Module) and name != "language_model":
+        if isinstance(part, nn.Module) and name != "language_model" and "vision_config" not in config:
             setattr(model, name, None)
     randomise(model, seed)
     weights = {name: weight if weight.any() else weight + 0.5 for name, weight in tree_flatten(model.parameters())}
