@@ -43,7 +43,7 @@ def test_the_document_has_the_promised_paths_and_fields(client: httpx.Client) ->
 @row("S0-1", "S0-6", "S1-1", "S1-5", "S2-12", "S2-14", "S3-1", "S3-14", "S3-15")
 @pytest.mark.parametrize("effort", PROMISED["S3-14"]["efforts"])
 def test_a_chat_takes_and_answers_the_promised_names(client: httpx.Client, effort: str) -> None:
-    said = {name: "Before." for name in promised("message")}
+    said = dict.fromkeys(promised("message"), "Before.")
     body = {
         "messages": [
             {"role": "user", "content": "hello"},

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.running import Running, eventually, slowly
 from vllm_mlx.core.errors import EngineDead
-from vllm_mlx.server.status import History
+from vllm_mlx.server.history import History
 
 from .documents import documented_reply
 from .watched import Seen, engine_served, load, watch
@@ -91,7 +91,7 @@ def test_what_is_kept_of_the_past_is_bounded(client: httpx.Client) -> None:
     history, status = History(every_s=2, span_s=10), client.get("/v1/status").json()
     for number in range(20):
         history.add(status, number)
-    assert [sample["time"] for sample in history.samples()] == [15, 16, 17, 18, 19]
+    assert [sample["time"] for sample in history.told(0)["data"]] == [15, 16, 17, 18, 19]
 
 
 def test_a_sample_that_fails_is_logged_and_the_next_one_is_taken(
@@ -108,15 +108,15 @@ def test_a_sample_that_fails_is_logged_and_the_next_one_is_taken(
 
     async def follow() -> None:
         async with history.following(ask):
-            while len(history.samples()) < 2:
+            while len(history.told(0)["data"]) < 2:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
 
-    assert history.age_s(time.time()) is None
+    assert history.told(0)["age_s"] is None
     asyncio.run(asyncio.wait_for(follow(), 20))
-    assert len(history.samples()) == 2, "none is asked of an engine that has ended"
+    assert len(history.told(0)["data"]) == 2, "none is asked of an engine that has ended"
     assert caplog.text.count("It does not affect: the history") == 3
-    assert history.age_s(history.samples()[-1]["time"] + 5) == 5
+    assert history.told(history.told(0)["data"][-1]["time"] + 5)["age_s"] == 5
 
 
 def test_parts_of_the_budget_add_up(client: httpx.Client) -> None:

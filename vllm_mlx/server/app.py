@@ -19,13 +19,14 @@ from .config import ServerConfig
 from .connection import refuse_connection
 from .error_handlers import HANDLERS
 from .guards import METRICS_PATH, GuardMiddleware, KeyCheck, RateLimit, names_with, refuse_host, refuse_site
+from .history import History
 from .log import RECEIPT_HEADER
 from .recorder import RequestRecorder
 from .request_log import UNKNOWN_HEADER, OpenRequests, RequestLog
 from .responses import responses_routes
 from .routes import anthropic_routes, models_routes, openai_routes
 from .search_client import SearchClient
-from .status import History, Recent, status_routes
+from .status import Recent, status_routes
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, cast
@@ -25,19 +24,17 @@ from .. import __version__
 from ..api.error_replies import OpenAIError
 from ..cache.node import Space
 from ..cache.stats import Entry
-from ..core.errors import EngineDead, VLLMMLXError, shown
-from ..core.fence import Fence
+from ..core.errors import VLLMMLXError, shown
 from ..core.receipt import Tier
 from ..engine.client import EngineClient
 from ..engine.monitoring.counters import ReplyProgress
 from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
 from .guards import is_admin, managed_salts, may_see, shown_model, tenant_of
+from .history import History, StatusHistory
 
 MAX_ERRORS = 20
 MAX_REPLIES = 30
 MAX_DISK_ENTRIES = 1000  # a folder may hold many more
-SAMPLE_EVERY_S = 2.0
-HISTORY_S = 600.0
 _PATHS = frozenset(
     f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
 )
@@ -96,31 +93,6 @@ class ServerStatus(EngineFigures):
     last_replies: list[LastReply]
     other_replies: OtherReplies
     last_errors: list[LastError]
-
-
-class Sample(TypedDict):
-    """Figures of one moment. Rates cover the last ten seconds, latencies the last minute."""
-
-    time: float
-    generation_tps: float
-    prompt_tps: float
-    num_running: int
-    num_waiting: int
-    ttft_p50_s: float | None
-    inter_token_p50_s: float | None
-    inter_token_p99_s: float | None
-
-
-class StatusHistory(TypedDict):
-    """Samples of the last ten minutes, one every `every_s` seconds, oldest first.
-
-    `age_s` is the age of the last one in seconds, which grows if samples fail; null if there is none.
-    """
-
-    object: Literal["list"]
-    every_s: float
-    age_s: float | None
-    data: list[Sample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,56 +186,6 @@ def _visible(viewer: str | None, owner: str, entry: Mapping[str, Any]) -> Mappin
     return hidden
 
 
-class History:
-    """Samples of the last minutes, for clients that begin to watch later: bounded, in memory."""
-
-    def __init__(self, *, every_s: float = SAMPLE_EVERY_S, span_s: float = HISTORY_S) -> None:
-        self.every_s = every_s
-        self._samples: deque[Sample] = deque(maxlen=int(span_s / every_s))
-
-    @asynccontextmanager
-    async def following(self, ask: Callable[[], Awaitable[EngineFigures]]) -> AsyncIterator[None]:
-        """Take samples of what `ask` returns, as long as the block lasts and the engine lives."""
-        task = asyncio.create_task(self._follow(ask))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _follow(self, ask: Callable[[], Awaitable[EngineFigures]]) -> None:
-        while True:
-            with Fence("the history, which goes on with its next sample"):
-                try:
-                    self.add(await ask(), time.time())
-                except EngineDead:
-                    return
-            await asyncio.sleep(self.every_s)
-
-    def add(self, figures: EngineFigures, unix_s: float) -> None:
-        latency = figures["latency"]
-        self._samples.append(
-            {
-                "time": round(unix_s, 3),
-                "generation_tps": figures["generation_tps"],
-                "prompt_tps": figures["prompt_tps"],
-                "num_running": figures["num_running"],
-                "num_waiting": figures["num_waiting"],
-                "ttft_p50_s": latency["ttft_s"]["p50"],
-                "inter_token_p50_s": latency["inter_token_s"]["p50"],
-                "inter_token_p99_s": latency["inter_token_s"]["p99"],
-            }
-        )
-
-    def samples(self) -> list[Sample]:
-        """Return the samples, oldest first."""
-        return list(self._samples)
-
-    def age_s(self, unix_s: float) -> float | None:
-        """Return the age of the last sample in seconds; None if there is none."""
-        return round(max(0.0, unix_s - self._samples[-1]["time"]), 3) if self._samples else None
-
-
 def status_routes(engine: EngineClient, names: Sequence[str], recent: Recent, history: History) -> APIRouter:
     """`names`: the names under which the checkpoint is served."""
     router = APIRouter(tags=["Server"])
@@ -296,12 +218,7 @@ def _add_status(
     @router.get("/v1/status/history", responses={200: {"model": StatusHistory}})
     async def past() -> Response:
         """Report rates and latencies of the last ten minutes, oldest first."""
-        samples: StatusHistory = {
-            "object": "list",
-            "every_s": history.every_s,
-            "age_s": history.age_s(time.time()),
-            "data": history.samples(),
-        }
+        samples = history.told(time.time())
         return _json(samples)
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})

@@ -1,0 +1,89 @@
+"""Rates and latencies of the last minutes, sampled from the engine. Knows no HTTP."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from ..core.errors import EngineDead
+from ..core.fence import Fence
+from ..engine.monitoring.schema import EngineFigures
+
+SAMPLE_EVERY_S = 2.0
+HISTORY_S = 600.0
+
+
+class Sample(TypedDict):
+    """Figures of one moment. Rates cover the last ten seconds, latencies the last minute."""
+
+    time: float
+    generation_tps: float
+    prompt_tps: float
+    num_running: int
+    num_waiting: int
+    ttft_p50_s: float | None
+    inter_token_p50_s: float | None
+    inter_token_p99_s: float | None
+
+
+class StatusHistory(TypedDict):
+    """Samples of the last ten minutes, one every `every_s` seconds, oldest first.
+
+    `age_s` is the age of the last one in seconds, which grows if samples fail; null if there is none.
+    """
+
+    object: Literal["list"]
+    every_s: float
+    age_s: float | None
+    data: list[Sample]
+
+
+class History:
+    """Samples of the last minutes, for clients that begin to watch later: bounded, in memory."""
+
+    def __init__(self, *, every_s: float = SAMPLE_EVERY_S, span_s: float = HISTORY_S) -> None:
+        self.every_s = every_s
+        self._samples: deque[Sample] = deque(maxlen=int(span_s / every_s))
+
+    @asynccontextmanager
+    async def following(self, ask: Callable[[], Awaitable[EngineFigures]]) -> AsyncIterator[None]:
+        """Take samples of what `ask` returns, as long as the block lasts and the engine lives."""
+        task = asyncio.create_task(self._follow(ask))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _follow(self, ask: Callable[[], Awaitable[EngineFigures]]) -> None:
+        while True:
+            with Fence("the history, which goes on with its next sample"):
+                try:
+                    self.add(await ask(), time.time())
+                except EngineDead:
+                    return
+            await asyncio.sleep(self.every_s)
+
+    def add(self, figures: EngineFigures, unix_s: float) -> None:
+        latency = figures["latency"]
+        self._samples.append(
+            {
+                "time": round(unix_s, 3),
+                "generation_tps": figures["generation_tps"],
+                "prompt_tps": figures["prompt_tps"],
+                "num_running": figures["num_running"],
+                "num_waiting": figures["num_waiting"],
+                "ttft_p50_s": latency["ttft_s"]["p50"],
+                "inter_token_p50_s": latency["inter_token_s"]["p50"],
+                "inter_token_p99_s": latency["inter_token_s"]["p99"],
+            }
+        )
+
+    def told(self, unix_s: float) -> StatusHistory:
+        """Return the samples, oldest first, as of `unix_s`."""
+        age_s = round(max(0.0, unix_s - self._samples[-1]["time"]), 3) if self._samples else None
+        return {"object": "list", "every_s": self.every_s, "age_s": age_s, "data": list(self._samples)}
