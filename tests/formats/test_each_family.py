@@ -25,6 +25,7 @@ ROME: Arguments = {"city": "Rome", "days": 2}
 PLAIN = {"llama3_json", "pythonic", "xlam"}
 # Words and XML that every text may contain are no tags.
 COMMON = {"<invoke", "</invoke>", "<parameter", "</parameter>", "<function", "</function>", "<param", "</param>"}
+COMMON |= {"<tools>", "</tools>"}
 
 
 def reasoning_name(family: ProductFamily) -> str | None:
@@ -133,7 +134,7 @@ def test_undeclared_calls_are_lines_of_their_own(family: ProductFamily, writer: 
 @each_case
 def test_an_empty_block_is_nothing(family: ProductFamily, writer: Family) -> None:
     assert family.calls is not None
-    closes = [close for close in family.calls.reads.closes if not close.startswith("`")] or [""]
+    closes = [close for close in family.calls.reads.closes if not close.startswith("`") and close not in COMMON] or [""]
     for opening in openings(family):
         for inner in ("", "\n", " \n\n"):
             for close in (*closes, ""):
@@ -182,6 +183,16 @@ def test_doubled_tags_count_once(family: ProductFamily, writer: Family) -> None:
 
 
 @each_case
+def test_one_closer_too_many_is_nothing(family: ProductFamily, writer: Family) -> None:
+    text = writer.calls(("get_weather", ROME))
+    last = max((place for char in "})" if (place := text.rfind(char)) > text.rfind("2")), default=-1)
+    if last >= 0:
+        events = events_of(family, answered(family, text[:last] + text[last] + text[last:]), writer.tokens)
+        assert calls(events) == [("get_weather", ROME)]
+        assert content(events).strip() == ""
+
+
+@each_case
 def test_tags_in_a_string_are_data(family: ProductFamily, writer: Family) -> None:
     opens = [each.marker for each in openings(family)]
     inside = f"a {(opens or ['<x>'])[0]} {writer.inside}"
@@ -218,7 +229,7 @@ def test_a_call_ends_unfinished_reasoning(family: ProductFamily, writer: Family)
 def test_a_stray_closing_tag_is_nothing(family: ProductFamily, writer: Family) -> None:
     assert family.calls is not None
     for close in family.calls.reads.closes:
-        if not close.startswith("`"):
+        if not close.startswith("`") and close not in COMMON:
             assert content(events_of(family, answered(family, f"Done.{close}"), writer.tokens)) == "Done."
             assert content(events_of(family, answered(family, f"{close}\nHi"), writer.tokens)).strip() == "Hi"
 

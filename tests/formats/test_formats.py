@@ -80,6 +80,19 @@ WELL_FORMED = {
         '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Ro\\\\nme\\"}"}</tool_call>',
         call("get_weather", '{"city": "Ro\\nme"}'),
     ),
+    "calls in the tag of the tools": (
+        '<tools>\n{"name": "write", "arguments": {"text": "a"}}\n{"name": "now", "arguments": {}}\n</tools>',
+        [*call("write", '{"text": "a"}'), *call("now", "{}", 1)],
+    ),
+    "tools that are listed": (
+        '<tools>\n{"type": "function", "function": {"name": "now", "parameters": {}}}\n</tools>',
+        [Text('<tools>\n{"type": "function", "function": {"name": "now", "parameters": {}}}\n</tools>')],
+    ),
+    "text about the tag of the tools": ("See <tools> {json} </tools>.", [Text("See <tools> {json} </tools>.")]),
+    "one brace too many": (
+        '<tool_call>\n{"name": "now", "arguments": {}}}\n</tool_call> ok',
+        [*call("now", "{}"), Text(" ok")],
+    ),
     "no arguments": ('<tool_call>{"name": "now"}</tool_call>', call("now", "{}")),
     "null arguments": ('<tool_call>{"name": "now", "arguments": null}</tool_call>', call("now", "{}")),
     "no xml arguments": ("<tool_call><function=now></function></tool_call>", call("now", "{}")),

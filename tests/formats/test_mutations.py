@@ -158,7 +158,7 @@ def test_a_tag_written_twice_inside_a_call_is_read_once(name: str, text: str, ta
         assert calls(run(special, marker_tokens=frozenset({tag}), **options)) == calls(events), doubled
 
 
-RECIPIENTS = ["assistant", "browser", "browser.search", "python", "container.exec", "web.run", "system", "file_search"]
+RECIPIENTS = ["browser", "browser.search", "python", "container.exec", "web.run", "file_search"]
 
 
 @pytest.mark.parametrize("recipient", RECIPIENTS)
@@ -167,6 +167,13 @@ def test_a_message_to_no_tool_is_neither_content_nor_a_call(recipient: str) -> N
     text = f"{header}東<|call|><|start|>assistant<|channel|>final<|message|>京<|return|>"
     events = run([text], reasoning="openai_gptoss", tools="openai", tool_specs=TOOLS)
     assert events == [ReasoningDelta("東"), TextDelta("京")]
+
+
+@pytest.mark.parametrize("role", ["assistant", "system", "developer", "self"])
+def test_a_message_to_another_role_is_for_nobody(role: str) -> None:
+    text = f"to={role}<|channel|>commentary<|message|>東<|end|><|start|>assistant<|channel|>final<|message|>京<|return|>"
+    options: dict[str, Any] = {"reasoning": "openai_gptoss", "tools": "openai", "tool_specs": TOOLS}
+    assert run([text], **options) == run(text, **options) == [TextDelta("京")]
 
 
 @pytest.mark.parametrize(("family", "writer"), CASES)

@@ -124,7 +124,14 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
         (HARMONY_CALL.replace("commentary to=functions.f", "analysis to=f"), CALL),
         ('<|start|>assistant to=f<|channel|>commentary json<|message|>{"a": "x"}<|call|>', CALL),
         ('to=f<|channel|>commentary <|constrain|>json<|message|>{"a": "x"}<|call|>', CALL),
-        ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", [Reasoning("Hi")]),
+        ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", []),
+        ("<|channel|>analysis to=assistant<|message|>Hi<|end|>", [Reasoning("Hi")]),
+        (HARMONY_CALL.replace("<|channel|>", "<|channel|>––"), CALL),
+        (HARMONY_CALL.replace("<|channel|>", "<|channel|>-- "), CALL),
+        ("<|channel|>— analysis<|message|>a<|end|><|channel|>—final<|message|>Hi", [Reasoning("a"), Text("Hi")]),
+        ("<|channel|>–– commentary without<|end|>", [Text("without")]),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|call|>", [CALL[0], ToolCallDelta(0, "{}"), CALL[2]]),
+        ("<|start|>assistant to=functions.f<|channel|>commentary<|end|>Hi", [Text("Hi")]),
         ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", [Reasoning("print(1)")]),
         (
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",
@@ -160,14 +167,20 @@ def test_a_harmony_recipient_may_have_dots(recipient: str) -> None:
     assert start == ToolCallStart(0, "c0", "fs.read")
 
 
-@pytest.mark.parametrize("name", ["thought", "analysis", "final", "my-channel_2", ""])
-def test_channels_of_any_name_are_reasoning(name: str) -> None:
+@pytest.mark.parametrize("name", ["thought", "analysis", "thinking", ""])
+def test_channels_named_like_reasoning_are_reasoning(name: str) -> None:
     """A name ends its line; a channel of the usual name needs no line."""
     check("gemma4", f"<|channel>{name}\nhm\n<channel|>Hi", [Reasoning("hm"), Text("Hi")])
     check("gemma4", f"Hi<channel|><|channel>{name}\n<|channel>thought\nhm", [Text("Hi"), Reasoning("hm")])
 
 
-@pytest.mark.parametrize("text", ["my thought", "Hmm", "thou", "a" * 60])
+@pytest.mark.parametrize("name", ["content", "final", "answer", "response"])
+def test_channels_named_like_an_answer_are_content(name: str) -> None:
+    check("gemma4", f"<|channel>{name}\nHi", [Text("Hi")])
+    check("gemma4", f"<|channel>thought\nhm<channel|><|channel>{name}\nHi<channel|>", [Reasoning("hm"), Text("Hi")])
+
+
+@pytest.mark.parametrize("text", ["my thought", "Hmm", "thou", "a" * 60, "This\nThat", "ok\n\nso", "final answer\nx"])
 def test_a_channel_without_a_name_keeps_its_text(text: str) -> None:
     check("gemma4", f"<|channel>{text}<channel|>Hi", [Reasoning(text), Text("Hi")])
     check("gemma4", f"<|channel>{text} indeed", [Reasoning(f"{text} indeed")])

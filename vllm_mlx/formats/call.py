@@ -138,10 +138,12 @@ class CallParser:
                 self._end(call, out)
                 if call.body.follow is not None:
                     self.open = call.following(call.body.follow())
-            case BodyStatus.REASONING | BodyStatus.TEXT as kind if not call.is_quoted:
+            case BodyStatus.REASONING | BodyStatus.TEXT | BodyStatus.NOTHING as kind if not call.is_quoted:
                 self.open = None
-                self._reasoning.begin_message(is_reasoning=kind is BodyStatus.REASONING)
-            case BodyStatus.FAILED | BodyStatus.REASONING | BodyStatus.TEXT:
+                self._reasoning.begin_message(
+                    is_reasoning=kind is not BodyStatus.TEXT, is_dropped=kind is BodyStatus.NOTHING
+                )
+            case BodyStatus.FAILED | BodyStatus.REASONING | BodyStatus.TEXT | BodyStatus.NOTHING:
                 self._emit_as_text(call, out)
             case BodyStatus.STUCK:
                 return self._end_at_tag(call, out, final)

@@ -96,16 +96,18 @@ BARE_PYTHON = bare(several(PYTHON_CALL, PURE_LIST), "[")
 ARG_KEY = keyed(ARG_KEY_TAGS)
 ARG_KEY_CALL = XmlCall(ARG_KEY_TAGS, frozenset({"head", "key", "parameter"}))
 
-# Calls in <tool_call>
+# Calls in <tool_call>, and in the tag that lists the tools in many prompts
 
+_IN_TOOLS = choice({"{": several(BARE_JSON, IN_A_ROW), "[": several(BARE_JSON, LIST)})
 
 def _in_tool_call(function: NewBody, json: NewBody) -> ToolFormat:
     """Read JSON, a list, or calls with a tag for each argument in <tool_call>; the last also without <tool_call>."""
     openings = (
         Opening("<tool_call>", choice({"{": json, "[": JSON_LIST, "<": function})),
         Opening("<function=", function, keeps_marker=True, needs_tools=True),
+        Opening("<tools>", _IN_TOOLS, Place.OUTSIDE_REASONING, needs_tools=True, is_common=True),
     )
-    return ToolFormat(openings, ("</tool_call>",), inner_tags=FUNCTION_TAGS.texts)
+    return ToolFormat(openings, ("</tool_call>", "</tools>"), inner_tags=FUNCTION_TAGS.texts)
 
 
 _HERMES = _in_tool_call(FUNCTION, several(JSON, IN_A_ROW))

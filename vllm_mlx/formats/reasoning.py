@@ -22,6 +22,7 @@ class ReasoningWriter:
         self._codec = codec
         self._opening = opening
         self._framing = ReasoningFraming()
+        self._is_dropped = False  # the message is for neither the user nor a tool, and is no reasoning
         self._has_messages = format is not None and format.headed is not None
         self._is_shown = format is not None and format.is_shown
         self.is_open = format is not None and (starts_open or format.is_implied)
@@ -62,8 +63,9 @@ class ReasoningWriter:
         self.depth = max(0, self.depth - 1)
         self._end()
 
-    def begin_message(self, *, is_reasoning: bool) -> None:
-        """Begin what the header of a message announced."""
+    def begin_message(self, *, is_reasoning: bool, is_dropped: bool = False) -> None:
+        """Begin what the header of a message announced. `is_dropped`: its text is not shown."""
+        self._is_dropped = is_dropped
         if is_reasoning:
             self.is_open = True
             self.depth = 1
@@ -99,7 +101,7 @@ class ReasoningWriter:
             self._writer.framing.after_reasoning()
 
     def _emit(self, text: str, out: list[ContentEvent]) -> None:
-        if text:
+        if text and not self._is_dropped:
             out.append(ReasoningDelta(self._codec.decode(text)))
 
     def _show(self, text: str, out: list[ContentEvent]) -> None:

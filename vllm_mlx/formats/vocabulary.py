@@ -14,7 +14,8 @@ _MAX_TOKENS = 0xDFFF - _FIRST
 _CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
 # Tags that are also common in the XML and HTML that a model writes for its user.
 _COMMON = frozenset({"<invoke", "</invoke>", "<parameter", "</parameter>", "<function", "</function>", "<param"})
-_COMMON |= {"</param>", "<function name="}
+_COMMON |= {"</param>", "<function name=", "<tools>", "</tools>"}
+_CLOSERS = frozenset("}])")  # a model may write one too many behind a call
 
 
 class TokenCodec:
@@ -92,7 +93,7 @@ class TagVocabulary:
         self._has_messages = reasoning is not None and bool(reasoning.header_tags)
         self.strays = frozenset(map(codec.encode, (tag for tag in own if tag not in _COMMON))) - self.openings.keys()
         """Tags of the model's own format that are dropped wherever they occur, unless the model quotes them."""
-        self._inside = frozenset(map(codec.encode, own)) - self.openings.keys()
+        self._inside = _CLOSERS.union(map(codec.encode, own)) - self.openings.keys()
         longest_first = sorted(map(codec.encode, own), key=len, reverse=True)
         tails = (re.escape(tag) + ("" if tag.endswith((">", "]")) else r"\s*>?") for tag in longest_first)
         self._own = re.compile("|".join(tails) or r"(?!)")

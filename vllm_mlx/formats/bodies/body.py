@@ -20,6 +20,7 @@ class BodyStatus(Enum):
     ENDED = auto()  # not a call but the end of a list of calls
     REASONING = auto()  # not a call but the header of reasoning that follows
     TEXT = auto()  # not a call but the header of content that follows
+    NOTHING = auto()  # not a call but the header of a message that nobody reads
 
 
 @dataclass(frozen=True, slots=True)

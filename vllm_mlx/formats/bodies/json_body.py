@@ -164,7 +164,7 @@ class ObjectBody(Body):
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None and not self._scanner.done:
             return self._scan(self._scanner, text, position)
-        if text[position] in _WHITE:
+        if text[position] in _WHITE or (self._scanner is not None and text[position] == "}"):  # one brace too many
             return position + 1
         if self._scanner is not None:
             return self._read_trailer(text, position, final)

@@ -14,13 +14,17 @@ _WORDS = ("analysis", "commentary", "final", "assistant", "user", "system", "dev
 _CHANNEL_NAME = rf"(?:{'|'.join(_WORDS[:3])})(?![a-z])"
 _ROLE = rf"(?:{'|'.join(_WORDS[3:8])})(?:(?![a-z])|(?={_CHANNEL_NAME}))"
 _WORD = r"[a-z][a-z0-9_./:-]*+"
-_UNREAD = re.compile(r"(?:\s*[A-Za-z0-9_./:=-]*+){3}\s*")  # words that may belong to a header if a tag follows them
+_DASHES = "–—−-"  # a model may begin a header with them
+_UNREAD = re.compile(rf"(?:\s*[A-Za-z0-9_./:={_DASHES}]*+){{3}}\s*")  # words of a header, if a tag follows them
 _NAME = r"[^\s<{\ud800-\udfff]+"
 _RECIPIENT = re.compile(rf"\bto=({_NAME})")
+_END_CALL = "<|call|>"
 READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
 _NOT_TOOLS = READERS | {"browser", "python", "container"}  # the last three are tools that only their vendor has
 _SUFFIX = re.compile(r"[\w-]{0,64}")
 _CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
+_THOUGHTS = frozenset({"", "thought", "thoughts", "thinking", "think", "analysis", "reasoning"})
+_ANSWERS = frozenset({"content", "final", "answer", "response", "output", "message", "commentary"})
 _MAX_CHANNEL = 40
 
 Route = Callable[[str, BodyContext], Body | BodyStatus]  # gets the words of a header
@@ -31,11 +35,12 @@ class _Grammar:
 
     def __init__(self, encode: Callable[[str], str]):
         self.tags = tuple(map(encode, HEADER_TAGS))
+        self.end_call = encode(_END_CALL)
         end, start, channel, constrain = map(re.escape, self.tags)
         follows = rf"(?=\s*(?:to=|{constrain}|{end}))"  # what says that an unknown word belongs to the header
         parts = (
             rf"{start}\s*(?:(?:{_ROLE}|{_WORD}{follows})(?:\s*{_CHANNEL_NAME})?)?",
-            rf"{channel}\s*(?:{_CHANNEL_NAME}|{_WORD}(?:\s+{_WORD})?{follows})?",
+            rf"{channel}(?:[\s{_DASHES}]*{_CHANNEL_NAME}|\s*{_WORD}(?:\s+{_WORD})?{follows})?",
             rf"{constrain}\s*(?:(?:json|code)(?![a-z])|{_WORD}(?=\s*{end}))?",
             rf"to=(?:[\w./:-]+(?=\s*(?:{channel}|{constrain}|{end}))|(?:user|self|assistant)(?![a-z0-9_./:-])|{_NAME})",
         )
@@ -52,12 +57,12 @@ class _Grammar:
     def may_continue(self, rest: str) -> bool:
         """Whether `rest`, which follows a header, may be a part of it once more text is known."""
         unread = _UNREAD.match(rest)
-        return unread is None or any(tag.startswith(rest[unread.end() :]) for tag in self.tags)
+        return unread is None or any(tag.startswith(rest[unread.end() :]) for tag in (*self.tags, self.end_call))
 
     def is_cut_part(self, header: str, rest: str) -> bool:
         """Whether the reply was cut in `rest`, which is the beginning of a tag or a word behind the header."""
         words = _WORDS if header.endswith(self.tags) else _WORDS[-2:] if "to=" in header else ()
-        return any(part.startswith(rest.strip()) for part in (*self.tags, "to=", *words))
+        return any(part.startswith(rest.strip(f" \n{_DASHES}")) for part in (*self.tags, "to=", *words))
 
 
 _grammar = lru_cache(maxsize=256)(_Grammar)
@@ -70,7 +75,8 @@ def without_header(text: str, encode: Callable[[str], str]) -> str:
 class HeaderBody(Chooser):
     """Reads a header. `route` says what follows: the body of a call, or another part of a reply.
 
-    `marker`: the tag before the header. A header without `<|message|>` ends at the first other word.
+    `marker`: the tag before the header. A header without `<|message|>` ends at the first other word, and a call without
+    a message has no arguments.
     """
 
     ends_with_reply = True
@@ -92,7 +98,7 @@ class HeaderBody(Chooser):
         if not (is_cut or is_ended):
             end = skip_white(text, end)
         target = self._route(words, self._context) if is_cut or words or is_ended else BodyStatus.STUCK
-        if not isinstance(target, BodyStatus) and (is_ended or text.startswith("{", end)):
+        if not isinstance(target, BodyStatus) and (is_ended or text.startswith(("{", grammar.end_call), end)):
             self.chosen = StepsBody(self._context, (Tag(HEADER_TAGS[:1], optional=True),), lambda *_: target)
         else:
             self.status = target if isinstance(target, BodyStatus) else BodyStatus.TEXT
@@ -103,7 +109,8 @@ def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
     """A message to a declared tool, or to a name behind `functions.`, is a call.
 
     Any other message is content in the channel `final`. Else it is reasoning in the channel `analysis` and if it has a
-    recipient other than the user, such as the vendor's own tools, and content otherwise.
+    recipient other than the user, such as the vendor's own tools. In another channel it is nothing if its recipient is
+    another role, and content otherwise.
     """
     recipients: list[str] = _RECIPIENT.findall(words)
     for recipient in recipients:
@@ -112,8 +119,11 @@ def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
         if context.may_call and (name in context.schemas or name != recipient or may_be_tool):
             return ObjectBody(context, name)
     channel = re.findall(_CHANNEL_NAME, _RECIPIENT.sub("", words))[-1:]
-    is_hidden = channel == ["analysis"] or any(recipient not in ("user", "all") for recipient in recipients)
-    return BodyStatus.REASONING if is_hidden and channel != ["final"] else BodyStatus.TEXT
+    others = [recipient for recipient in recipients if recipient not in ("user", "all")]
+    if channel == ["final"] or not (others or channel == ["analysis"]):
+        return BodyStatus.TEXT
+    is_read = channel == ["analysis"] or not READERS.issuperset(others)
+    return BodyStatus.REASONING if is_read else BodyStatus.NOTHING
 
 
 def recipient_route(words: str, context: BodyContext) -> Body | BodyStatus:
@@ -140,9 +150,10 @@ class SuffixBody(Body):
 
 
 class ChannelBody(Body):
-    """The name of a channel of reasoning, alone on a line. `usual`: the name that text may follow on the same line.
+    """The name of a channel, alone on a line. `usual`: the name that text may follow on the same line.
 
-    Any other text is reasoning already, because the model may leave the name out.
+    A channel is reasoning unless it is named like an answer. A word that is no known name is text already, because the
+    model may leave the name out.
     """
 
     ends_with_reply = True
@@ -158,8 +169,8 @@ class ChannelBody(Body):
         if end == len(text) and not final:
             self.status = BodyStatus.WAITING
             return position
-        self.status = BodyStatus.REASONING
-        if len(name) <= _MAX_CHANNEL and (text.startswith("\n", end) or name == self._usual):
+        self.status = BodyStatus.TEXT if name in _ANSWERS and text.startswith("\n", end) else BodyStatus.REASONING
+        if (name in _THOUGHTS | _ANSWERS and text.startswith("\n", end)) or name == self._usual:
             return end
         return position + len(self._usual) if text.startswith(self._usual, position) else position
 
