@@ -171,9 +171,12 @@ def test_a_message_to_no_tool_is_neither_content_nor_a_call(recipient: str) -> N
 
 @pytest.mark.parametrize("role", ["assistant", "system", "developer", "self"])
 def test_a_message_to_another_role_is_for_nobody(role: str) -> None:
-    text = f"to={role}<|channel|>commentary<|message|>東<|end|><|start|>assistant<|channel|>final<|message|>京<|return|>"
+    text = (
+        f"to={role}<|channel|>commentary<|message|>東<|end|><|start|>assistant<|channel|>final<|message|>京<|return|>"
+    )
     options: dict[str, Any] = {"reasoning": "openai_gptoss", "tools": "openai", "tool_specs": TOOLS}
-    assert run([text], **options) == run(text, **options) == [TextDelta("京")]
+    for pieces in ([text], text):
+        assert run(pieces, **options) == [TextDelta("京")]
 
 
 @pytest.mark.parametrize(("family", "writer"), CASES)

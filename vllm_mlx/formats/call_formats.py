@@ -100,6 +100,7 @@ ARG_KEY_CALL = XmlCall(ARG_KEY_TAGS, frozenset({"head", "key", "parameter"}))
 
 _IN_TOOLS = choice({"{": several(BARE_JSON, IN_A_ROW), "[": several(BARE_JSON, LIST)})
 
+
 def _in_tool_call(function: NewBody, json: NewBody) -> ToolFormat:
     """Read JSON, a list, or calls with a tag for each argument in <tool_call>; the last also without <tool_call>."""
     openings = (
