@@ -20,6 +20,11 @@ def open_call(name: str, arguments: str = "") -> list:
     return [ToolCallStart(0, "c0", name), *([ToolCallDelta(0, arguments)] if arguments else [])]
 
 
+def broken(name: str, arguments: str) -> list:
+    """A call that was announced and cannot be read: its text follows."""
+    return [*call(name, arguments)[:2], ToolCallEnd(0, is_broken=True)]
+
+
 WEATHER_JSON = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 WEATHER_XML = (
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
@@ -192,7 +197,7 @@ WELL_FORMED = {
     ),
     "broken behind the name": (
         '<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.',
-        [*open_call("now", "{"), Text('{"name": "now", "arguments": {"a": bad}}.')],
+        [*broken("now", "{}"), Text('{"name": "now", "arguments": {"a": bad}}.')],
     ),
     "cut in the name": ('<tool_call>{"name": "get_wea', [Text('{"name": "get_wea')]),
     "cut behind the name": ('<tool_call>{"name": "now", "argu', open_call("now")),

@@ -232,16 +232,28 @@ def test_call_cut_at_max_tokens(play) -> None:
     assert finished(events).reason is FinishReason.LENGTH
 
 
-def test_a_call_in_which_the_model_ends_its_turn_is_made_whole(play) -> None:
-    events = play('<tool_call>{"name": "say", "arguments": {"text": "a b<|im_end|>', WITH_TOOLS)
+def test_a_call_in_which_the_model_ends_its_turn_is_broken(play) -> None:
+    text = '{"name": "say", "arguments": {"text": "a b'
+    events = play(f"<tool_call>{text}<|im_end|>", WITH_TOOLS)
+    closed = [ToolCallDelta(0, '{"text": "a b"}'), ToolCallEnd(0, is_broken=True)]
+    assert events[:-1] == [ToolCallStart(0, "c0", "say"), *closed, TextDelta(text)]
+    assert finished(events).reason is FinishReason.STOP
+    assert finished(events).broken_calls == ("c0",)
+
+
+def test_a_call_whose_arguments_are_whole_needs_no_end(play) -> None:
+    events = play('<tool_call>{"name": "say", "arguments": {"text": "a b"}<|im_end|>', WITH_TOOLS)
     assert events[:-1] == [ToolCallStart(0, "c0", "say"), ToolCallDelta(0, '{"text": "a b"}'), ToolCallEnd(0)]
     assert finished(events).reason is FinishReason.TOOL_CALLS
 
 
 def test_a_reply_with_a_call_that_cannot_be_read_is_no_reply_of_calls(play) -> None:
-    events = play(f'{CALL}<tool_call>{{"name": "say", "arguments": {{"text": bad}}}}</tool_call>', WITH_TOOLS)
-    assert [type(event) for event in events].count(ToolCallEnd) == 1
+    broken = '{"name": "say", "arguments": {"text": bad}}'
+    events = play(f"{CALL}<tool_call>{broken}</tool_call>", WITH_TOOLS)
+    assert [event.is_broken for event in events if isinstance(event, ToolCallEnd)] == [False, True]
+    assert texts(events) == broken
     assert finished(events).reason is FinishReason.STOP
+    assert finished(events).broken_calls == ("c1",)
 
 
 def test_an_undeclared_call_is_a_call_if_the_server_says_so(play) -> None:

@@ -252,7 +252,11 @@ def test_a_json_block_of_kimi_k3_at_every_cut(block: str, arguments: str) -> Non
 def test_a_json_block_of_kimi_k3_that_ends_early(block: str, cut: str | None, ended: str) -> None:
     text = KIMI_CALL.partition("{}")[0] + OPEN_BLOCK + block
     check("kimi_k3", text, [CALL[0], *([] if cut is None else [ToolCallDelta(0, cut)])], tools="kimi_k3")
-    check("kimi_k3", text, [CALL[0], ToolCallDelta(0, ended), CALL[2]], tools="kimi_k3", is_end=True)
+    is_broken = block != ended
+    events = [CALL[0], ToolCallDelta(0, ended), ToolCallEnd(0, is_broken=is_broken)]
+    made = run([text], reasoning="kimi_k3", tools="kimi_k3", tool_specs=TOOLS, is_end=True)
+    assert made[:3] == events
+    assert len(made) == (4 if is_broken else 3)
 
 
 def test_a_json_block_of_kimi_k3_that_is_no_json_loses_nothing() -> None:

@@ -40,12 +40,14 @@ def test_json_call_streams() -> None:
 def test_xml_call_streams_strings_and_holds_other_values() -> None:
     pieces = (
         "<tool_call><function=get_weather>",
-        "<parameter=city>R",
+        "\n<parameter=",
+        "city>R",
         "o\nm",
         "e\n</parameter><parameter=days>\n1",
         "2",
     )
     assert feed(*pieces, "</parameter></function>") == [
+        [],
         [ToolCallStart(0, "c", "get_weather")],
         [ToolCallDelta(0, '{"city": "R')],
         [ToolCallDelta(0, "o\\nm")],

@@ -72,13 +72,17 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:
-    """The complete block. If its call was not ended, `text` may be no JSON. `search` is what a search found."""
+    """The complete block. If its call was not ended, `text` may be no JSON. `search` is what a search found.
+
+    `is_broken`: a call that cannot be read; it is part of a stream only, since its text follows as content.
+    """
 
     index: int
     kind: Kind
     text: str
     call: ToolCallStart | None = None
     search: SearchDone | None = None
+    is_broken: bool = False
 
 
 BlockEvent = BlockStart | BlockDelta | BlockEnd
@@ -113,9 +117,8 @@ class BlockSplitter:
             case ToolCallDelta() if event.arguments and self._is_open("call"):
                 return (self._add("call", event.arguments),)
             case ToolCallEnd() if self._is_open("call"):
-                if self._texts:
-                    return self.close()
-                return (self._add("call", "{}"), *self.close())
+                added = () if self._texts else (self._add("call", "{}"),)
+                return (*added, *self.close(is_broken=event.is_broken))
             case SearchDone():
                 ended = self.close()
                 self._num_blocks += 1
@@ -126,14 +129,14 @@ class BlockSplitter:
             case _:
                 return ()
 
-    def close(self) -> tuple[BlockEvent, ...]:
+    def close(self, *, is_broken: bool = False) -> tuple[BlockEvent, ...]:
         """End the open block, if there is one."""
         opened, self._open = self._open, None
         if opened is None:
             return ()
         text = "".join(self._texts)
         self._texts.clear()
-        return (BlockEnd(opened.index, opened.kind, text, opened.call),)
+        return (BlockEnd(opened.index, opened.kind, text, opened.call, is_broken=is_broken),)
 
     def _finish(self) -> tuple[BlockEvent, ...]:
         if self._num_blocks == 0:

@@ -101,6 +101,18 @@ def shortfall_of(receipt: CacheReceipt | None) -> CacheShortfall | None:
     )
 
 
+class FinishDetails(Reply):
+    """A part of a reply's end, the same in all protocols. A call is broken if its arguments cannot be read."""
+
+    broken_tool_calls: list[str]  # their ids; a complete reply has their text as content instead
+
+
+def finish_details(event: Finished, wire_id: Callable[[str], str] = str) -> dict[str, FinishDetails]:
+    """Return the field of a reply that has broken calls, or none. `wire_id` returns an id as the client knows it."""
+    ids = [wire_id(call_id) for call_id in event.broken_calls]
+    return {"finish_details": FinishDetails(broken_tool_calls=ids)} if ids else {}
+
+
 class StreamEncoder(Protocol):
     """Writes the event stream of one reply.
 
@@ -139,7 +151,7 @@ class FoldedChoice:
         self.ended_in_block = False  # whether the last block was still open when the choice finished
 
     def feed(self, event: GenerationEvent) -> None:
-        ended = [block for block in self._splitter.feed(event) if isinstance(block, BlockEnd)]
+        ended = [block for block in self._splitter.feed(event) if isinstance(block, BlockEnd) and not block.is_broken]
         self.blocks += ended
         match event:
             case TextDelta(logprobs=logprobs):
@@ -162,7 +174,7 @@ class FoldedChoice:
     @property
     def calls(self) -> list[tuple[ToolCallStart, str]]:
         """Each call and its arguments, which are JSON unless the reply ended inside them."""
-        return [(block.call, block.text or "{}") for block in self.blocks if block.call is not None]
+        return [(block.call, block.text) for block in self.blocks if block.call is not None]
 
 
 class ReplyFold:

@@ -81,6 +81,7 @@ class ToolCallDelta:
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
     index: int
+    is_broken: bool = False  # its arguments were closed as JSON, but cannot be read; its text follows as content
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Finished:
     reason: FinishReason
     usage: Usage
     stop: str | int | None = None  # the stop string or stop token id that ended the reply, if the client named it
+    broken_calls: tuple[str, ...] = ()  # the ids of calls that were announced and cannot be read
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class OpenCall:
         self.marker = marker
         self.raw: list[str] = []  # the text read so far, tags included
         self.is_at_own_marker = opening.keeps_marker  # the body still has to read the tag that began the call
+        self.name: str | None = None  # of a declared tool; the call starts as soon as its arguments do
         self.is_started = False
         self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
         self.has_tags = is_native and not is_quoted and opening.place is Place.ANYWHERE
@@ -39,7 +40,7 @@ class OpenCall:
 
     @property
     def is_named(self) -> bool:
-        return self.is_shown or self.is_refused
+        return self.name is not None or self.described is not None or self.is_refused
 
     @property
     def is_shown(self) -> bool:
@@ -75,7 +76,7 @@ class OpenCall:
 
     def description(self, arguments: str) -> str:
         """Return the next part of the JSON that shows a call of an undeclared tool. `arguments`: JSON text read now."""
-        if self.has_head or not arguments:
+        if self.has_head:
             return arguments
         self.has_head = True
         return f'{{"name": {json.dumps(self.described, ensure_ascii=False)}, "arguments": {arguments}'
@@ -158,21 +159,36 @@ class CallParser:
         elif not call.is_shown:
             self._take_text(call, len(self._pending.text), out)
             self._emit_as_text(call, out)
+        elif is_end:
+            self._end_early(call, out)
         else:
-            self._cut(call, out, is_end)
+            self._cut(call, out)
             return False
         return True
 
-    def _cut(self, call: OpenCall, out: list[ContentEvent], is_end: bool) -> None:
-        if is_end:
-            call.body.end()
-        else:
-            call.body.cut(self._pending.text)
+    def _end_early(self, call: OpenCall, out: list[ContentEvent]) -> None:
+        """End a call that the model did not close. If its arguments were still open, they cannot be used."""
+        is_whole = call.body.end()
         self._sync(call, out)
-        if is_end:
+        if is_whole or not call.is_started:
+            self._pending.take(len(self._pending.text))
             self._end(call, out)
-        elif call.described is not None and not call.has_head:
-            self._writer.feed_made(call.description("{"), out)
+        else:
+            self._take_text(call, len(self._pending.text), out)
+            self._break(call, out)
+
+    def _cut(self, call: OpenCall, out: list[ContentEvent]) -> None:
+        """Leave the call open where a limit cut the reply. Its arguments are then no JSON."""
+        call.body.cut(self._pending.text)
+        self._sync(call, out)
+        if call.described is not None and not call.has_head:
+            self._show(call, "{", out)
+
+    def _break(self, call: OpenCall, out: list[ContentEvent]) -> None:
+        """Take a call back whose arguments were closed as JSON but cannot be used: its text becomes content."""
+        self.open = None
+        out.append(ToolCallEnd(self._num_calls - 1, is_broken=True))
+        self._emit_raw(call, "".join(call.raw), out)
 
     def _end_list(self, call: OpenCall, out: list[ContentEvent]) -> None:
         """End a list of calls in which no call, or no further call, was found."""
@@ -209,21 +225,27 @@ class CallParser:
         codec = self.tags.codec
         if call.body.name is not None and not call.is_named:
             self._name(call, codec.decode(call.body.name), out)
+        if call.name is not None and not call.is_started and call.body.has_begun:
+            self._start(call, call.name, out)
         if not call.is_shown:
             return
-        arguments = codec.decode_json(call.body.take_arguments())
-        if call.described is not None:
-            if arguments and not call.has_head:
-                self._writer.begin_line(out)
-            self._writer.feed_made(call.description(arguments), out)
-        elif arguments:
+        if arguments := codec.decode_json(call.body.take_arguments()):
+            self._show(call, arguments, out)
+
+    def _show(self, call: OpenCall, arguments: str, out: list[ContentEvent]) -> None:
+        """Emit the next part of the arguments, which is never empty."""
+        if call.described is None:
             out.append(ToolCallDelta(self._num_calls - 1, arguments))
+            return
+        if not call.has_head:
+            self._writer.begin_line(out)
+        self._writer.feed_made(call.description(arguments), out)
 
     def _name(self, call: OpenCall, name: str, out: list[ContentEvent]) -> None:
         """Decide by its name what the call becomes."""
         is_taken = self._takes_undeclared and call.marker in self.tags.native
         if is_taken or self._schemas is None or name in self._schemas:
-            self._start(call, name, out)
+            call.name = name
         elif call.has_tags and not self._reasoning.is_open:
             call.described = name
         else:
@@ -260,9 +282,15 @@ class CallParser:
             self._emit_as_text(call, out)
 
     def _emit_as_text(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        """Emit text that turned out not to be a call."""
+        """Emit text that turned out not to be a call, or end a call that was read before the text went wrong."""
         self.open = None
-        if call.has_head:
+        if call.is_started and call.body.is_whole:
+            self._end(call, out)
+        elif call.is_started:
+            call.body.end()
+            self._sync(call, out)
+            self._break(call, out)
+        elif call.has_head:
             call.body.cut("")
             self._writer.feed_made(self.tags.codec.decode_json(call.body.take_arguments()), out)
         elif not call.is_refused:

@@ -186,7 +186,7 @@ class OutputPipeline:
             accepted_prediction_tokens=0 if self._request.prediction else None,  # the engine counts them
             rejected_prediction_tokens=0 if self._request.prediction else None,
         )
-        return Finished(reason, usage, stop)
+        return Finished(reason, usage, stop, tuple(self._parse.calls.broken))
 
 
 def _is_shown(event: ContentEvent) -> bool:
@@ -264,7 +264,8 @@ class CallCounter:
         """A `limit` of None or 0 permits any number of calls."""
         self._limit = limit
         self.num_calls = 0  # complete calls
-        self._num_open = 0
+        self.broken: list[str] = []  # ids of calls that cannot be read
+        self._open: list[str] = []
 
     @property
     def reached_limit(self) -> bool:
@@ -272,15 +273,17 @@ class CallCounter:
 
     @property
     def are_complete(self) -> bool:
-        """Whether there are calls, and none is open."""
-        return self.num_calls > 0 and self._num_open == 0
+        """Whether there are calls, and none is open or broken."""
+        return self.num_calls > 0 and not (self._open or self.broken)
 
     def feed(self, events: list[ContentEvent]) -> list[ContentEvent]:
         for number, event in enumerate(events):
             if isinstance(event, ToolCallStart):
-                self._num_open += 1
+                self._open.append(event.call_id)
+            elif isinstance(event, ToolCallEnd) and event.is_broken:
+                self.broken.append(self._open.pop())
             elif isinstance(event, ToolCallEnd):
-                self._num_open -= 1
+                self._open.pop()
                 self.num_calls += 1
                 if self.reached_limit:
                     return events[: number + 1]

@@ -79,8 +79,8 @@ class ReplyBuilder:
                     self._parts.append(self._calls[index])
                 case ToolCallDelta(index, arguments):
                     self._calls[index].arguments.append(arguments)
-                case ToolCallEnd(index):
-                    self._calls[index].is_closed = True
+                case ToolCallEnd(index, is_broken):
+                    self._calls[index].is_closed = not is_broken
 
     def reply(self, *, is_cut: bool = False) -> FinishedReply:
         """Return the reply so far. `is_cut`: a call was completed that the model had left open."""

@@ -169,7 +169,8 @@ class SearchingReply:
             splitter, blocks, end = BlockSplitter(self._reasoning), [], None
             assert self._generation is not None, "it was entered"
             async for index, event in self._generation:
-                blocks += [block for block in splitter.feed(event) if isinstance(block, BlockEnd)]
+                ended = (block for block in splitter.feed(event) if isinstance(block, BlockEnd))
+                blocks += [block for block in ended if not block.is_broken]
                 if isinstance(event, Finished):
                     end = event
                 elif num_rounds == 1 or not isinstance(event, Started | PromptProgress):

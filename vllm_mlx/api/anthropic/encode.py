@@ -10,7 +10,7 @@ from ...core.errors import VLLMMLXError
 from ...core.events import Finished, FinishReason, GenerationEvent, SearchDone, SearchError, Started, Usage
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind
 from ..error_replies import ANTHROPIC
-from ..replies import CacheShortfall, FoldedChoice, Reply, ReplyFold, given, shortfall_of
+from ..replies import CacheShortfall, FinishDetails, FoldedChoice, Reply, ReplyFold, finish_details, given, shortfall_of
 from ..search import SEARCH_NAME
 from ..text import decode_arguments, seal
 from .decode import MessageSpec, encode_call_id
@@ -113,6 +113,7 @@ class MessageReply(Reply):
     content: list[ContentReply]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    finish_details: FinishDetails | None = None
     usage: MessageUsage
 
 
@@ -133,7 +134,7 @@ def stop_of(event: Finished) -> dict[str, Any]:
         reason = "model_context_window_exceeded" if is_clamped else "max_tokens"
     elif isinstance(event.stop, str):
         reason, sequence = "stop_sequence", event.stop
-    return {"stop_reason": reason, "stop_sequence": sequence}
+    return {"stop_reason": reason, "stop_sequence": sequence, **finish_details(event, encode_call_id)}
 
 
 _DELTAS: dict[Kind, str] = {

@@ -21,7 +21,7 @@ from ...core.events import (
 )
 from ..blocks import ReasoningView
 from ..error_replies import OPENAI
-from ..replies import FoldedChoice, Reply, ReplyFold, TokenNames, given, total_usage
+from ..replies import FoldedChoice, Reply, ReplyFold, TokenNames, finish_details, given, total_usage
 from ..text import custom_input
 from . import replies
 from .decode import ReplySpec
@@ -77,7 +77,7 @@ def _delta(index: int, logprobs: replies.ChatLogprobs | None = None, **delta: An
 def _end(event: Finished) -> dict[str, Any]:
     """Return the fields of a choice that say how it ended."""
     assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
-    return {"finish_reason": event.reason.value, "stop_reason": event.stop}
+    return {"finish_reason": event.reason.value, "stop_reason": event.stop, **finish_details(event)}
 
 
 class ChatStream(_Stream):
@@ -219,7 +219,7 @@ def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: Token
     calls = [
         replies.ToolCallReply(id=call.call_id, function=replies.FunctionReply(name=call.name, arguments=written))
         for call, arguments in choice.calls
-        for written in [custom_input(arguments) if call.name in spec.custom_tools else arguments]
+        for written in [custom_input(arguments or "{}") if call.name in spec.custom_tools else arguments]
     ]
     message = replies.ChatMessageReply(
         content=None if calls and not text else text,

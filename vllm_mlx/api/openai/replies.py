@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.events import TokenLogprob, Usage
-from ..replies import CacheShortfall, Reply, TokenNames, given, predicted, shortfall_of
+from ..replies import CacheShortfall, FinishDetails, Reply, TokenNames, given, predicted, shortfall_of
 
 
 class PromptTokensDetails(Reply):
@@ -106,6 +106,7 @@ class ChatChoice(Reply):
     logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: str | int | None = None
+    finish_details: FinishDetails | None = None
 
 
 class ChatCompletion(Reply):

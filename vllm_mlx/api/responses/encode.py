@@ -38,7 +38,7 @@ class ResponseStream:
         if isinstance(event, Finished):
             for call in self._searches.values():  # the reply ended before they ran
                 wire += self._ended(call.index, replies.item(self._spec, call, status))
-            self.reply = replies.response(self._spec, replies.final_status(event), self._output, usage=event.usage)
+            self.reply = replies.response(self._spec, replies.final_status(event), self._output, end=event)
         return wire
 
     @property
@@ -118,7 +118,7 @@ class ResponseStream:
         if event.call is not None and replies.is_search(self._spec, event.call):
             self._searches[event.call.call_id] = event
             return self._event("web_search_call.searching", self._place)
-        ended = replies.item(self._spec, event, status)
+        ended = replies.item(self._spec, event, "incomplete" if event.is_broken else status)
         end_of_part = b"" if event.search is not None else self._end_of_part(ended)
         return end_of_part + self._ended(event.index, ended)
 
@@ -170,7 +170,7 @@ def response_fold(spec: replies.ResponseSpec, keep: Callable[[replies.ResponseRe
             replies.item(spec, block, status if number == last else "completed", _found(block, choice.searches))
             for number, block in enumerate(choice.blocks)
         ]
-        reply = replies.response(spec, status, items, usage=choice.finished.usage)
+        reply = replies.response(spec, status, items, end=choice.finished)
         keep(reply)
         return reply
 

@@ -11,7 +11,7 @@ from ...core.events import Finished, FinishReason, SearchDone, ToolCallStart, Us
 from ...core.messages import ToolSpec
 from ..blocks import BlockEnd, BlockStart, ReasoningMode
 from ..error_replies import response_code
-from ..replies import CacheShortfall, ErrorText, Reply, given, shortfall_of
+from ..replies import CacheShortfall, ErrorText, FinishDetails, Reply, finish_details, given, shortfall_of
 from ..search import SEARCH_NAME, SearchTool, packed_search
 from ..text import custom_input, seal
 
@@ -197,6 +197,7 @@ class ResponseReply(Reply):
     output: list[OutputItem]
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
+    finish_details: FinishDetails | None = None
     usage: ResponseUsage | None = None
     background: bool = False
 
@@ -220,7 +221,7 @@ def response(
     status: Status,
     output: Sequence[OutputItem] = (),
     *,
-    usage: Usage | None = None,
+    end: Finished | None = None,
     error: VLLMMLXError | None = None,
 ) -> ResponseReply:
     return ResponseReply(
@@ -231,7 +232,8 @@ def response(
         output=list(output),
         error=None if error is None else ResponseError(code=response_code(error), message=error.message),
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
-        usage=None if usage is None else ResponseUsage.of(usage),
+        usage=None if end is None else ResponseUsage.of(end.usage),
+        **({} if end is None else finish_details(end)),
         **spec.echo,
     )
 

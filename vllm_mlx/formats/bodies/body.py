@@ -42,6 +42,8 @@ class Body:
 
     name: str | None = None
     call_id: str | None = None  # written by the model
+    has_begun = False  # the arguments have begun, or the call has ended without any
+    is_whole = False  # the arguments are one complete object, whatever follows
     ends_with_reply = False  # the end of the reply ends what this body reads, too
     chosen: "Body | None" = None  # the body that reads everything from here on in place of this one
     follow: "Callable[[], Body] | None" = None
@@ -84,11 +86,13 @@ class Body:
         `rest`: the text that was held back.
         """
 
-    def end(self) -> None:
-        """End the body where the model ended its turn: close the arguments, so that they are one JSON object.
+    def end(self) -> bool:
+        """End the body where the call cannot go on: close the arguments, so that they are one JSON object.
 
-        Text that was held back because it may be a tag is dropped, and so is an item that has no value yet.
+        Text that was held back because it may be a tag is dropped, and so is an item that has no value yet. Returns
+        whether nothing was open, so that the model wrote the arguments whole.
         """
+        return True
 
 
 NewBody = Callable[[BodyContext], Body]

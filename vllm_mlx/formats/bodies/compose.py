@@ -127,8 +127,8 @@ class ListBody(Chooser):
                 return position
             self._is_at_element = True
             position = skip_white(text, position)
-        if self._is_first and self._listing.closer and text[position : position + 1] == self._listing.closer:
-            self.status = BodyStatus.ENDED  # an empty list of calls
+        if self._listing.closer and text[position : position + 1] == self._listing.closer:
+            self.status = BodyStatus.ENDED  # the list is empty, or its last call has a comma behind it
             return position + 1
         if position < len(text):
             self.chosen = self._new_inner(self._context)

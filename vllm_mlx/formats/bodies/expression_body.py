@@ -52,6 +52,7 @@ class LiteralScanner:
     def __init__(self, dialect: Dialect, closer: str):
         self.done = False
         self.failed = False
+        self.has_begun = False  # an argument has a value, or the list is complete
         self._dialect = dialect
         self._closers = [closer]  # closing characters of the open lists and objects
         self._state = _State.KEY
@@ -119,6 +120,7 @@ class LiteralScanner:
                 return self._read_key(text, position, final)
             case _State.ASSIGN if char == self._assign:
                 self._held += ": "
+                self.has_begun = True
                 self._state = _State.VALUE
                 self._is_after_assign = True
                 return position + 1
@@ -139,6 +141,7 @@ class LiteralScanner:
         self._out.append("]" if self._in_array else "}")
         self._closers.pop()
         self._held = ""
+        self.has_begun = True
         self.done = not self._closers
         self._end_value()
         return position + 1
@@ -316,6 +319,10 @@ class ExpressionBody(Body):
             self.status = BodyStatus.DONE if scanner.done else BodyStatus.WAITING
         return end
 
+    @property
+    def has_begun(self) -> bool:  # type: ignore[override]
+        return self._scanner is not None and self._scanner.has_begun
+
     def take_arguments(self) -> str:
         return self._scanner.take() if self._scanner is not None else ""
 
@@ -326,9 +333,11 @@ class ExpressionBody(Body):
         if self._scanner is not None:
             self._scanner.add_partial(rest)
 
-    def end(self) -> None:
-        if self._scanner is not None:
+    def end(self) -> bool:
+        is_whole = self.close()
+        if self._scanner is not None and not is_whole:
             self._scanner.close()
+        return is_whole
 
 
 def _literal(word: str, *, has_words: bool) -> str | None:

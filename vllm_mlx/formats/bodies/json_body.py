@@ -45,6 +45,14 @@ class JsonBody(Body):
         is_known = not self._is_bare or self._has_arguments or self._streams
         return self._name if is_known else None
 
+    @property
+    def has_begun(self) -> bool:  # type: ignore[override]
+        return self.name is not None  # an object in tags that names a tool is a call
+
+    @property
+    def is_whole(self) -> bool:  # type: ignore[override]
+        return self._has_arguments
+
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:
             return self._scan(self._scanner, text, position)
@@ -73,12 +81,14 @@ class JsonBody(Body):
         elif (text := self._scanner.take()).startswith('"'):
             self._arguments += json.loads(text + '"')
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        is_whole = self._has_arguments
         if self._scanner is not None and self._streams:
             self._arguments += self._scanner.closing()
         elif not self._has_arguments:
             is_value = self._scanner is not None and self._state is _State.VALUE and self._key in _ARGUMENT_KEYS
             self._set_arguments(_closed(self._scanner.take()) if self._scanner is not None and is_value else "{}")
+        return is_whole
 
     def _read_structure(self, char: str) -> int:
         """Return the number of characters read; the first character of a value is left to its scanner."""
@@ -98,7 +108,7 @@ class JsonBody(Body):
                 return 0
             case _State.COMMA_OR_END, "," if not self._is_keyed:
                 self._state = _State.KEY
-            case ((_State.KEY_OR_END | _State.COMMA_OR_END), "}") if self.close():
+            case ((_State.KEY | _State.KEY_OR_END | _State.COMMA_OR_END), "}") if self.close():
                 self.status = BodyStatus.DONE
             case _State.KEY_OR_END, "}" if not self._is_bare:
                 self.status = BodyStatus.ENDED  # an empty object is not a call
@@ -161,6 +171,10 @@ class ObjectBody(Body):
         self._scanner: JsonScanner | None = None
         self._arguments = ""
 
+    @property
+    def has_begun(self) -> bool:  # type: ignore[override]
+        return self._scanner is not None
+
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None and not self._scanner.done:
             return self._scan(self._scanner, text, position)
@@ -204,8 +218,9 @@ class ObjectBody(Body):
         if self._scanner is not None and not self._scanner.done:
             self._arguments += self._scanner.take_partial()
 
-    def end(self) -> None:
+    def end(self) -> bool:
         self._arguments += "{}" if self._scanner is None else self._scanner.closing()
+        return self._scanner is not None and self._scanner.done
 
 
 def _closed(value: str) -> str:
@@ -225,4 +240,4 @@ def _object_in(value: str) -> str | None:
     if not value.startswith('"'):
         return None
     text = json.loads(value).strip()
-    return json_value(text) if text.startswith("{") else None if text else "{}"
+    return json_value(text, is_strict=False) if text.startswith("{") else None if text else "{}"

@@ -22,6 +22,7 @@ class _State(Enum):
     COLON = auto()
     COMMA_OR_END = auto()
     STRING = auto()
+    QUOTE = auto()  # behind a quotation mark, which ends the string if a comma or a bracket follows
     ESCAPE = auto()
     UNICODE = auto()
     SCALAR = auto()
@@ -33,15 +34,19 @@ _MAY_BEGIN_KEY = (_State.KEY, _State.KEY_OR_END)
 
 
 class JsonScanner:
-    """Strict, except that strings may contain raw control characters and unknown escapes, which weak models write."""
+    """Strings may contain raw control characters and unknown escapes, which weak models write.
 
-    def __init__(self) -> None:
+    Without `is_strict`, they may contain quotation marks, too, and a comma may follow the last item.
+    """
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self._is_strict = is_strict
         self.done = False
         self.failed = False
         self._state = _State.VALUE
         self._closers: list[str] = []
         self._is_key = False
-        self._partial = ""  # the part of a scalar or an escape that was read
+        self._partial = ""  # the part of a scalar or an escape that was read, or a quotation mark and white space
         self._held: list[str] = []  # a separator and a key, which are emitted together with their value
         self._out: list[str] = []
 
@@ -63,6 +68,8 @@ class JsonScanner:
         end = ""
         if self._state is _State.SCALAR and _SCALAR.match(self._partial):
             end = self.take_partial()
+        elif self._state is _State.QUOTE:
+            self._partial, end = "", '"'
         elif self._state in (_State.STRING, _State.ESCAPE, _State.UNICODE) and not self._is_key:
             end = '"'
         return end + "".join(reversed(self._closers))
@@ -74,6 +81,8 @@ class JsonScanner:
             match self._state:
                 case _State.STRING:
                     position = self._read_string(text, position)
+                case _State.QUOTE:
+                    position = self._read_behind_quote(text, position)
                 case _State.ESCAPE | _State.UNICODE:
                     position = self._read_escape(text[position], position)
                 case _State.SCALAR:
@@ -89,7 +98,10 @@ class JsonScanner:
             self._write(plain.group())
             return plain.end()
         char = text[position]
-        if char == '"':
+        if char == '"' and self._closers and not (self._is_key or self._is_strict):
+            self._partial = char
+            self._state = _State.QUOTE
+        elif char == '"':
             self._write(char)
             if self._is_key:
                 self._state = _State.COLON
@@ -101,6 +113,19 @@ class JsonScanner:
         else:
             self._write(_escaped_control(char))
         return position + 1
+
+    def _read_behind_quote(self, text: str, position: int) -> int:
+        if white := _WHITE.match(text, position):
+            self._partial += white.group()
+            return white.end()
+        written, self._partial = self._partial, ""
+        if text[position] in ",]}":
+            self._write(written)
+            self._end_value()
+        else:
+            self._write("\\" + "".join(map(_escaped_control, written)))
+            self._state = _State.STRING
+        return position
 
     def _read_escape(self, char: str, position: int) -> int:
         if self._state is _State.ESCAPE:
@@ -148,7 +173,9 @@ class JsonScanner:
             return white.end()
         char = text[position]
         state = self._state
-        if state in _MAY_END and char == self._closers[-1]:
+        is_behind_comma = state is _State.KEY or (state is _State.VALUE and char == "]")
+        if char in self._closers[-1:] and (state in _MAY_END or (is_behind_comma and not self._is_strict)):
+            self._held.clear()  # the comma
             self._closers.pop()
             self._out.append(char)
             self._end_value()
@@ -209,9 +236,9 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def json_value(text: str) -> str | None:
+def json_value(text: str, *, is_strict: bool = True) -> str | None:
     """Return `text` as valid JSON without white space around it, or None if it is not one JSON value."""
-    scanner = JsonScanner()
+    scanner = JsonScanner(is_strict=is_strict)
     text = text.strip()
     end = scanner.consume(text, final=True)
     return scanner.take() if scanner.done and end == len(text) else None

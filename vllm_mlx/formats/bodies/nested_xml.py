@@ -48,6 +48,7 @@ class NestedXmlBody(Body):
         self._schema = ANY_ARGUMENTS
         self._elements: list[_Element] = []
         self._streams = False
+        self.has_begun = False
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if not self._elements:
@@ -93,6 +94,7 @@ class NestedXmlBody(Body):
             return False
         if self._elements and not self._elements[-1].is_blank:
             return False
+        self.has_begun = True
         schema = self._schema.child(name, self._elements[-1].schema if self._elements else None)
         self._elements.append(_Element(name, schema, self._schema.of(schema) if schema else None))
         if len(self._elements) == 1 and self._schema.types(name) == STRING:
@@ -102,7 +104,7 @@ class NestedXmlBody(Body):
 
     def _end_element(self) -> None:
         if not self._elements:
-            self._writer.close()
+            self.close()
             self.status = BodyStatus.DONE
             return
         element = self._elements.pop()
@@ -134,6 +136,7 @@ class NestedXmlBody(Body):
         while self._elements:
             self._end_element()
         self._writer.close()
+        self.has_begun = True
         return True
 
     def cut(self, rest: str) -> None:
@@ -143,8 +146,10 @@ class NestedXmlBody(Body):
         while self._elements and not self._streams:
             self._end_element()
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        is_whole = not self._elements
         self.close()
+        return is_whole
 
 
 def _safe_end(text: str, start: int, prefix: str) -> int:

@@ -111,6 +111,7 @@ class XmlBody(Body):
         self._first_chars = re.compile("[" + re.escape("".join({tag[0] for tag in ends if tag})) + "]")
         self._state = _State.START
         self._writer = ArgumentsWriter(None)
+        self.has_begun = False
         self._doubles: tuple[str, ...] = ()  # what the model may write twice: what was just read
         self._head = Head("")  # the head of the argument that is being read
         self._is_fresh = False  # no character of the value was read
@@ -147,6 +148,7 @@ class XmlBody(Body):
         if self._state is not _State.BETWEEN:
             return False
         self._writer.close()
+        self.has_begun = True
         return True
 
     def cut(self, rest: str) -> None:
@@ -156,10 +158,12 @@ class XmlBody(Body):
             self._writer.feed(self._final_break)
         self._writer.cut()
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        is_whole = self._state is _State.BETWEEN
         if self._state in (_State.VALUE, _State.CDATA, _State.AFTER_CDATA):
             self._end_value()
         self._writer.close()
+        return is_whole
 
     def _set_name(self, name: str) -> None:
         self.name = name
@@ -202,9 +206,10 @@ class XmlBody(Body):
             case _State.AFTER_CDATA:
                 self._end_value()
             case _ if tag == tags.end_function:
-                self._writer.close()
+                self.close()
                 self.status = BodyStatus.DONE
             case _ if tag != tags.end_object:
+                self.has_begun = True
                 if tag == tags.object:
                     self._tags = replace(tags, parameter=tags.object, end_parameter=tags.end_object)
                 self._state = _State.KEY
