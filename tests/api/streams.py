@@ -50,6 +50,7 @@ def folded_choice(wire: bytes, index: int) -> dict[str, Any]:
         "logprobs": {"content": [token for each in logprobs for token in each["content"]]} if logprobs else None,
         "finish_reason": parts[-1]["finish_reason"],
         "stop_reason": parts[-1]["stop_reason"],
+        **{key: value for key, value in parts[-1].items() if key == "finish_details"},
     }
 
 

@@ -1,6 +1,7 @@
 """A turn that a model ends anywhere inside its call, from text to wire: clients get arguments that they can read."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,3 +70,40 @@ def test_arguments_are_whole_wherever_the_model_ended_its_turn(protocol: Any, te
         first, *rest = map(json.loads, protocol([Started(5, 0), *events, finished(FinishReason.TOOL_CALLS)]))
         assert first == FIRST
         assert all(isinstance(arguments, dict) for arguments in rest)
+
+
+def chat_reply(events: list[GenerationEvent]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The choice of a complete reply, and of the same reply streamed."""
+    fold = chat_fold(spec(), FakeTokens())
+    for event in events:
+        fold.feed(0, event)
+    [choice] = json.loads(fold.finish())["choices"]
+    return choice, folded_choice(stream(ChatStream(spec(), FakeTokens()), [(0, event) for event in events]), 0)
+
+
+@row("S4-15")
+@pytest.mark.parametrize("text", CALLS)
+def test_a_complete_reply_has_the_text_of_a_broken_call(text: str) -> None:
+    for end in range(0, len(text) + 1, 3):
+        for rest in ("", " oops", "</tool_call> so"):
+            parser = make_parser(None, "hermes", call_ids=iter("12").__next__)
+            events = [*parser.feed(text[:end] + rest), *parser.finish(is_end=True)]
+            broken = tuple(str(e.index + 1) for e in events if isinstance(e, ToolCallEnd) and e.is_broken)
+            end_event = replace(finished(FinishReason.STOP), broken_calls=broken)
+            whole, streamed = chat_reply([Started(5, 0), *events, end_event])
+            assert whole.get("finish_details", {}).get("broken_tool_calls", []) == list(broken)
+            assert whole.get("finish_details") == streamed.get("finish_details")
+            announced = streamed["message"].get("tool_calls", [])
+            assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in announced)
+            kept = [call for call in announced if call["id"] not in broken]
+            assert whole["message"].get("tool_calls", []) == kept
+            assert whole["message"]["content"] == streamed["message"]["content"]
+            message = folded_message([Started(5, 0), *events, end_event])
+            assert len([block for block in message["content"] if block["type"] == "tool_use"]) == len(kept)
+            response = folded_response([Started(5, 0), *events, end_event])
+            assert [one["arguments"] for one in response["output"] if one["type"] == "function_call"] == [
+                call["function"]["arguments"] for call in kept
+            ]
+            assert accumulated(streamed_message([Started(5, 0), *events, end_event]))
+            items = events_of(streamed_response([Started(5, 0), *events, end_event]))[-1]["response"]["output"]
+            assert [one["status"] for one in items if one["type"] == "function_call"].count("incomplete") == len(broken)
