@@ -247,6 +247,22 @@ def test_a_tag_that_is_quoted_is_shown(family: ProductFamily, writer: Family) ->
                 assert content(run(answered(family, text), **options)) == text
 
 
+ABOUT = ["Use @ {json} for it.", "Write @ in XML.", "The @ token", "The @, the @ and @."]
+
+
+@each_case
+def test_text_about_a_tag_keeps_the_tag_or_loses_it_whole(family: ProductFamily, writer: Family) -> None:
+    assert family.calls is not None
+    tags = tags_of(family) - set(family.reasoning.tags if family.reasoning else ())
+    for tag in sorted(tag for tag in tags if not tag.startswith("<|open|>")):
+        whole = tag if tag.endswith((">", "]", "[")) else f"{tag}f>" if tag.endswith("=") else f'{tag} name="f">'
+        for about in ABOUT:
+            text = about.replace("@", whole)
+            events = run([text], reasoning=reasoning_name(family), tools=family.call_choices[0], tool_specs=TOOLS)
+            shown = " ".join((content(events) or reasoned(events)).split())
+            assert shown in {" ".join(one.split()) for one in (text, about.replace("@", ""))}, text
+
+
 # Reasoning
 
 

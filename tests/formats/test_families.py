@@ -210,6 +210,37 @@ def check_broken(family: Family, text: str, *, is_cut: bool) -> None:
         assert end.is_broken or WRITTEN | written == WRITTEN, text
 
 
+OBJECTS = {
+    "hermes": "<function=write>@</function>",
+    "qwen3_xml": "<tool_call>\n<function=write>\n@\n</function>\n</tool_call>",
+    "seed_oss": "<seed:tool_call><function=write>@</function></seed:tool_call>",
+    "llama3_json": "<function=write>@</function>",
+    "glm45": "<tool_call>write\n@\n</tool_call>",
+    "hy_v3": "<tool_calls><tool_call>write<tool_sep>\n@</tool_call></tool_calls>",
+    "k2_horizon": "<ifm|tool_calls><ifm|tool_call>write\n@\n</ifm|tool_call></ifm|tool_calls>",
+    "minimax_m2": '<minimax:tool_call><invoke name="write">@</invoke></minimax:tool_call>',
+    "minimax_m3": f'{NS}<tool_call>{NS}<invoke name="write">@{NS}</invoke>{NS}</tool_call>',
+    "deepseek_v32": f'<{DSML}function_calls>\n<{DSML}invoke name="write">\n@\n</{DSML}invoke>\n</{DSML}function_calls>',
+    "dots": '<dots_function_call><invoke name="write">@</invoke></dots_function_call>',
+    "muse": '<atem:function_calls><atem:invoke name="write">@</atem:invoke></atem:function_calls>',
+    "minicpm5": '<function name="write">@</function>',
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|>@<|close|>call<|sep|>',
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_one_object_of_all_arguments_stands_in_place_of_tags(name: str) -> None:
+    options: dict[str, Any] = {"reasoning": None, "tools": name, "tool_specs": TOOLS, "is_end": True}
+    for written in ('{"text": "a </x> {b}"}', '\n{"text": "a </x> {b}",} ', '{"text": "a </x> {b}"}}'):
+        text = OBJECTS[name].replace("@", written)
+        start, delta, end = run([text], **options)
+        assert (start.name, json.loads(delta.arguments), end) == ("write", {"text": "a </x> {b}"}, ToolCallEnd(0)), text
+        assert run(text, **options) == [start, delta, end]
+    broken = run([OBJECTS[name].replace("@", '{"text": oops}')], **options)
+    assert [event.is_broken for event in broken if isinstance(event, ToolCallEnd)] == [True]
+    assert "oops" in "".join(event.text for event in broken if isinstance(event, TextDelta))
+
+
 @families
 def test_missing_closing_tags_between_calls(family: Family) -> None:
     """The call's own text is complete; what closes around it was left out before the next one opens."""

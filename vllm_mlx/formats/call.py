@@ -246,9 +246,10 @@ class CallParser:
         is_taken = self._takes_undeclared and call.marker in self.tags.native
         if is_taken or self._schemas is None or name in self._schemas:
             call.name = name
-        elif call.has_tags and not self._reasoning.is_open:
+        elif call.has_tags and not (self._reasoning.is_open or self._is_mentioned(call, "")):
             call.described = name
         else:
+            self._writer.has_quoted |= call.has_tags and not self._reasoning.is_open
             call.is_refused = True
             self._reasoning.append("".join(call.raw), out)
 
@@ -298,15 +299,24 @@ class CallParser:
                 call.raw.append(self._pending.take(len(call.marker) if call.has_tags else 1))
             self._emit_raw(call, "".join(call.raw), out)
 
+    def _is_mentioned(self, call: OpenCall, following: str) -> bool:
+        """Whether the reply writes about the tag that began the call, with `following` behind what was read."""
+        raw = "".join(call.raw)
+        text = raw + following
+        behind = text[self.tags.end_of(call.marker, text) :]
+        return self._writer.is_mentioned(behind, self.tags.codec.num_chars(raw))
+
     def _emit_raw(self, call: OpenCall, raw: str, out: list[ContentEvent]) -> None:
-        behind = f"{raw}{self._pending.text[: len(call.marker) + 2]}"[len(call.marker) :]
-        is_mentioned = not call.is_named and self._writer.is_mentioned(behind, self.tags.codec.num_chars(raw))
+        following = self._pending.text[: len(call.marker) + 3]
+        is_mentioned = not (call.is_started or call.has_head) and self._is_mentioned(call, following)
         if call.is_further:
             self._reasoning.append(self.tags.without_own(raw), out)
         elif not call.has_tags or self._reasoning.is_open or is_mentioned:
             self._writer.has_quoted |= not self._reasoning.is_open
             self._reasoning.append(raw, out)
         elif text := self.tags.shown(raw, call.marker):
-            self._writer.feed_made(text, out)
+            self._writer.feed_made(text.lstrip("\n"), out)
+        elif following[:1].isalnum() and raw[len(call.marker) :].strip() and not call.opening.keeps_marker:
+            self._pending.put_back(raw[len(call.marker) :])  # the punctuation belongs to a text
         else:
             self._content.absorb_close()

@@ -104,7 +104,7 @@ _IN_TOOLS = choice({"{": several(BARE_JSON, IN_A_ROW), "[": several(BARE_JSON, L
 def _in_tool_call(function: NewBody, json: NewBody) -> ToolFormat:
     """Read JSON, a list, or calls with a tag for each argument in <tool_call>; the last also without <tool_call>."""
     openings = (
-        Opening("<tool_call>", choice({"{": json, "[": JSON_LIST, "<": function})),
+        Opening("<tool_call>", choice({"{": json, "[": JSON_LIST, "<": function}, ARG_KEY)),
         Opening("<function=", function, keeps_marker=True, needs_tools=True),
         Opening("<tools>", _IN_TOOLS, Place.OUTSIDE_REASONING, needs_tools=True, is_common=True),
     )

@@ -9,7 +9,7 @@ from .vocabulary import TagVocabulary, TokenCodec
 MAX_MARGIN = 256  # characters in which a marker may follow itself
 _FENCES = ("```", "~~~")
 _QUOTES = "\"'“‘«‹"
-_MENTION = re.compile(r" \w|[.,;:!?)]")
+_MENTION = re.compile(r" [{(]?\w|[.,;:!?)]")
 
 
 class ContentWriter:
@@ -51,12 +51,13 @@ class ContentWriter:
         """Emit text that the model did not write."""
         self._emit(text, self._shown_to, self._shown_to, out)
 
-    def quotes(self, marker: str, behind: str, tags: TagVocabulary) -> bool:
-        """Whether the reply writes about the marker, with the text `behind` it, instead of using it."""
+    def quotes(self, marker: str, text: str, tags: TagVocabulary) -> bool:
+        """Whether the reply writes about the marker, with which the `text` begins, instead of using it."""
         if marker in tags.openings:
             return False  # what follows decides
-        is_plain = marker in tags.strays and (self.has_quoted or marker in tags.wrap[:1])
-        is_mentioned = is_plain and self.is_mentioned(behind)
+        end = tags.end_of(marker, text) or 0
+        is_plain = marker in tags.strays and (self.has_quoted or marker in tags.wrap[:1] or end > len(marker))
+        is_mentioned = is_plain and self.is_mentioned(text[end:])
         if not is_mentioned and (not self.is_quoted(marker) or (self._is_bounded and marker in tags.reasoning_closes)):
             return False
         self.has_quoted = True
@@ -101,6 +102,11 @@ class Pending:
         text, self.text = self.text[:num_chars], self.text[num_chars:]
         self._writer.position += self._codec.num_chars(text)
         return text
+
+    def put_back(self, text: str) -> None:
+        """Let text that was read be read again, in another way."""
+        self.text = text + self.text
+        self._writer.position -= self._codec.num_chars(text)
 
     def behind(self, marker: str) -> str:
         """Return the text behind `marker`, which begins the text, without white space: the marker may follow again."""

@@ -128,7 +128,8 @@ class OutputParser:
         """Whether more text is needed to decide how to read `marker`, with which the pending text begins."""
         tags, num_pending = self._tags, len(self._pending.text)
         if marker in tags.strays or marker in tags.closes:
-            return not self._content.follows_call and num_pending < len(marker) + 2
+            end = tags.end_of(marker, self._pending.text, may_grow=marker in tags.strays)
+            return end is None or (not self._content.follows_call and num_pending < end + 3)
         behind = self._pending.behind(marker)
         is_near = num_pending < len(marker) + MAX_MARGIN
         return marker in tags.tagged and is_near and len(behind) < len(marker) and marker.startswith(behind)
@@ -139,7 +140,7 @@ class OutputParser:
         is_open, follows_call = reasoning.is_open, content.follows_call
         if not is_open and marker not in tags.wrap:
             self._writer.emit(content.release(), out)
-        if not is_open and self._writer.quotes(marker, self._pending.text[len(marker) :], tags):
+        if not is_open and self._writer.quotes(marker, self._pending.text, tags):
             self._take_as_text(marker, out)
         elif follows_call and marker in tags.closes and not is_open:
             self._pending.take(len(marker))
@@ -156,8 +157,10 @@ class OutputParser:
         elif (is_open and marker not in tags.drops) or not tags.is_dropped(marker, follows_call=follows_call):
             self._take_as_text(marker, out)
         else:
-            self._pending.take(len(marker))
-            if follows_call:
+            tag = self._pending.take(tags.end_of(marker, self._pending.text) or 0)
+            if tag != marker:
+                reasoning.append(tags.without_own(tag), out)
+            elif follows_call:
                 content.after_call()
             elif not is_open:
                 content.absorb_close()

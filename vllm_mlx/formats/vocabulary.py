@@ -16,6 +16,10 @@ _CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
 _COMMON = frozenset({"<invoke", "</invoke>", "<parameter", "</parameter>", "<function", "</function>", "<param"})
 _COMMON |= {"</param>", "<function name=", "<tools>", "</tools>"}
 _CLOSERS = frozenset("}])")  # a model may write one too many behind a call
+# What follows the beginning of a tag: a name, and the end of the tag.
+_HEAD = r"""(?:\s+[a-z]+=)?["']?([A-Za-z0-9_.:-]+)["']?(?:\s+[a-z]+=["']?\w*["']?)*\s*>"""
+_BEHIND_TAG = re.compile(_HEAD)
+_PART_OF_HEAD = re.compile(r"""[\sA-Za-z0-9_.:="'-]{0,64}""")
 
 
 class TokenCodec:
@@ -95,7 +99,7 @@ class TagVocabulary:
         """Tags of the model's own format that are dropped wherever they occur, unless the model quotes them."""
         self._inside = _CLOSERS.union(map(codec.encode, own)) - self.openings.keys()
         longest_first = sorted(map(codec.encode, own), key=len, reverse=True)
-        tails = (re.escape(tag) + ("" if tag.endswith((">", "]")) else r"\s*>?") for tag in longest_first)
+        tails = (re.escape(tag) + ("" if tag.endswith((">", "]")) else rf"(?:{_HEAD}|\s*>?)") for tag in longest_first)
         self._own = re.compile("|".join(tails) or r"(?!)")
         self._set_splitters()
 
@@ -109,8 +113,17 @@ class TagVocabulary:
         return marker in self.strays or (follows_call and marker in self._inside)
 
     def without_own(self, text: str) -> str:
-        """Return the text without the tags of the model's own calls."""
-        return self._own.sub("", text)
+        """Return the text without the tags of the model's own calls. The names inside of tags stay."""
+        return self._own.sub(lambda tag: "".join(name for name in tag.groups() if name), text)
+
+    def end_of(self, marker: str, text: str, *, may_grow: bool = False) -> int | None:
+        """Return where the tag ends that `marker` begins, as `text` does. None: the text `may_grow` to a longer tag."""
+        if marker.endswith((">", "]")):
+            return len(marker)
+        if may_grow and _PART_OF_HEAD.fullmatch(text, len(marker)):
+            return None
+        head = _BEHIND_TAG.match(text, len(marker))
+        return len(marker) if head is None else head.end()
 
     def shown(self, text: str, marker: str) -> str:
         """Return the part that is shown of `text`, which `marker` began and which is not a call.

@@ -121,6 +121,14 @@ class Chooser(Body):
         raise NotImplementedError
 
 
+def begins_object(text: str, position: int) -> bool | None:
+    """Whether an object with keys in quotation marks, or an empty one, begins here. None: more text is needed."""
+    behind = skip_white(text, position + 1)
+    if not text.startswith("{", position) or behind == len(text):
+        return None if text.startswith("{", position) else False
+    return text[behind] in '"}'
+
+
 def skip_white(text: str, position: int) -> int:
     """Return where the white space at `position` ends."""
     white = _WHITE.match(text, position)

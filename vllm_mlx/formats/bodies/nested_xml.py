@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .arguments import ArgumentsWriter, decode
-from .body import Body, BodyContext, BodyStatus, skip_white
+from .body import Body, BodyContext, BodyStatus, begins_object, skip_white
 from .json_scanner import quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, Types
 
@@ -49,10 +49,20 @@ class NestedXmlBody(Body):
         self._elements: list[_Element] = []
         self._streams = False
         self.has_begun = False
+        self._is_object = False  # the arguments are one object
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if not self._elements:
-            return self._read_tag(text, skip_white(text, position), final)
+            if self._is_object and not self._writer.object.done:
+                return self._read_object(text, position)
+            start = skip_white(text, position)
+            is_object = self.name is not None and not self.has_begun and begins_object(text, start)
+            if is_object:
+                return self._read_object(text, start)
+            if is_object is None and not final:
+                self.status = BodyStatus.WAITING
+                return start
+            return self._read_tag(text, start, final)
         tag = text.find(self._prefix, position)
         if tag == position:
             return self._read_tag(text, position, final)
@@ -61,6 +71,14 @@ class NestedXmlBody(Body):
         if end == position:
             self.status = BodyStatus.WAITING
         return end
+
+    def _read_object(self, text: str, position: int) -> int:
+        """Read one object of all arguments, which stands in place of the elements."""
+        self.has_begun = self._is_object = True
+        position = self._writer.read_object(text, position)
+        if self._writer.object.failed:
+            self.status = BodyStatus.FAILED
+        return position
 
     def _read_tag(self, text: str, start: int, final: bool) -> int:
         begin = start + len(self._prefix)
@@ -147,7 +165,7 @@ class NestedXmlBody(Body):
             self._end_element()
 
     def end(self) -> bool:
-        is_whole = not self._elements
+        is_whole = not self._elements and (self._writer.object.done or not self._is_object)
         self.close()
         return is_whole
 

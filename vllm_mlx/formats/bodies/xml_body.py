@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from .arguments import ArgumentsWriter
-from .body import Body, BodyContext, BodyStatus, skip_white
+from .body import Body, BodyContext, BodyStatus, begins_object, skip_white
 
 _MAX_HEAD = 256
 _HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
@@ -173,11 +173,26 @@ class XmlBody(Body):
     # Tags between values
 
     def _read_tag(self, text: str, position: int, final: bool) -> int:
+        if self._state is _State.BETWEEN and text[position : position + 1] in ("{", "}"):
+            return self._read_brace(text, position, final)
         tags = tuple(tag for tag in self._next_tags() if tag)
         for tag in (*tags, *self._doubles):
             if text.startswith(tag, position):
                 return self._enter(tag, text, position, final) if tag in tags else position + len(tag)
         self._stop(may_grow=not final and _may_become(text, position, (*tags, *self._doubles)))
+        return position
+
+    def _read_brace(self, text: str, position: int, final: bool) -> int:
+        """Begin one object of all arguments, which stands in place of tags, or read a brace too many behind it."""
+        if text[position] == "}" and self._writer.object.done:
+            return position + 1
+        is_object = False if self.has_begun else begins_object(text, position)
+        if not is_object:
+            self._stop(may_grow=is_object is None and not final)
+        else:
+            self.has_begun = True
+            self._is_fresh = False
+            self._state = _State.OBJECT
         return position
 
     def _next_tags(self) -> tuple[str, ...]:
