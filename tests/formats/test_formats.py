@@ -69,6 +69,18 @@ WELL_FORMED = {
         f"<think>\nlet me\n\n{WEATHER_XML}",
         [Reasoning("let me\n"), *call("get_weather", WEATHER)],
     ),
+    "reasoning that goes on behind a call": (
+        f"<think>a{WEATHER_JSON}\nso{WEATHER_JSON} b</think>\n\nc",
+        [
+            *(Reasoning("a"), *call("get_weather", WEATHER), Reasoning("so")),
+            *(*call("get_weather", WEATHER, 1), Reasoning(" b"), Text("c")),
+        ],
+    ),
+    "reasoning that goes on behind a call and has no end": (
+        f"<think>a{WEATHER_JSON}\nb",
+        [Reasoning("a"), *call("get_weather", WEATHER), Reasoning("b")],
+    ),
+    "two runs of reasoning": ("<think>a</think>\n<think>b</think>c", [Reasoning("a\nb"), Text("c")]),
     "reasoning closed behind a call": (
         f"<think>a{WEATHER_JSON}</think>b",
         [Reasoning("a"), *call("get_weather", WEATHER), Text("b")],

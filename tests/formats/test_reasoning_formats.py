@@ -126,6 +126,13 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
         ('to=f<|channel|>commentary <|constrain|>json<|message|>{"a": "x"}<|call|>', CALL),
         ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", []),
         ("<|channel|>analysis to=assistant<|message|>Hi<|end|>", [Reasoning("Hi")]),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>",
+            [Reasoning("a\nb")],
+        ),
+        *((HARMONY_CALL.replace("json", word), CALL) for word in ("JSON", "Json", "application/json", "python3")),
+        ("<|channel|>final <|constrain|>JSON<|message|>{}<|return|>", [Text("{}")]),
+        ("<|channel|>final<|constrain|>Markdown<|message|>Hi<|return|>", [Text("Hi")]),
         (HARMONY_CALL.replace("<|channel|>", "<|channel|>––"), CALL),
         (HARMONY_CALL.replace("<|channel|>", "<|channel|>-- "), CALL),
         ("<|channel|>— analysis<|message|>a<|end|><|channel|>—final<|message|>Hi", [Reasoning("a"), Text("Hi")]),

@@ -142,6 +142,10 @@ class ContentFraming:
         return self._after is _After.CALL
 
     @property
+    def follows_reasoning(self) -> bool:
+        return self._after is _After.REASONING
+
+    @property
     def is_at_start(self) -> bool:
         return self._after is not _After.TEXT
 

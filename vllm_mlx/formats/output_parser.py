@@ -99,6 +99,8 @@ class OutputParser:
                     return
                 continue
             end, marker = self._cut(final)
+            if self._reasoning.resume(pending.text[:end]):
+                continue
             self._reasoning.append(pending.take(end), out)
             if marker is None:
                 if not pending.text or end == 0:

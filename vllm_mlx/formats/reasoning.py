@@ -23,6 +23,10 @@ class ReasoningWriter:
         self._opening = opening
         self._framing = ReasoningFraming()
         self._is_dropped = False  # the message is for neither the user nor a tool, and is no reasoning
+        self._is_interrupted = False  # a call began inside; reasoning goes on behind it until its closing tag
+        self._is_in_messages = format is not None and bool(format.header_tags)
+        self._last = ""  # the last character that was emitted
+        self._begins = False  # the next reasoning is not the continuation of the last
         self._has_messages = format is not None and format.headed is not None
         self._is_shown = format is not None and format.is_shown
         self.is_open = format is not None and (starts_open or format.is_implied)
@@ -38,7 +42,9 @@ class ReasoningWriter:
 
     def append(self, text: str, out: list[ContentEvent]) -> None:
         """Emit text that ends where the text read so far ends, as reasoning or as content."""
-        if not self.is_open:
+        if self._is_interrupted:
+            self._framing.feed(text)  # white space
+        elif not self.is_open:
             self._writer.feed(text, out)
         elif not self._is_shown:
             self._emit(self._framing.feed(text), out)
@@ -51,6 +57,8 @@ class ReasoningWriter:
         """Open reasoning at its opening tag."""
         if self._is_shown:
             self._show(tag, out)
+        if not self.is_open:
+            self._begin()
         is_once = self._opening is not ReasoningOpening.ANYWHERE
         if not (self.is_open and (self._framing.is_blank or is_once)):
             self.depth += 1
@@ -67,6 +75,7 @@ class ReasoningWriter:
         """Begin what the header of a message announced. `is_dropped`: its text is not shown."""
         self._is_dropped = is_dropped
         if is_reasoning:
+            self._begin()
             self.is_open = True
             self.depth = 1
             if self._framing.is_blank:
@@ -77,10 +86,20 @@ class ReasoningWriter:
             self._writer.begins_message = self._has_messages
 
     def stop(self) -> None:
-        """End the reasoning because a call began."""
+        """Interrupt the reasoning because a call began."""
+        self._is_interrupted |= self.is_open and not (self._is_in_messages or self._is_shown)
         self.is_open = False
         self.depth = 0
         self._framing.close()
+
+    def resume(self, text: str) -> bool:
+        """Go on with the reasoning that a call interrupted, if `text` is more than white space."""
+        if not self._is_interrupted or not text.strip():
+            return False
+        self._is_interrupted = False
+        self.is_open = True
+        self.depth = 1
+        return True
 
     def finish(self, out: list[ContentEvent], *, has_call: bool) -> None:
         """Emit what was held back. `has_call`: the reply ends inside a call."""
@@ -89,7 +108,13 @@ class ReasoningWriter:
         elif not has_call:
             self._writer.emit(self._writer.framing.finish(), out)
 
+    def _begin(self) -> None:
+        """Keep reasoning that begins now apart from the reasoning before it."""
+        self._begins |= self._writer.framing.follows_reasoning
+        self._is_interrupted = False
+
     def _end(self) -> None:
+        self._is_interrupted = False
         if self._opening is ReasoningOpening.AT_START:
             self._opening = ReasoningOpening.NEVER
         if not self.is_open:
@@ -102,7 +127,9 @@ class ReasoningWriter:
 
     def _emit(self, text: str, out: list[ContentEvent]) -> None:
         if text and not self._is_dropped:
-            out.append(ReasoningDelta(self._codec.decode(text)))
+            lead = "\n" if self._begins and self._last not in ("", "\n") and text[0] != "\n" else ""
+            self._begins, self._last = False, text[-1]
+            out.append(ReasoningDelta(lead + self._codec.decode(text)))
 
     def _show(self, text: str, out: list[ContentEvent]) -> None:
         self._unshown_tag = ""

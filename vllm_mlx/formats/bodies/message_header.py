@@ -41,11 +41,11 @@ class _Grammar:
         parts = (
             rf"{start}\s*(?:(?:{_ROLE}|{_WORD}{follows})(?:\s*{_CHANNEL_NAME})?)?",
             rf"{channel}(?:[\s{_DASHES}]*{_CHANNEL_NAME}|\s*{_WORD}(?:\s+{_WORD})?{follows})?",
-            rf"{constrain}\s*(?:(?:json|code)(?![a-z])|{_WORD}(?=\s*{end}))?",
+            rf"{constrain}\s*(?:(?:json|code)(?![a-z])|[A-Za-z][A-Za-z0-9_./:+-]*+(?=\s*(?:{end}|{{)))?",
             rf"to=(?:[\w./:-]+(?=\s*(?:{channel}|{constrain}|{end}))|(?:user|self|assistant)(?![a-z0-9_./:-])|{_NAME})",
         )
         any_part = rf"(?:\s*(?:{'|'.join(parts)}))*+"
-        format = rf"(?:\s*(?:json|code)(?=\s*(?:\{{|{constrain}|{end})))?"
+        format = rf"(?:\s*(?i:json|code)(?=\s*(?:\{{|{constrain}|{end})))?"
         self._header = re.compile(rf"(?:\s*{_ROLE}(?=\s*to=))?{any_part}{format}(?:\s*{end})?", re.ASCII)
         self.any_tag = re.compile("|".join(map(re.escape, self.tags)))
 

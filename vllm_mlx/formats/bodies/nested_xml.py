@@ -56,6 +56,8 @@ class NestedXmlBody(Body):
             if self._is_object and not self._writer.object.done:
                 return self._read_object(text, position)
             start = skip_white(text, position)
+            if self._is_object and text.startswith("}", start):
+                return start + 1  # one brace too many
             is_object = self.name is not None and not self.has_begun and begins_object(text, start)
             if is_object:
                 return self._read_object(text, start)
