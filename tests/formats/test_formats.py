@@ -73,7 +73,7 @@ WELL_FORMED = {
         f"<think>a{WEATHER_JSON}\nso{WEATHER_JSON} b</think>\n\nc",
         [
             *(Reasoning("a"), *call("get_weather", WEATHER), Reasoning("so")),
-            *(*call("get_weather", WEATHER, 1), Reasoning(" b"), Text("c")),
+            *(*call("get_weather", WEATHER, 1), Reasoning("b"), Text("c")),
         ],
     ),
     "reasoning that goes on behind a call and has no end": (

@@ -100,6 +100,7 @@ class OutputParser:
                 continue
             end, marker = self._cut(final)
             if self._reasoning.resume(pending.text[:end]):
+                pending.take(len(pending.text) - len(pending.text.lstrip()))
                 continue
             self._reasoning.append(pending.take(end), out)
             if marker is None:

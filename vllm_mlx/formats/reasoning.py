@@ -43,8 +43,8 @@ class ReasoningWriter:
     def append(self, text: str, out: list[ContentEvent]) -> None:
         """Emit text that ends where the text read so far ends, as reasoning or as content."""
         if self._is_interrupted:
-            self._framing.feed(text)  # white space
-        elif not self.is_open:
+            return  # it is white space
+        if not self.is_open:
             self._writer.feed(text, out)
         elif not self._is_shown:
             self._emit(self._framing.feed(text), out)
