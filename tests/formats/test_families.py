@@ -210,6 +210,54 @@ def check_broken(family: Family, text: str, *, is_cut: bool) -> None:
         assert end.is_broken or WRITTEN | written == WRITTEN, text
 
 
+ELEMENTS = {
+    "qwen3_xml": ("<tool_call><function=write>", "<parameter=tags>@</parameter>", "</function></tool_call>"),
+    "glm45": ("<tool_call>write", "<arg_key>tags</arg_key><arg_value>@</arg_value>", "</tool_call>"),
+    "minimax_m2": ('<invoke name="write">', '<parameter name="tags">@</parameter>', "</invoke>"),
+    "minimax_m3": (f'{NS}<invoke name="write">', f"{NS}<tags>@{NS}</tags>", f"{NS}</invoke>"),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_an_argument_written_twice_is_a_list_where_it_is_declared_so(name: str) -> None:
+    head, element, tail = ELEMENTS[name]
+    others = element.replace("tags", "path"), element.replace("tags", "text")
+    for values, expected in ((("a", "b"), ["a", "b"]), (('["a"]', '["b", 1]'), ["a", "b", 1]), (("a",), "a")):
+        items = "".join(element.replace("@", value) for value in values)
+        text = head + others[0] + items + others[1] + tail
+        events = run([text], reasoning=None, tools=name, tool_specs=TOOLS)
+        written = json.loads("".join(event.arguments for event in events if isinstance(event, ToolCallDelta)))
+        assert written == {"path": "@", "tags": expected, "text": "@"}
+        assert run(text, reasoning=None, tools=name, tool_specs=TOOLS) == events
+
+
+SPELLINGS = [
+    ("pythonic", "[write(text='sed -n '3,9p' a.py')]", [{"text": "sed -n '3,9p' a.py"}]),
+    ("pythonic", '[write(text=\'it\'s\', path="a "b" c")]', [{"text": "it's", "path": 'a "b" c'}]),
+    (
+        "lfm2",
+        "<|tool_call_start|>[write(tags={'a', 2, None,}), now()]<|tool_call_end|>",
+        [{"tags": ["a", 2, None]}, {}],
+    ),
+    ("pythonic", "[write(tags=[{1}, {'a': {'b'}}, {}])]", [{"tags": [[1], {"a": ["b"]}, {}]}]),
+    ("pythonic", "[ write ( text = 'a' ), now () ]", [{"text": "a"}, {}]),
+    ("gemma4", '<|tool_call>call: write {text:<|"|>a "b" c<|"|>}<tool_call|>', [{"text": 'a "b" c'}]),
+    ("hermes", '<tool_call>{"name": " now ", "arguments": {}}, {"name": "now"}</tool_call>', [{}, {}]),
+    ("glm45", '<tool_call>{"name": "now", "arguments": {}},\n{"name": "now"}]</tool_call>', [{}, {}]),
+    ("internlm", '<|action_start|><|plugin|>{"name": "now"}, {"name": "now"}<|action_end|>', [{}, {}]),
+    ("mistral", '[TOOL_CALLS]{"name": "now"}, {"name": "now"}', [{}, {}]),
+    ("minimax_m2", '<invoke name=" write "><parameter name=" text ">a</parameter></invoke>', [{"text": "a"}]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), SPELLINGS)
+def test_spellings_of_calls_that_weak_models_write(name: str, text: str, expected: list[Any]) -> None:
+    events = check(next(family for family in FAMILIES if family.name == name), text, None)
+    assert [json.loads(event.arguments) for event in events if isinstance(event, ToolCallDelta)] == expected
+    assert len([event for event in events if event in (ToolCallEnd(0), ToolCallEnd(1))]) == len(expected)
+    assert not [event for event in events if isinstance(event, TextDelta) and event.text.strip()]
+
+
 OBJECTS = {
     "hermes": "<function=write>@</function>",
     "qwen3_xml": "<tool_call>\n<function=write>\n@\n</function>\n</tool_call>",

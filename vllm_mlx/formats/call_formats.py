@@ -15,6 +15,7 @@ from .layouts import (
     IN_A_ROW,
     JSON,
     JSON_LIST,
+    JSON_ROW,
     LIST,
     PURE_LIST,
     PYTHON_CALL,
@@ -111,16 +112,16 @@ def _in_tool_call(function: NewBody, json: NewBody) -> ToolFormat:
     return ToolFormat(openings, ("</tool_call>", "</tools>"), inner_tags=FUNCTION_TAGS.texts)
 
 
-_HERMES = _in_tool_call(FUNCTION, several(JSON, IN_A_ROW))
+_HERMES = _in_tool_call(FUNCTION, JSON_ROW)
 JSON_LINES = one_a_line(_HERMES, JsonCall(), FUNCTION_CALL)
 XML_LINES = one_a_line(_HERMES, FUNCTION_CALL, JsonCall())
-MIMO = one_a_line(_in_tool_call(xml(VERBATIM_TAGS), JSON), XmlCall(VERBATIM_TAGS, frozenset({"head", "parameter"})))
-_GLM_BODY = choice({"{": JSON, "<": FUNCTION}, ARG_KEY)
+MIMO = one_a_line(_in_tool_call(xml(VERBATIM_TAGS), JSON_ROW), XmlCall(VERBATIM_TAGS, frozenset({"head", "parameter"})))
+_GLM_BODY = choice({"{": JSON_ROW, "<": FUNCTION}, ARG_KEY)
 GLM = one_a_line(between(_GLM_BODY, "<tool_call>", "</tool_call>", inner=ARG_KEY_TAGS.texts), ARG_KEY_CALL, line="")
 HY = section(
     ("<tool_calls>", "</tool_calls>"),
     ("<tool_call>", "</tool_call>"),
-    choice({"{": JSON}, keyed(ARG_KEY_TAGS, Tag(("<tool_sep>",), optional=True))),
+    choice({"{": JSON_ROW}, keyed(ARG_KEY_TAGS, Tag(("<tool_sep>",), optional=True))),
     ARG_KEY_CALL,
     ("<tool_sep>", *ARG_KEY_TAGS.texts),
     line="\n",
@@ -193,7 +194,7 @@ _IFM_TAGS = XmlTags(
 _K2_HORIZON = section(
     ("<ifm|tool_calls>", "</ifm|tool_calls>"),
     ("<ifm|tool_call>", "</ifm|tool_call>"),
-    choice({"{": JSON, "[": JSON_LIST}, keyed(_IFM_TAGS)),
+    choice({"{": JSON_ROW, "[": JSON_LIST}, keyed(_IFM_TAGS)),
     JsonCall(),
     _IFM_TAGS.texts,
     line="\n",
@@ -253,7 +254,7 @@ HARMONY = Calls(
 # Lists and expressions
 
 _MISTRAL_STEPS = (Name(), Name(after="[CALL_ID]"), Tag(("[ARGS]",), optional=True))
-_MISTRAL_BODY = choice({"[": JSON_LIST, "{": JSON}, partial(StepsBody, steps=_MISTRAL_STEPS, finish=_mistral_body))
+_MISTRAL_BODY = choice({"[": JSON_LIST, "{": JSON_ROW}, partial(StepsBody, steps=_MISTRAL_STEPS, finish=_mistral_body))
 MISTRAL = Calls(
     ToolFormat((Opening("[TOOL_CALLS]", _MISTRAL_BODY),), inner_tags=("[ARGS]", "[CALL_ID]"), id_length=9),
     (
@@ -294,13 +295,14 @@ GRANITE = Calls(
     sign="<|tool_call|>",
 )
 INTERNLM = Calls(
-    between(after("<|plugin|>", then=JSON), "<|action_start|>", "<|action_end|>", inner=("<|plugin|>",)),
+    between(after("<|plugin|>", then=JSON_ROW), "<|action_start|>", "<|action_end|>", inner=("<|plugin|>",)),
     (Spelling(JsonCall(arguments="parameters"), "<|action_start|><|plugin|>", "<|action_end|>", is_single=True),),
 )
-_FUNCTION_ROLE = after("function call", then=after("<|role_sep|>", then=JSON))
+_FUNCTION_ROLE = after("function call", then=after("<|role_sep|>", then=JSON_ROW))
 GIGACHAT3 = Calls(
     ToolFormat(
-        (Opening("<|message_sep|>", _FUNCTION_ROLE), Opening("<|function_call|>", JSON)), inner_tags=("<|role_sep|>",)
+        (Opening("<|message_sep|>", _FUNCTION_ROLE), Opening("<|function_call|>", JSON_ROW)),
+        inner_tags=("<|role_sep|>",),
     ),
     (
         Spelling(JsonCall(), "<|function_call|>", is_single=True),
@@ -320,11 +322,11 @@ LLAMA_PYTHONIC = enclosed(
 
 _LISTS = choice({"{": JSON}, JSON_LIST)
 _GENERIC_BODIES: dict[str, NewBody] = {
-    "<tool_call>": choice({"{": several(JSON, IN_A_ROW), "[": JSON_LIST, "<": FUNCTION}, ARG_KEY),
+    "<tool_call>": choice({"{": JSON_ROW, "[": JSON_LIST, "<": FUNCTION}, ARG_KEY),
     "<tool_calls>": _LISTS,
     "<function_call>": _LISTS,
     "<|tool_call|>": _LISTS,
-    "<longcat_tool_call>": JSON,
+    "<longcat_tool_call>": JSON_ROW,
     "[TOOL_CALLS]": _MISTRAL_BODY,
     "<|python_tag|>": several(JSON, SEPARATED),
     "<|tool_call_start|>": choice({"{": JSON}, PYTHON_CALLS),

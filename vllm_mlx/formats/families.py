@@ -178,7 +178,7 @@ FAMILIES = (
     Family(
         "longcat",
         tags("<longcat_think>", "</longcat_think>"),
-        one_a_line(between(several(JSON, layouts.IN_A_ROW), "<longcat_tool_call>", "</longcat_tool_call>"), JsonCall()),
+        one_a_line(between(layouts.JSON_ROW, "<longcat_tool_call>", "</longcat_tool_call>"), JsonCall()),
         call_signs=("<longcat_tool_call>",),
         reasoning_tokens=("<longcat_think>", "</longcat_think>"),
     ),

@@ -29,11 +29,12 @@ from .family import (
 
 LIST = Listing(separators=",", opener="[", closer="]")
 PURE_LIST = replace(LIST, needs_opener=True)
-IN_A_ROW = Listing()
+IN_A_ROW = Listing(separators=",")
 
 JSON: NewBody = JsonBody
 KEYED_JSON: NewBody = partial(JsonBody, is_keyed=True)
 JSON_LIST = several(JSON, LIST)
+JSON_ROW = several(JSON, IN_A_ROW)
 
 
 def between(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ()) -> ToolFormat:

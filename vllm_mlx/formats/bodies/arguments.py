@@ -3,6 +3,7 @@
 import json
 import re
 
+from .expression_body import python_value
 from .json_scanner import JsonScanner, json_value, quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, ToolSchema, Types
 
@@ -29,6 +30,7 @@ class ArgumentsWriter:
         self._is_json = False  # the model says that the value is JSON
         self.object = JsonScanner()  # reads the object of all arguments, if the model writes one
         self._seen: set[str] = set()
+        self._listed: list[str] = []  # the values of a declared list, which may be written one after another
         self._lead = "{"  # what comes before the next argument
         self._out: list[str] = []
         self._name = ""
@@ -53,6 +55,10 @@ class ArgumentsWriter:
 
     def begin(self, name: str, *, is_string: bool | None = None) -> None:
         """`is_string`: whether the model calls the value a string, which counts if the schema does not decide it."""
+        if self._listed and name == self._name:
+            self._held = []  # a further item of the list
+            return
+        self._release_list()
         is_wrapper = name in _WRAPPERS and self._schema.declares(name) is not True
         self._may_wrap = is_wrapper and self.is_empty and not self._wrapped
         if not self._may_wrap:
@@ -62,13 +68,28 @@ class ArgumentsWriter:
         self._types = STRING if is_string and (types is None or "string" in types) else types
         self._is_json = is_string is False
         self._held = []
-        self._is_compound = False
-        self._release()
+        self._is_compound = types is not None and "array" in types and "string" not in types  # it is not streamed
+        if not self._is_compound:
+            self._release()
 
     def add(self, name: str, value: str) -> None:
         """Add a complete argument, whose value is JSON text."""
-        self._begin(name)
-        self._out.append(value)
+        if not (self._listed and name == self._name):
+            self._release_list()
+            self._begin(name)
+        self._name = name
+        self._end_value(value, self._schema.types(name))
+
+    def _end_value(self, value: str, types: Types) -> None:
+        if types is not None and "array" in types:
+            self._listed.append(value)
+        else:
+            self._out.append(value)
+
+    def _release_list(self) -> None:
+        """Emit the values of a list: one as it is, several as the items of one list."""
+        self._out.append(joined(self._listed))
+        self._listed = []
 
     def read_object(self, text: str, position: int) -> int:
         """Read on in an object of all arguments, which no argument came before; return where reading stopped."""
@@ -117,7 +138,7 @@ class ArgumentsWriter:
         if self._held is not None:
             held = "".join(self._held)
             value = decode(held, self._types, is_json=self._is_json)
-            self._out.append(quoted(held) if value is None else value)
+            self._end_value(quoted(held) if value is None else value, self._types)
             self._held = []
         else:
             self._out.append('"')
@@ -130,6 +151,7 @@ class ArgumentsWriter:
                 self._out.append("".join(self._held or ()).lstrip())
                 return
             self._begin(self._name)
+        self._release_list()
         is_whole = self.object.done and not self._seen
         self._out.append("}" if is_whole else self._wrapped or self.object.take_partial())
         if self._held:
@@ -138,6 +160,7 @@ class ArgumentsWriter:
             self._out.append(quoted(held)[:-1] if is_string else held.lstrip())
 
     def close(self) -> None:
+        self._release_list()
         if not self.object.done:
             self._add_members(self.object.closing()[:-1])
         self._out.append(self._wrapped or ("{}" if self._lead == "{" else "}"))
@@ -153,6 +176,14 @@ class ArgumentsWriter:
             self._held = None
         else:
             self._is_compound = held.lstrip()[:1] in ("{", "[", '"')
+
+
+def joined(values: list[str]) -> str:
+    """Return the one JSON value, or several as one list, in which the items of lists follow one another."""
+    if len(values) < 2:
+        return "".join(values)
+    items = (value[1:-1].strip() if value.startswith("[") else value for value in values)
+    return f"[{', '.join(filter(None, items))}]"
 
 
 def may_be_value(text: str, types: Types, *, is_json: bool = False) -> bool:
@@ -182,6 +213,8 @@ def decode(text: str, types: Types, *, is_json: bool = False) -> str | None:
     if types is not None and "boolean" in types and text in ("True", "False"):
         return text.lower()
     value = json_value(text)
+    if value is None and types is not None and "string" not in types:
+        value = python_value(text)
     if value is None:
         return None
     kind = _kind(value)

@@ -21,6 +21,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?\Z", re
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_LENGTH = {"x": 2, "u": 4, "U": 8}
 _MAX_WORD = 1024
+_MAX_MARGIN = 64  # characters of white space behind a quotation mark, which then ends a string
+_BEHIND_STRING = ",:)]}"
+_END_SET = "set}"
 _CALL_NAME = re.compile(r"[^\W\d][\w.-]*")
 _MAX_NAME = 256
 _BRACKETS = {"(": ")", "{": "}"}
@@ -58,6 +61,8 @@ class LiteralScanner:
         self._state = _State.KEY
         self._is_after_assign = False
         self._held = ""  # a separator and a key, which are emitted together with their value
+        self._brace: int | None = None  # where in the held text the object begins that may still be a set
+        self._first = ""  # its first item, as written
         self._quote = ""
         self._is_key = False
         self._word = ""
@@ -75,6 +80,8 @@ class LiteralScanner:
             constants = [value[: len(self._word)] for key, value in _CONSTANTS.items() if key.startswith(self._word)]
             is_string = self._dialect.has_words and not constants and self._word[:1].isalpha()
             self._out.append(quoted(self._word)[:-1] if is_string else constants[0] if constants else self._word)
+        elif self._state is _State.STRING and rest.startswith(self._quote):
+            self._out.append('"')
         elif self._state is _State.STRING and not (self._dialect.has_escapes and rest.startswith("\\")):
             self._out.append(quoted(rest)[1:-1])
 
@@ -85,6 +92,7 @@ class LiteralScanner:
         elif self._state is _State.WORD and (value := _literal(self._word, has_words=self._dialect.has_words)):
             self._release()
             self._out.append(value)
+        self._release_brace()
         while self._closers:
             self._out.append("]" if self._in_array else "}")
             self._closers.pop()
@@ -109,7 +117,10 @@ class LiteralScanner:
     def _read_structure(self, text: str, position: int, final: bool) -> int:
         char = text[position]
         may_close = self._state in (_State.NEXT, _State.KEY, _State.VALUE) and not self._is_after_assign
-        if char == self._closers[-1] and may_close:
+        if self._state is _State.ASSIGN and self._brace is not None and char in ",}":
+            self._begin_set(self._brace)
+            return position
+        if char == self._closers[-1][-1] and may_close:
             return self._close(position)
         match self._state:
             case _State.NEXT if char == ",":
@@ -131,13 +142,31 @@ class LiteralScanner:
 
     @property
     def _in_array(self) -> bool:
-        return self._closers[-1] in ("]", ")") and len(self._closers) > 1
+        return self._closers[-1] in ("]", ")", _END_SET) and len(self._closers) > 1
 
     @property
     def _assign(self) -> str:
         return ":" if len(self._closers) > 1 else self._dialect.assign
 
+    def _begin_set(self, brace: int) -> None:
+        """Begin a list in place of an object whose first key has no value."""
+        item = _literal(self._first, has_words=False) if self._first else None
+        if self._first and item is None:
+            self.failed = True
+            return
+        self._out += [self._held[:brace], "[", item or self._held[brace + 1 :]]
+        self._held, self._brace = "", None
+        self._closers[-1] = _END_SET
+        self._end_value()
+
+    def _release_brace(self) -> None:
+        """Emit the beginning of an object, without a key that has no value."""
+        if self._brace is not None:
+            self._out.append(self._held[: self._brace + 1])
+            self._held, self._brace = "", None
+
     def _close(self, position: int) -> int:
+        self._release_brace()
         self._out.append("]" if self._in_array else "}")
         self._closers.pop()
         self._held = ""
@@ -152,7 +181,7 @@ class LiteralScanner:
 
     def _release(self) -> None:
         self._out.append(self._held)
-        self._held = ""
+        self._held, self._brace = "", None
 
     def _write(self, text: str) -> None:
         """Add to the current string."""
@@ -173,7 +202,8 @@ class LiteralScanner:
             return position
         if key.end() == len(text) and not final:
             return position
-        self._held += quoted(key.group())
+        self._first = key.group()
+        self._held += quoted(self._first)
         self._state = _State.ASSIGN
         return key.end()
 
@@ -188,8 +218,12 @@ class LiteralScanner:
             if len(self._closers) >= MAX_DEPTH:
                 self.failed = True
                 return position
-            self._release()
-            self._out.append("{" if char == "{" else "[")
+            if char == "{":
+                self._brace, self._first = len(self._held), ""
+                self._held += char
+            else:
+                self._release()
+                self._out.append("[")
             self._closers.append({"[": "]", "{": "}", "(": ")"}[char])
             self._state = _State.KEY if char == "{" else _State.VALUE
             self._is_after_assign = False
@@ -225,7 +259,10 @@ class LiteralScanner:
         if plain := _PLAIN.match(text, position):
             self._write(plain.group())
             return plain.end()
-        if text.startswith(self._quote, position):
+        ends = self._ends_string(text, position, final)
+        if ends is None:
+            return position
+        if ends:
             self._write('"')
             if self._is_key:
                 self._state = _State.ASSIGN
@@ -238,6 +275,18 @@ class LiteralScanner:
             return self._read_escape(text, position, final)
         self._write(quoted(text[position])[1:-1])
         return position + 1
+
+    def _ends_string(self, text: str, position: int, final: bool) -> bool | None:
+        """Whether a quotation mark here ends the string: punctuation follows it. None if more text is needed."""
+        if not text.startswith(self._quote, position):
+            return False
+        end = position + len(self._quote)
+        behind = skip_white(text, end)
+        if len(self._quote) > 1 or behind - end > _MAX_MARGIN or "\ud800" <= self._quote <= "\udfff":
+            return True
+        if behind == len(text):
+            return True if final else None
+        return text[behind] in _BEHIND_STRING
 
     def _read_escape(self, text: str, position: int, final: bool) -> int:
         if position + 1 == len(text):
@@ -291,7 +340,7 @@ class ExpressionBody(Body):
         start = skip_white(text, position)
         end = self._name_end(text, start)
         if end is not None:
-            self.name = text[start:end]
+            self.name = text[start:end].rstrip()
             self._scanner = LiteralScanner(self._dialect, _BRACKETS[self._opener])
             return end + 1
         self.status = BodyStatus.WAITING if not final and self._may_be_name(text, start) else BodyStatus.STUCK
@@ -300,14 +349,14 @@ class ExpressionBody(Body):
     def _name_end(self, text: str, start: int) -> int | None:
         """Return where the name ends that the opener follows. A declared name may have any characters."""
         word = _CALL_NAME.match(text, start)
-        if word is not None and text.startswith(self._opener, word.end()):
-            return word.end()
+        if word is not None and text.startswith(self._opener, end := skip_white(text, word.end())):
+            return end
         found = (name for name in self._declared if name and text.startswith(name + self._opener, start))
         return next((start + len(name) for name in found), None)
 
     def _may_be_name(self, text: str, start: int) -> bool:
         word = _CALL_NAME.match(text, start)
-        end = start if word is None else word.end()
+        end = start if word is None else skip_white(text, word.end())
         is_word = end == len(text) and end - start <= _MAX_NAME
         return is_word or any((name + self._opener).startswith(text[start:]) for name in self._declared)
 
@@ -338,6 +387,14 @@ class ExpressionBody(Body):
         if self._scanner is not None and not is_whole:
             self._scanner.close()
         return is_whole
+
+
+def python_value(text: str) -> str | None:
+    """Return the JSON of one value that is written as in Python, or None."""
+    scanner = LiteralScanner(PYTHON, ")")
+    written = f"v={text})"
+    is_whole = scanner.consume(written, final=True) == len(written) and scanner.done
+    return scanner.take()[len('{"v": ') : -1] if is_whole else None
 
 
 def _literal(word: str, *, has_words: bool) -> str | None:

@@ -143,7 +143,7 @@ class JsonBody(Body):
             return
         value = scanner.take()
         if self._key in _NAME_KEYS and self._name is None:
-            name = json.loads(value) if value.startswith('"') else ""
+            name = json.loads(value).strip() if value.startswith('"') else ""
             if name:
                 self._name = self._context.tool_name(name)
             else:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .arguments import ArgumentsWriter, decode
+from .arguments import ArgumentsWriter, decode, joined
 from .body import Body, BodyContext, BodyStatus, begins_object, skip_white
 from .json_scanner import quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, Types
@@ -26,6 +26,7 @@ class _Element:
         self.chunks: list[str] = []
         self.is_blank = True  # only white space so far
         self.parts: list[tuple[str, str]] = []  # (name, JSON) of the elements inside
+        self.lists: set[str] = set()  # the names of those that are declared as lists
 
     def to_json(self) -> str:
         if not self.parts:
@@ -34,7 +35,10 @@ class _Element:
             return quoted(text) if value is None else value
         if all(name == _ITEM for name, _ in self.parts):
             return f"[{', '.join(value for _, value in self.parts)}]"
-        return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in self.parts) + "}"
+        values: dict[str, list[str]] = {}
+        for name, value in self.parts:
+            values[name] = [*values.get(name, ()), value] if name in self.lists else [value]
+        return "{" + ", ".join(f"{quoted(name)}: {joined(each)}" for name, each in values.items()) + "}"
 
 
 class NestedXmlBody(Body):
@@ -86,7 +90,7 @@ class NestedXmlBody(Body):
         begin = start + len(self._prefix)
         is_prefixed = text.startswith(self._prefix, start)
         if is_prefixed and self.name is None and (invoke := _INVOKE.match(text, begin)):
-            self.name = invoke.group(1)
+            self.name = invoke.group(1).strip()
             self._schema = self._schemas.get(self.name, ANY_ARGUMENTS)
             self._writer = ArgumentsWriter(self._schema)
             return invoke.end()
@@ -116,7 +120,10 @@ class NestedXmlBody(Body):
             return False
         self.has_begun = True
         schema = self._schema.child(name, self._elements[-1].schema if self._elements else None)
-        self._elements.append(_Element(name, schema, self._schema.of(schema) if schema else None))
+        types = self._schema.of(schema) if schema else None
+        if self._elements and types is not None and "array" in types:
+            self._elements[-1].lists.add(name)
+        self._elements.append(_Element(name, schema, types))
         if len(self._elements) == 1 and self._schema.types(name) == STRING:
             self._streams = True
             self._writer.begin(name)

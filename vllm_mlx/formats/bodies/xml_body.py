@@ -68,7 +68,7 @@ class XmlTags:
             return end, Head(name) if name else None
         values = {key: quoted or single or bare for key, quoted, single, bare in _ATTRIBUTE.findall(written)}
         name = next((values[key] for key in _NAMES if values.get(key)), "")
-        return end, Head(html.unescape(name), _is_string(values)) if name else None
+        return end, Head(html.unescape(name).strip(), _is_string(values)) if name.strip() else None
 
 
 @lru_cache(maxsize=256)
