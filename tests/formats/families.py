@@ -8,6 +8,7 @@ from typing import Any
 Arguments = dict[str, Any]
 DSML = "｜DSML｜"
 NS = "]<]minimax[>["
+OPEN = ":opensource"
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,20 @@ FAMILIES = [
         tokens=(*_ARG_TOKENS, "<tool_sep>", "<tool_calls>", "</tool_calls>"),
     ),
     Family(
+        "hy_v3",
+        as_xml(
+            f"<tool_call{OPEN}>@<tool_sep{OPEN}>\n",
+            f"</tool_call{OPEN}>\n",
+            f"<arg_key{OPEN}>@</arg_key{OPEN}>\n<arg_value{OPEN}>",
+            f"</arg_value{OPEN}>\n",
+        ),
+        f"<tool_calls{OPEN}>\n",
+        f"</tool_calls{OPEN}>",
+        tokens=tuple(
+            tag.replace(">", f"{OPEN}>") for tag in (*_ARG_TOKENS, "<tool_sep>", "<tool_calls>", "</tool_calls>")
+        ),
+    ),
+    Family(
         "deepseek_v3",
         as_named("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"),
         _DEEPSEEK[0],
@@ -313,6 +328,17 @@ FAMILIES = [
     ),
     listed("phi4_mini_json", "functools", ""),
     tagged("longcat", "<longcat_tool_call>", "</longcat_tool_call>"),
+    Family(
+        "longcat",
+        as_xml(
+            "<longcat_tool_call>@\n",
+            "</longcat_tool_call>",
+            "<longcat_arg_key>@</longcat_arg_key>\n<longcat_arg_value>",
+            "</longcat_arg_value>\n",
+        ),
+        between="\n",
+    ),
+    listed("nemotron_nano_v2", "<TOOLCALL>", "</TOOLCALL>"),
     listed(
         "apertus",
         "<|tools_prefix|>",

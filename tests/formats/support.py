@@ -40,6 +40,7 @@ REASONING = {
     "openai_gptoss": ("<|channel|>analysis<|message|>", "<|end|>"),
     "muse": ("to=self<|message|>", "<|eom|>"),
     "longcat": ("<longcat_think>", "</longcat_think>"),
+    "apriel": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
 }
 

@@ -97,6 +97,16 @@ FAMILIES = {
     "LongCat": ("<longcat_tool_call><longcat_think>", ("longcat", "longcat")),
     "Apertus": ("<|inner_prefix|><|tools_prefix|>[{", ("apertus", "apertus")),
     "GigaChat 3": ("<|message_sep|>\n\nfunction call<|role_sep|>\n", (None, "gigachat3")),
+    "GigaChat 3 with names": (
+        "{% set role = 'function call' %}{% set role_sep = '<|role_sep|>' %}",
+        (None, "gigachat3"),
+    ),
+    "Hunyuan 3": (
+        "{% set HY = ':opensource' %}<tool_calls{{ HY }}><tool_sep{{ HY }}><think{{ HY }}>",
+        ("hy_v4", "hy_v3"),
+    ),
+    "Nemotron Nano 2": ("<think></think><TOOLCALL>[{{ calls }}]</TOOLCALL>", ("qwen3", "nemotron_nano_v2")),
+    "Apriel 1.6": ("Here are my reasoning steps:\n[BEGIN FINAL RESPONSE]<tool_calls>[", ("apriel", "hunyuan_a13b")),
     "MiniCPM5": ('<think><function name="{{ n }}"><param name="', ("qwen3", "minicpm5")),
     "dots": ("<dots_function_call><invoke name=", (None, "dots")),
     "K2 Horizon": ("<ifm|think_fast><ifm|tool_calls>", ("k2_horizon", "k2_horizon")),

@@ -110,6 +110,10 @@ WELL_FORMED = {
         '<tool_call>\n{"name": "now", "arguments": {}}}\n</tool_call> ok',
         [*call("now", "{}"), Text(" ok")],
     ),
+    "an id that the model wrote": (
+        '<tool_call>{"id": "call_7", "name": "now", "arguments": {}}</tool_call>',
+        [ToolCallStart(0, "call_7", "now"), *call("now", "{}")[1:]],
+    ),
     "no arguments": ('<tool_call>{"name": "now"}</tool_call>', call("now", "{}")),
     "null arguments": ('<tool_call>{"name": "now", "arguments": null}</tool_call>', call("now", "{}")),
     "no xml arguments": ("<tool_call><function=now></function></tool_call>", call("now", "{}")),

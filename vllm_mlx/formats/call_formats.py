@@ -7,7 +7,8 @@ from .bodies import Body, BodyContext, NewBody
 from .bodies.compose import Listing, Name, Step, StepsBody, Tag, after, choice, several
 from .bodies.json_body import JsonBody, ObjectBody
 from .bodies.nested_xml import NestedXmlBody
-from .bodies.xml_body import XmlBody, XmlTags
+from .bodies.xml_body import XmlBody
+from .bodies.xml_tags import XmlTags
 from .family import CallKind, Calls, JsonCall, NamedCall, NestedXmlCall, Opening, Place, Spelling, ToolFormat, XmlCall
 from .layouts import (
     FUNCTION_CALL,
@@ -38,7 +39,14 @@ Tags = tuple[str, str]  # an opening and a closing tag
 SEPARATED = Listing(separators=";,")
 BARE_JSON: NewBody = partial(JsonBody, is_bare=True)
 VERBATIM_TAGS = replace(FUNCTION_TAGS, trims_breaks=False)
-ARG_KEY_TAGS = XmlTags("<arg_key>", "</arg_value>", head_end="</arg_key>", value="<arg_value>")
+
+
+def arg_key_tags(prefix: str = "", suffix: str = "") -> XmlTags:
+    key, value = f"{prefix}arg_key{suffix}>", f"{prefix}arg_value{suffix}>"
+    return XmlTags(f"<{key}", f"</{value}", head_end=f"</{key}", value=f"<{value}")
+
+
+ARG_KEY_TAGS = arg_key_tags()
 FUNCTION = xml(FUNCTION_TAGS)
 
 
@@ -118,13 +126,43 @@ XML_LINES = one_a_line(_HERMES, FUNCTION_CALL, JsonCall())
 MIMO = one_a_line(_in_tool_call(xml(VERBATIM_TAGS), JSON_ROW), XmlCall(VERBATIM_TAGS, frozenset({"head", "parameter"})))
 _GLM_BODY = choice({"{": JSON_ROW, "<": FUNCTION}, ARG_KEY)
 GLM = one_a_line(between(_GLM_BODY, "<tool_call>", "</tool_call>", inner=ARG_KEY_TAGS.texts), ARG_KEY_CALL, line="")
-HY = section(
-    ("<tool_calls>", "</tool_calls>"),
-    ("<tool_call>", "</tool_call>"),
-    choice({"{": JSON_ROW}, keyed(ARG_KEY_TAGS, Tag(("<tool_sep>",), optional=True))),
-    ARG_KEY_CALL,
-    ("<tool_sep>", *ARG_KEY_TAGS.texts),
-    line="\n",
+
+
+def _hy(suffix: str) -> Calls:
+    """Hunyuan's calls, whose tags may all carry a suffix."""
+    tags = arg_key_tags(suffix=suffix)
+    separator = f"<tool_sep{suffix}>"
+    return section(
+        (f"<tool_calls{suffix}>", f"</tool_calls{suffix}>"),
+        (f"<tool_call{suffix}>", f"</tool_call{suffix}>"),
+        choice({"{": JSON_ROW}, keyed(tags, Tag((separator,), optional=True))),
+        XmlCall(tags, ARG_KEY_CALL.breaks),
+        (separator, *tags.texts),
+        line="\n",
+    )
+
+
+def _together(first: Calls, second: Calls) -> Calls:
+    """Read both; write as the first where the tokenizer has its tags."""
+    reads, more = first.reads, second.reads
+    openings, closes = (*reads.openings, *more.openings), (*reads.closes, *more.closes)
+    inner = (*reads.inner_tags, *more.inner_tags)
+    needed = tuple(replace(one, needs=one.open) for one in first.writes)
+    return Calls(ToolFormat(openings, closes, inner_tags=inner), (*needed, *second.writes))
+
+
+HY = _together(_hy(":opensource"), _hy(""))
+_LONGCAT_TAGS = arg_key_tags("longcat_")
+LONGCAT = one_a_line(
+    between(
+        choice({"{": JSON_ROW}, keyed(_LONGCAT_TAGS)),
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        inner=_LONGCAT_TAGS.texts,
+    ),
+    XmlCall(_LONGCAT_TAGS, ARG_KEY_CALL.breaks),
+    JsonCall(),
+    line="",
 )
 
 # Calls in sections

@@ -178,7 +178,7 @@ FAMILIES = (
     Family(
         "longcat",
         tags("<longcat_think>", "</longcat_think>"),
-        one_a_line(between(layouts.JSON_ROW, "<longcat_tool_call>", "</longcat_tool_call>"), JsonCall()),
+        calls.LONGCAT,
         call_signs=("<longcat_tool_call>",),
         reasoning_tokens=("<longcat_think>", "</longcat_think>"),
     ),
@@ -200,7 +200,7 @@ FAMILIES = (
         THINK,
         calls.GIGACHAT3,
         reasoning_names=("gigachat35",),
-        call_signs=("<|function_call|>", "function call<|role_sep|>"),
+        call_signs=("<|function_call|>", _has("function call", "<|role_sep|>")),
     ),
     Family("minicpm5", THINK, calls.MINICPM5, call_signs=(_has('<function name="', "<param name="),)),
     Family(
@@ -211,7 +211,7 @@ FAMILIES = (
             sign="functools[",
         ),
     ),
-    Family("hy_v3", THINK, calls.HY, call_signs=("<tool_sep>",)),
+    Family("hy_v3", THINK, calls.HY, call_signs=("<tool_sep", _has("<tool_calls", ":opensource"))),
     Family(
         "hy_v4",
         replace(
@@ -222,8 +222,14 @@ FAMILIES = (
             ),
         ),
         calls.HY,
-        reasoning_signs=("<think:",),
+        reasoning_signs=("<think:", _has("<think", ":opensource")),
     ),
+    Family(
+        "nemotron_nano_v2",
+        calls=json_list("<TOOLCALL>", "</TOOLCALL>"),
+        aliases=("nemotron_json",),
+    ),
+    Family("apriel", tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]")),
     Family("glm45", THINK, calls.GLM, aliases=("glm47", "ling3", "poolside_v1", "glm4"), call_signs=("<arg_key>",)),
     Family("glm", THINK),
     Family("laguna", calls=calls.GLM),

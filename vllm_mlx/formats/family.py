@@ -6,8 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 
 from .bodies import NewBody
-from .bodies.expression_body import Dialect
-from .bodies.xml_body import XmlTags
+from .bodies.literal_scanner import Dialect
+from .bodies.xml_tags import XmlTags
 
 
 class Place(Enum):

@@ -8,10 +8,12 @@ from functools import partial
 
 from .bodies import NewBody
 from .bodies.compose import Listing, after, several
-from .bodies.expression_body import PYTHON, Dialect, ExpressionBody
+from .bodies.expression_body import ExpressionBody
 from .bodies.json_body import JsonBody
+from .bodies.literal_scanner import PYTHON, Dialect
 from .bodies.message_header import HEADER_TAGS, ChannelBody, harmony_route, header, recipient_route
-from .bodies.xml_body import XmlBody, XmlTags
+from .bodies.xml_body import XmlBody
+from .bodies.xml_tags import XmlTags
 from .family import (
     CallKind,
     Calls,

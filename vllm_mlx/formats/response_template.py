@@ -13,7 +13,8 @@ from typing import Any
 from .bodies import Body, BodyContext, NewBody
 from .bodies.compose import Name, Step, StepsBody, Tag, choice, several
 from .bodies.json_body import ObjectBody
-from .bodies.xml_body import XmlBody, XmlTags
+from .bodies.xml_body import XmlBody
+from .bodies.xml_tags import XmlTags
 from .families import FAMILIES
 from .family import CallKind, Calls, JsonCall, NamedCall, Opening, ReasoningFormat, Spelling, ToolFormat, XmlCall
 from .layouts import IN_A_ROW, JSON, JSON_LIST, tags

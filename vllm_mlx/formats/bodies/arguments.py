@@ -3,8 +3,8 @@
 import json
 import re
 
-from .expression_body import python_value
 from .json_scanner import JsonScanner, json_value, quoted
+from .literal_scanner import python_value
 from .tool_schema import ANY_ARGUMENTS, STRING, ToolSchema, Types
 
 _MAX_SCALAR = 64  # characters; a longer number, or more white space, is text

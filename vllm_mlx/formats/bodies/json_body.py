@@ -9,7 +9,8 @@ from .json_scanner import JsonScanner, json_value
 _WHITE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
-_CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "tool_call_id"})
+_ID_KEYS = ("id", "tool_call_id")
+_CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, *_ID_KEYS, "type"})
 
 
 class _State(Enum):
@@ -148,6 +149,8 @@ class JsonBody(Body):
                 self._name = self._context.tool_name(name)
             else:
                 self.status = BodyStatus.FAILED
+        elif self._key in _ID_KEYS and value.startswith('"'):
+            self.call_id = json.loads(value) or None
         elif self._key in _ARGUMENT_KEYS and not self._has_arguments:
             arguments = _object_in(value)
             if arguments is None:

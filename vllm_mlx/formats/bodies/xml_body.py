@@ -1,87 +1,17 @@
 """Calls with a tag for each argument: `<function=name><parameter=key>value</parameter></function>`."""
 
-import html
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import Enum, auto
-from functools import lru_cache
-from typing import Any
 
 from .arguments import ArgumentsWriter
 from .body import Body, BodyContext, BodyStatus, begins_object, skip_white
+from .xml_tags import MAX_HEAD, Head, XmlTags
 
-_MAX_HEAD = 256
-_HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
-_ATTRIBUTE = re.compile(r"(?<![\w-])([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
-_NAMES = ("name", "tool", "key")
 _MAX_MARGIN = 64  # characters of white space; a closing tag before more of it always counts
 _OBJECT = "arguments"  # the name of one object of all arguments
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What the tag of a call or an argument says. `is_string` is None if it does not say whether the value is text."""
-
-    name: str
-    is_string: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class XmlTags:
-    """`function` and `parameter` begin a tag; its head ends with `head_end`.
-
-    Without `function`, the name of the call is written before; without `end_function`, the enclosing tag ends the call.
-    """
-
-    parameter: str
-    end_parameter: str
-    function: str = ""
-    end_function: str = ""
-    head_end: str = ">"
-    value: str = ""  # between the head of an argument and its value
-    type: str = ""  # before `value`, may hold the type of the argument
-    end_type: str = ""
-    object: str = ""  # begins one JSON object of all arguments, in place of `parameter`
-    end_object: str = ""
-    has_attributes: bool = False  # a head is name="…"; otherwise it is the name alone
-    trims_breaks: bool = False  # one line break at either end of a value is layout, not text
-    has_cdata: bool = False
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return tuple(text for field in fields(self) if isinstance(text := getattr(self, field.name), str) and text)
-
-    def encoded(self, encode: Callable[[str], str]) -> "XmlTags":
-        return _encoded(self, encode)
-
-    def head_at(self, text: str, start: int, end_tag: str) -> tuple[int, Head | None]:
-        """Return (end, head) of the head that `end_tag` ends at `end`. If head is None, reading stopped at `end`."""
-        match = _HEAD.match(text, start)
-        end = match.end() if match else start
-        written = text[start:end]
-        if not text.startswith(end_tag, end):
-            return end, None
-        if not self.has_attributes:
-            name = written.strip()
-            return end, Head(name) if name else None
-        values = {key: quoted or single or bare for key, quoted, single, bare in _ATTRIBUTE.findall(written)}
-        name = next((values[key] for key in _NAMES if values.get(key)), "")
-        return end, Head(html.unescape(name).strip(), _is_string(values)) if name.strip() else None
-
-
-@lru_cache(maxsize=256)
-def _encoded(tags: XmlTags, encode: Callable[[str], str]) -> XmlTags:
-    values = {field.name: getattr(tags, field.name) for field in fields(tags)}
-    coded: dict[str, Any] = {name: encode(text) for name, text in values.items() if isinstance(text, str)}
-    return replace(tags, **coded)
-
-
-def _is_string(values: dict[str, str]) -> bool | None:
-    if "string" in values:
-        return values["string"] == "true"
-    return values["type"] == "string" if "type" in values else None
 
 
 class _State(Enum):
@@ -239,7 +169,7 @@ class XmlBody(Body):
         if head is None and self._is_object and text.startswith(head_end, end):
             head = Head(_OBJECT)
         if head is None:
-            is_double = len(text) - position < _MAX_HEAD and own.startswith(text[position:].lstrip())
+            is_double = len(text) - position < MAX_HEAD and own.startswith(text[position:].lstrip())
             self._stop(may_grow=not final and (is_double or head_end.startswith(text[end:])))
             return position
         self._doubles = () if head_end == ">" else (head_end,)
@@ -259,12 +189,12 @@ class XmlBody(Body):
     def _read_type(self, text: str, position: int, final: bool) -> int:
         tags = self._tags
         start = position + len(tags.type)
-        places = [(text.find(tag, start, start + _MAX_HEAD), tag) for tag in (tags.end_type, tags.value)]
+        places = [(text.find(tag, start, start + MAX_HEAD), tag) for tag in (tags.end_type, tags.value)]
         end, tag = min((place for place in places if place[0] >= 0), default=(-1, ""))
         if end >= 0:
             self._head = Head(self._head.name, text[start:end].strip() == "string")
             return end + (len(tag) if tag == tags.end_type else 0)
-        self._stop(may_grow=not final and len(text) - start < _MAX_HEAD)
+        self._stop(may_grow=not final and len(text) - start < MAX_HEAD)
         return position
 
     @property
@@ -310,7 +240,7 @@ class XmlBody(Body):
                 self._is_fresh = False
                 self._state = _State.CDATA
                 return start + len(_CDATA)
-            if not final and len(text) - position <= _MAX_HEAD and _may_become(text, start, (_CDATA,)):
+            if not final and len(text) - position <= MAX_HEAD and _may_become(text, start, (_CDATA,)):
                 self.status = BodyStatus.WAITING
                 return position
         self._is_fresh = False
@@ -409,4 +339,4 @@ class XmlBody(Body):
 
 
 def _may_become(text: str, start: int, tags: Iterable[str]) -> bool:
-    return any(tag.startswith(text[start : start + _MAX_HEAD]) for tag in tags)
+    return any(tag.startswith(text[start : start + MAX_HEAD]) for tag in tags)
