@@ -8,7 +8,6 @@ from typing import Any
 Arguments = dict[str, Any]
 DSML = "｜DSML｜"
 NS = "]<]minimax[>["
-OPEN = ":opensource"
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,18 @@ def listed(name: str, open: str, close: str, *, call: Any = None, tokens: Iterab
     return Family(name, call or as_json(), f"{open}[", f"]{close}", ", ", tuple(tokens), **options)
 
 
+def hunyuan(suffix: str) -> Family:
+    def tag(name: str) -> str:
+        return f"<{name}{suffix}>"
+
+    names = ("tool_calls", "tool_call", "arg_key", "arg_value")
+    argument = f"{tag('arg_key')}@{tag('/arg_key')}\n{tag('arg_value')}"
+    head, end = f"{tag('tool_call')}@{tag('tool_sep')}\n", f"{tag('/tool_call')}\n"
+    call = as_xml(head, end, argument, f"{tag('/arg_value')}\n")
+    tokens = (tag("tool_sep"), *map(tag, names), *(tag(f"/{name}") for name in names))
+    return Family("hy_v3", call, f"{tag('tool_calls')}\n", tag("/tool_calls"), tokens=tokens)
+
+
 FAMILIES = [
     tagged("hermes", "<tool_call>\n", "\n</tool_call>"),
     Family(
@@ -201,27 +212,8 @@ FAMILIES = [
         as_xml("<tool_call>@", "</tool_call>", "<arg_key>@</arg_key><arg_value>", "</arg_value>"),
         tokens=_ARG_TOKENS,
     ),
-    Family(
-        "hy_v3",
-        as_xml("<tool_call>@<tool_sep>\n", "</tool_call>\n", "<arg_key>@</arg_key>\n<arg_value>", "</arg_value>\n"),
-        "<tool_calls>\n",
-        "</tool_calls>",
-        tokens=(*_ARG_TOKENS, "<tool_sep>", "<tool_calls>", "</tool_calls>"),
-    ),
-    Family(
-        "hy_v3",
-        as_xml(
-            f"<tool_call{OPEN}>@<tool_sep{OPEN}>\n",
-            f"</tool_call{OPEN}>\n",
-            f"<arg_key{OPEN}>@</arg_key{OPEN}>\n<arg_value{OPEN}>",
-            f"</arg_value{OPEN}>\n",
-        ),
-        f"<tool_calls{OPEN}>\n",
-        f"</tool_calls{OPEN}>",
-        tokens=tuple(
-            tag.replace(">", f"{OPEN}>") for tag in (*_ARG_TOKENS, "<tool_sep>", "<tool_calls>", "</tool_calls>")
-        ),
-    ),
+    hunyuan(""),
+    hunyuan(":opensource"),
     Family(
         "deepseek_v3",
         as_named("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"),

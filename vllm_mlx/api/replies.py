@@ -107,7 +107,7 @@ class FinishDetails(Reply):
     broken_tool_calls: list[str]  # their ids; a complete reply has their text as content instead
 
 
-def finish_details(event: Finished, wire_id: Callable[[str], str] = str) -> dict[str, FinishDetails]:
+def finish_details(event: Finished, wire_id: Callable[[str], str] = str) -> dict[str, Any]:
     """Return the field of a reply that has broken calls, or none. `wire_id` returns an id as the client knows it."""
     ids = [wire_id(call_id) for call_id in event.broken_calls]
     return {"finish_details": FinishDetails(broken_tool_calls=ids)} if ids else {}
