@@ -20,6 +20,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from typing_extensions import is_typeddict
 
+from vllm_mlx.api.anthropic.other_blocks import OtherBlock
 from vllm_mlx.api.anthropic.schema import RUN_BY_ANTHROPIC, CountTokensBody, MessagesBody, MessagesTool
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.schema import (
@@ -134,7 +135,7 @@ def _is_refused(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> bool:
 def _is_left_out(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> bool:
     """Whether values of this kind are taken, and not shown to the model."""
     kinds = tags.get("type", frozenset())
-    if ours is BuiltInTool:
+    if ours in (BuiltInTool, OtherBlock):
         return True
     if ours is MessagesTool:
         return bool(kinds) and all(kind.startswith(RUN_BY_ANTHROPIC) for kind in kinds)

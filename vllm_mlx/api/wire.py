@@ -76,6 +76,12 @@ class Wire(BaseModel):
         return self.extras
 
 
+class LeftOut(Wire):
+    """A part of a type that has no place in a prompt. It is reported as an unknown field is."""
+
+    type: str
+
+
 class Body(Wire):
     """Base of request bodies. Validation raises Unsupported for an extra field that cannot be ignored."""
 
@@ -93,6 +99,8 @@ def _judge(wire: Wire, path: str, unknown: UnknownFields, *, is_tolerated: bool 
     """Judges the extra fields of `wire`, then those of every wire type inside it. `path` names where it is."""
     extra, rules = wire.model_extra, wire.extra_rules()
     is_tolerated = is_tolerated or wire.tolerates_unknown
+    if isinstance(wire, LeftOut):
+        unknown.note(path + shown_field(wire.type))
     if extra and rules is not None:
         for name in [name for name, value in extra.items() if value is not None]:  # a null field counts as absent
             where, rule = path + shown_field(name), rules.get(name)

@@ -295,8 +295,8 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
             f"`{BLOCK}`: this server keeps no files.",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]},
-            f"`{BLOCK}.type` 'server_tool_use' is not supported.",
+            {"messages": [{"role": "user", "content": [{"type": "server_tools"}]}]},
+            f"`{BLOCK}.type` 'server_tools' is not supported.",
         ),
     ],
 )

@@ -37,6 +37,7 @@ from ..search import (
 )
 from ..text import Unsealer
 from . import schema
+from .other_blocks import OtherBlock
 
 MIN_BUDGET_TOKENS = 1024
 
@@ -339,6 +340,8 @@ class Conversation:
                 return (TextPart("\n".join(texts)),)
             case schema.ToolReferenceBlock(tool_name=name):
                 return (TextPart(self._tools.introduce(name)),)
+            case OtherBlock():
+                return (TextPart(f"\n{text}\n"),) if (text := "\n".join(block.texts)) else ()
             case schema.ToolChangeBlock(tool=change):
                 apply = self._tools.add if block.type == "tool_addition" else self._tools.remove
                 return (TextPart(apply(change, f"{path}.tool")),)

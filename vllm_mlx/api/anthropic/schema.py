@@ -13,6 +13,7 @@ from ..guides import SchemaFormat
 from ..parameters import CACHE_HINT, GenerationFields, PromptFields
 from ..search import UserLocation
 from ..wire import Body, ExtraFields, Ignored, Items, Refused, Wire
+from .other_blocks import OtherBlock, assistant_tag, result_tag, user_tag
 
 _ACCOUNT = Ignored("names an account of the vendor; this server has none")
 _COUNTED = Ignored("it does not change the prompt")
@@ -192,7 +193,13 @@ class ToolReferenceBlock(MessagesWire):
 
 
 ResultPart = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")
+    Annotated[
+        TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock,
+        Field(discriminator="type"),
+        Tag("known"),
+    ]
+    | Annotated[OtherBlock, Tag("other")],
+    Discriminator(result_tag),
 ]
 
 
@@ -227,7 +234,7 @@ class ServerToolUseBlock(MessagesWire):
     extras = _CALLED
     type: Literal["server_tool_use"]
     id: str = Field(min_length=1)
-    name: Literal["web_search"]
+    name: Literal["web_search"]  # calls of other tools are left out
     input: dict[str, Any] | None = None
 
 
@@ -236,7 +243,7 @@ class WebSearchResult(MessagesWire):
     type: Literal["web_search_result"]
     url: str
     title: str
-    encrypted_content: str
+    encrypted_content: str = ""
 
 
 class WebSearchError(MessagesWire):
@@ -270,12 +277,22 @@ class ToolChangeBlock(MessagesWire):
 
 
 UserBlock = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolChangeBlock,
-    Field(discriminator="type"),
+    Annotated[
+        TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolChangeBlock,
+        Field(discriminator="type"),
+        Tag("known"),
+    ]
+    | Annotated[OtherBlock, Tag("other")],
+    Discriminator(user_tag),
 ]
 AssistantBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | WebSearchResultBlock,
-    Field(discriminator="type"),
+    Annotated[
+        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | WebSearchResultBlock,
+        Field(discriminator="type"),
+        Tag("known"),
+    ]
+    | Annotated[OtherBlock, Tag("other")],
+    Discriminator(assistant_tag),
 ]
 SystemBlock = Annotated[TextBlock | ToolChangeBlock, Field(discriminator="type")]
 

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from ..guides import SchemaFormat
 from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort
 from ..search import ContextSize, UserLocation
-from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
+from ..wire import AtMost, Body, ExtraFields, Ignored, Items, LeftOut, Refused, Wire
 
 MAX_METADATA = 16
 _WAITS = Ignored("the model goes on once every call has its result")
@@ -186,8 +186,8 @@ class ItemReference(_Item):
     id: str
 
 
-class OtherItem(Wire):
-    type: str
+class OtherItem(LeftOut):
+    """An item that another server or the client made for itself, or one of an unknown type, which is refused."""
 
 
 _ITEM_TAGS = (
