@@ -1,15 +1,19 @@
 """Builds the constraint on a reply from the request: its schemas, tools and reasoning budget. Thread-safe."""
 
 import re
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
-from ..core.errors import InvalidParameter, Unsupported, setting
+from ..core.errors import GrammarLimit, InvalidParameter, Unsupported, setting
 from ..core.fence import Fence
+from ..core.lru import LRU
 from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule
@@ -27,6 +31,9 @@ _NO_MARKERS = (
 )
 
 
+_MAX_TRIALS = 64  # grammars of one request that are tried when the first is refused
+_TRIALS_S = 20  # the time for them
+_FOLLOWED_BYTES = 8 << 20  # texts of refused grammars
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
@@ -53,6 +60,8 @@ class ConstraintBuilder:
         self._grammars = GrammarCompiler(tokenizer, vocab_size, max_grammars_bytes)
         self._reasoning = reasoning
         holds_names = tools is not None and config.tool_grammar == "names"
+        # By the tenant and the grammar that was refused
+        self._followed: LRU[tuple[str, str], tuple[GuidedTool, ...]] = LRU(_FOLLOWED_BYTES)
         self._names = CheckpointNames(tokenizer, tools, self._grammars) if tools is not None and holds_names else None
 
     def constraint(
@@ -63,7 +72,7 @@ class ConstraintBuilder:
         `schemas`: the budget that is left for the request's schemas. Without it, the budget is complete.
         """
         guide, budget = request.sampling.guide, self._budget(request)
-        grammar, param = self._checked_grammar(request, SchemaBudget() if schemas is None else schemas)
+        grammar, param, matcher = self._guided(request, SchemaBudget() if schemas is None else schemas)
         names = self._name_rule(request) if grammar is None else None
         if grammar is None and budget is None and names is None:
             return None
@@ -72,7 +81,6 @@ class ConstraintBuilder:
             raise InvalidParameter(
                 "`thinking_token_budget` cannot be combined with `enable_in_reasoning`.", param="thinking_token_budget"
             )
-        matcher = None if grammar is None else self._grammars.compile(grammar, param, request.tenant)
         rule = None if in_reasoning else self._reasoning_rule(request, prompt, budget, bounds_reply=matcher is not None)
         return Constraint(
             matcher=matcher,
@@ -84,17 +92,63 @@ class ConstraintBuilder:
             refuse=None if grammar is None else partial(self._grammars.refuse, grammar, request.tenant),
         )
 
-    def _checked_grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
-        """Return the grammar of the complete reply, and the request field that asks for it."""
+    def _guided(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str, LLMatcher | None]:
+        """Return the grammar of the complete reply, the request field that asks for it, and its matcher.
+
+        What cannot be held of a tool that is not strict is left out: such a tool makes no request fail.
+        """
         try:
-            return self._grammar(request, budget)
+            tools = self._guided_tools(request, budget)
+            mark = budget.num_visits
+            grammar, param = self._grammar(request, tools, budget)
         except RecursionError as error:
             guide = request.sampling.guide
             param = "tools" if guide is None else guide.param
             raise InvalidParameter(f"`{param}` is nested too deeply.", param=param) from error
+        if grammar is None:
+            return None, param, None
+        key = request.tenant, grammar
+        followed = self._followed.get(key)
+        if followed is None:
+            try:
+                return grammar, param, self._grammars.compile(grammar, param, request.tenant)
+            except (InvalidParameter, GrammarLimit):
+                followed = tuple(self._loosened(tools, request.tenant, _Trials()))
+                if followed == tuple(tools):
+                    followed = tuple(map(GuidedTool.freed, tools))
+                if followed == tuple(tools):
+                    raise
+            self._followed.put(key, followed, len(grammar))
+        budget.num_visits = mark
+        grammar, param = self._grammar(request, followed, budget)
+        assert grammar is not None, "as many tools are guided as before"
+        return grammar, param, self._grammars.compile(grammar, param, request.tenant)
 
-    def _grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
-        guide, tools = request.sampling.guide, self._guided_tools(request, budget)
+    def _loosened(self, tools: Sequence[GuidedTool], tenant: str, trials: "_Trials") -> list[GuidedTool]:
+        """Return the tools, of which less is held where a grammar of their calls is refused, found by halving.
+
+        After the last of the `trials`, nothing is held of the tools that are left.
+        """
+        if not trials.has_another():
+            return [tool.freed() for tool in tools]
+        if all(tool.is_fixed for tool in tools) or self._is_followed(tools, tenant):
+            return [*tools]
+        if len(tools) == 1:
+            return self._loosened([tools[0].looser(SchemaBudget())], tenant, trials)
+        half = len(tools) // 2
+        return [tool for part in (tools[:half], tools[half:]) for tool in self._loosened(part, tenant, trials)]
+
+    def _is_followed(self, tools: Sequence[GuidedTool], tenant: str) -> bool:
+        """Return whether calls to these tools can be held. Only tools that are not strict can be looser."""
+        writer = LarkWriter(self._grammars.added_tokens)
+        try:
+            self._grammars.compile(required_calls(tools, self._tool_format, writer, NO_HEADER, 1), "tools", tenant)
+        except (InvalidParameter, GrammarLimit):
+            return False
+        return True
+
+    def _grammar(self, request: Request, tools: Sequence[GuidedTool], budget: SchemaBudget) -> tuple[str | None, str]:
+        guide = request.sampling.guide
         most = 1 if request.tool_choice.name is not None else request.max_tool_calls or None
         writer = LarkWriter(self._grammars.added_tokens, budget, "tools" if guide is None else guide.param)
         if request.tool_choice.mode == "required":
@@ -131,7 +185,16 @@ class ConstraintBuilder:
             carried.check(tools)
         elif is_strict or request.sampling.guide is not None or any(tool.strict for tool in tools):
             tools = [tool for tool in tools if tool.name in carried]  # a grammar writes their calls
-        return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
+        return [
+            GuidedTool.of(
+                tool,
+                tool.param,
+                is_strict=is_strict or tool.strict,
+                held="all" if tool.strict else "known",
+                budget=budget,
+            )
+            for tool in tools
+        ]
 
     def _name_rule(self, request: Request) -> NameRule | None:
         """Return the rule for the names of calls in a reply without a grammar."""
@@ -181,6 +244,18 @@ class ConstraintBuilder:
             tools=self._tools if _declared(request) else None,
             bounds_reply=bounds_reply,
         )
+
+
+class _Trials:
+    """Counts the grammars that are tried for one request, and the time that they take."""
+
+    def __init__(self) -> None:
+        self._num_left = _MAX_TRIALS
+        self._end_s = time.monotonic() + _TRIALS_S
+
+    def has_another(self) -> bool:
+        self._num_left -= 1
+        return self._num_left >= 0 and time.monotonic() < self._end_s
 
 
 def _declared(request: Request) -> tuple[ToolSpec, ...]:

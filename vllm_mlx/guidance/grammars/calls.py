@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from ...core.errors import InvalidParameter
 from ...formats.families import CallChoice, call_format, spelling
 from ...formats.family import (
     ExpressionCall,
@@ -20,7 +21,7 @@ from .carried import CarriedKeys
 from .guide_grammar import grammars
 from .json_schema import refused
 from .lark import TEXT, LarkWriter, either, interrupted_text, literal, optional
-from .shapes import GuidedTool, ObjectShape, object_shapes, separated
+from .shapes import JOINING, GuidedTool, ObjectShape, object_shapes, separated
 from .values import Literals, Values
 
 MAX_CALLS = 8  # in a reply that has to make some: a weak model would never stop
@@ -110,7 +111,20 @@ class CallWriter:
         self._keys = CarriedKeys(choice, writer.tokens)
 
     def call(self, tool: GuidedTool) -> str:
-        """Return an expression for one call to the tool, up to and including the tag that closes it."""
+        """Return an expression for one call to the tool, up to and including the tag that closes it.
+
+        Raises InvalidParameter for arguments that this format cannot hold, if nothing of them may be left out.
+        """
+        mark = self._writer.mark()
+        try:
+            return self._call(tool)
+        except InvalidParameter:
+            if tool.is_fixed:
+                raise
+        self._writer.go_back(mark)
+        return self.call(tool.looser(self._writer.budget))
+
+    def _call(self, tool: GuidedTool) -> str:
         frame, writer = call_frame(self._kind, tool.name), self._writer
         number = '":" /[0-9]{1,2}/' if frame.is_numbered else ""
         parts = (writer.text(frame.before), writer.plain(frame.name), number, writer.text(frame.behind))
@@ -125,7 +139,10 @@ class CallWriter:
                 write = _Elements(kind, tool, self._writer, self._close).write
             case ExpressionCall() as kind:
                 write = _Expressions(kind, tool, self._writer, self._keys).write
-        shapes = object_shapes(tool.parameters, tool.param, self._writer.budget, self._keys)
+        parameters = tool.parameters
+        if tool.held != "all":
+            parameters = {keyword: value for keyword, value in parameters.items() if keyword not in JOINING}
+        shapes = object_shapes(parameters, tool.param, self._writer.budget, self._keys)
         if not shapes:
             raise refused(tool.param, " allows no arguments at all.")
         return _one_of([write(shape) for shape in shapes])
@@ -182,15 +199,24 @@ class _Expressions:
         self._literals = Literals(self._values, writer, kind.dialect.quotes[0], keys)
 
     def write(self, shape: ObjectShape) -> str:
+        separator = literal(self._kind.separator)
+        if shape.others is not None:
+            value = self._value(shape.others, f"{self._param}.additionalProperties")
+            one = self._writer.rule(
+                f"{self._writer.terminal(_ANY_KEY)} {self._writer.plain(argument_frame(self._kind, '').behind)} {value}"
+            )
+            return f"({one} ({separator} {one})*)?"
         written = []
         for key, schema, is_required in shape.arguments:
-            if self._kind.dialect.has_escapes:
-                value = self._values.json(schema, json_allowed_escapes='nrtbf\\"u')
-            else:
-                value = self._literals.value(schema, f"{self._param}.properties.{key}")
+            value = self._value(schema, f"{self._param}.properties.{key}")
             frame = argument_frame(self._kind, key)
             written.append((f"{self._writer.plain(frame.key + frame.behind)} {value}", is_required))
-        return separated(written, literal(self._kind.separator), self._writer)
+        return separated(written, separator, self._writer)
+
+    def _value(self, schema: Any, path: str) -> str:
+        if self._kind.dialect.has_escapes:
+            return self._values.json(schema, json_allowed_escapes='nrtbf\\"u')
+        return self._literals.value(schema, path)
 
 
 def _one_of(options: list[str]) -> str:

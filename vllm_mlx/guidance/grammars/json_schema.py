@@ -4,27 +4,40 @@ Other schemas are refused, by keyword and place.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ...core.errors import InvalidParameter, shown
 from ...formats.bodies.tool_schema import SchemaBudget, resolve, schemas_in
+from .effects import TYPES, Effects
 
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SCHEMA_VALUES = ("additionalProperties", "additionalItems", "items")
 MAX_SCHEMA_DEPTH = 64
+_READ_DEPTH = 56  # the grammar library reads 128 levels of JSON, two for each schema
 MAX_INTEGER = 2**53 - 1  # the largest integer that every client reads exactly
 REFUSED_KEYWORDS = (
     "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if",
     "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
     "uniqueItems",
 )  # fmt: skip
+Held = Literal["all", "known", "plain"]  # how much of a schema: all or an error, what can be held, or simple keywords
+_PLAIN_KEYWORDS = frozenset({
+    "type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties", "$ref",
+    "$defs", "definitions", "nullable",
+})  # fmt: skip
+_PLAIN_PATTERN = re.compile(r"([^\\(]|\\[^bBAzZGkK1-9]|\((?!\?)|\(\?:)*", re.DOTALL)  # without look-around and the like
+_DECLARING = frozenset({"properties", "patternProperties", "additionalProperties"})
+_MAY_DECLARE = frozenset({
+    "$ref", "allOf", "anyOf", "oneOf", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef",
+    "$recursiveRef",
+})  # fmt: skip
 _OPTIONS = {"whitespace_pattern": "[ ]?"}  # with more white space allowed, a weak model may write nothing else
 
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 # Patterns of the string formats: each matches valid texts only, though not all of them.
 _LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -51,12 +64,15 @@ FORMATS: Mapping[str, str] = {
 NARROWED = frozenset({"date", "time", "date-time"})  # llguidance accepts some invalid values of these
 
 
-def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) -> Any:
-    """Return the schema as the grammar library takes it. Raises InvalidParameter, naming the keyword and its place.
+def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None, *, held: Held = "all") -> Any:
+    """Return the schema as the grammar library takes it.
 
-    A `format` without a known grammar is left out: in JSON Schema it is an annotation. The work is paid from `budget`.
+    Raises InvalidParameter, naming the keyword and its place, for what cannot be held; unless `held` is "all", it is
+    left out instead, so that the schema allows more. A `format` without a known grammar is always left out: in JSON
+    Schema it is an annotation. The work is paid from `budget`.
     """
-    return _checked(schema, param, MAX_SCHEMA_DEPTH, SchemaBudget() if budget is None else budget)
+    depth = MAX_SCHEMA_DEPTH if held == "all" else _READ_DEPTH
+    return _Checker(schema, SchemaBudget() if budget is None else budget, held).checked(schema, param, depth)
 
 
 def refused(place: str, why: str) -> InvalidParameter:
@@ -71,34 +87,88 @@ def with_options(schema: Any, **options: Any) -> Any:
     return {**schema, "x-guidance": {**_OPTIONS, **options}} if isinstance(schema, dict) else schema
 
 
-def _checked(schema: Any, path: str, depth: int, budget: SchemaBudget) -> Any:
-    if isinstance(schema, bool):
-        return schema
-    if not isinstance(schema, Mapping):
-        raise refused(path, " must be a JSON schema: an object, true or false.")
-    if depth == 0:
-        raise refused(path, f" is nested deeper than {MAX_SCHEMA_DEPTH} schemas.")
-    budget.spend(path, 1 + sum(len(value) for value in schema.values() if isinstance(value, list | dict)))
-    for keyword in REFUSED_KEYWORDS:
-        if keyword in schema and not _says_nothing(keyword, schema):
+class _Checker:
+    """Checks the schemas of one root."""
+
+    def __init__(self, root: Any, budget: SchemaBudget, held: Held):
+        self._root = root if isinstance(root, Mapping) else {}
+        self._budget = budget
+        self._held = held
+
+    def checked(self, schema: Any, path: str, depth: int) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping) or depth == 0:
+            deep = f" is nested deeper than {MAX_SCHEMA_DEPTH} schemas."
+            why = deep if isinstance(schema, Mapping) else " must be a JSON schema: an object, true or false."
+            return self._left_out(refused(path, why))
+        self._budget.spend(path, 1 + sum(len(value) for value in schema.values() if isinstance(value, list | dict)))
+        effects, kept, lost = Effects(self._budget, path), dict[str, Any](), set[str]()
+        for keyword, value in schema.items():
+            try:
+                if keyword in REFUSED_KEYWORDS and effects.has_none(keyword, schema):
+                    continue
+                if self._is_held(keyword, value, path):
+                    kept[keyword] = self._inside(keyword, value, path, depth - 1)
+                elif keyword != "x-guidance":
+                    lost.add(keyword)
+            except InvalidParameter as error:
+                lost.add(keyword)
+                self._left_out(error)
+        _set_format(kept)
+        _bound_digits(kept)
+        return kept if self._held == "all" else _opened(kept, lost)
+
+    def _left_out(self, error: InvalidParameter) -> bool:
+        """Return the schema that allows every value, in place of one that cannot be held."""
+        if self._held == "all":
+            raise error
+        return True
+
+    def _is_held(self, keyword: str, value: Any, path: str) -> bool:
+        """Return whether a grammar may hold the keyword. Raises InvalidParameter if none can."""
+        if keyword in REFUSED_KEYWORDS:
             why = f": replies cannot be guided by the keyword `{keyword}`. Leave it out."
             raise refused(f"{path}.{keyword}", why)
-    kept = {key: value for key, value in schema.items() if key not in REFUSED_KEYWORDS and key != "x-guidance"}
-    check_values(kept, path)
-    kept |= {keyword: int(kept[keyword]) for keyword in COUNTS if keyword in kept}  # a count may be written 3.0
-    _set_format(kept)
-    _bound_digits(kept)
-    return {key: _checked_value(key, value, path, depth - 1, budget) for key, value in kept.items()}
+        check_value(keyword, value, path)
+        if self._held == "all":
+            return keyword != "x-guidance"
+        match keyword:
+            case "x-guidance":
+                return False
+            case "pattern":
+                return self._held == "known" and _PLAIN_PATTERN.fullmatch(value) is not None
+            case "patternProperties":
+                return self._held == "known" and all(map(_PLAIN_PATTERN.fullmatch, value))
+            case "$ref":
+                return value[:2] in ("#", "#/") and isinstance(resolve(value, self._root), Mapping | bool)
+            case "$schema":
+                return "json-schema.org" in str(value)
+        return self._held == "known" or keyword in _PLAIN_KEYWORDS
+
+    def _inside(self, keyword: str, value: Any, path: str, depth: int) -> Any:
+        """Check the schemas inside a keyword's value. Values of enum, const, default and examples are not schemas."""
+        path = f"{path}.{shown(keyword)}"
+        if keyword in COUNTS:
+            return int(value)  # a count may be written 3.0
+        if keyword in SCHEMA_LISTS and isinstance(value, list):
+            return [self.checked(inner, f"{path}[{number}]", depth) for number, inner in enumerate(value)]
+        if keyword in SCHEMA_MAPS:
+            return {key: self.checked(inner, f"{path}.{shown(key)}", depth) for key, inner in value.items()}
+        return self.checked(value, path, depth) if keyword in SCHEMA_VALUES else value
 
 
-def _checked_value(keyword: str, value: Any, path: str, depth: int, budget: SchemaBudget) -> Any:
-    """Check the schemas inside a keyword's value. Values of enum, const, default and examples are not schemas."""
-    path = f"{path}.{shown(keyword)}"
-    if keyword in SCHEMA_LISTS and isinstance(value, list):
-        return [_checked(inner, f"{path}[{number}]", depth, budget) for number, inner in enumerate(value)]
-    if keyword in SCHEMA_MAPS:
-        return {key: _checked(inner, f"{path}.{shown(key)}", depth, budget) for key, inner in value.items()}
-    return _checked(value, path, depth, budget) if keyword in SCHEMA_VALUES else value
+def _opened(kept: dict[str, Any], lost: set[str]) -> dict[str, Any]:
+    """Allow what a keyword that was left out may have allowed, and let branches of `oneOf` overlap."""
+    if lost & _DECLARING:
+        kept["additionalProperties"] = True
+    elif "properties" in kept and lost & _MAY_DECLARE:
+        kept.setdefault("additionalProperties", True)
+    if "prefixItems" in lost:
+        kept.pop("items", None)
+    if (branches := kept.pop("oneOf", None)) is not None:
+        kept |= {"allOf": [*kept.get("allOf", ()), {"anyOf": branches}]} if "anyOf" in kept else {"anyOf": branches}
+    return kept
 
 
 def _set_format(schema: dict[str, Any]) -> None:
@@ -119,33 +189,14 @@ def _bound_digits(schema: dict[str, Any]) -> None:
         schema |= {"minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
 
 
-def _says_nothing(keyword: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a refused keyword has no effect here, as `then` without `if`, or `uniqueItems: false`."""
-    match keyword:
-        case "uniqueItems":
-            return schema[keyword] is False
-        case "then" | "else":
-            return "if" not in schema
-        case "if":
-            return "then" not in schema and "else" not in schema
-        case "minContains" | "maxContains":
-            return "contains" not in schema
-    return False
-
-
-def check_values(schema: Mapping[str, Any], path: str) -> None:
+def check_value(keyword: str, value: Any, path: str) -> None:
     """Raises InvalidParameter, naming the keyword and its place, for a value without a meaning in JSON Schema."""
-    for keyword, value in schema.items():
-        is_meant, wanted = _VALUES.get(keyword, _ANY)
-        if not is_meant(value):
-            raise refused(f"{path}.{keyword}", f" must be {wanted}.")
-    _check_type(schema.get("type", []), f"{path}.type")
-
-
-def _check_type(types: Any, path: str) -> None:
-    for name in types if isinstance(types, list) else [types]:
+    is_meant, wanted = _VALUES.get(keyword, _ANY)
+    if not is_meant(value):
+        raise refused(f"{path}.{keyword}", f" must be {wanted}.")
+    for name in (value if isinstance(value, list) else [value]) if keyword == "type" else ():
         if not isinstance(name, str) or name not in TYPES:
-            raise refused(path, f": {shown(repr(name))} is not a JSON type.")
+            raise refused(f"{path}.type", f": {shown(repr(name))} is not a JSON type.")
 
 
 def _is_number(value: Any) -> bool:

@@ -92,6 +92,15 @@ class LarkWriter:
         num_plain = next((number for number, part in enumerate(parts) if self.is_token(part)), len(parts))
         return "".join(parts[:num_plain]), "".join(parts[num_plain:])
 
+    def mark(self) -> tuple[int, int]:
+        """Return a mark of what is written and paid so far."""
+        return len(self._lines), self.budget.num_visits
+
+    def go_back(self, mark: tuple[int, int]) -> None:
+        """Forget what was written and paid since the mark."""
+        num_lines, self.budget.num_visits = mark
+        self._lines = dict(list(self._lines.items())[:num_lines])
+
     def build(self, start: str) -> str:
         lines = [f"{name}: {definition}" for definition, name in self._lines.items()]
         return "\n".join([f"start: {start}", *lines])

@@ -2,18 +2,24 @@
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Any
+from typing import Any, Literal
 
-from ...core.errors import shown
+from ...core.errors import InvalidParameter, shown
 from ...core.messages import ToolSpec
 from ...formats.bodies.tool_schema import SchemaBudget, schemas_in
-from .json_schema import checked_schema, closed, refused
+from .json_schema import Held, checked_schema, closed, refused
 from .lark import LarkWriter, either
 
 MAX_SHAPES = 64
+_MAX_NAMES = 500
+JOINING = ("patternProperties", "minProperties", "maxProperties", "$ref", "enum", "const")  # of several arguments
 _ALTERNATIVES = ("anyOf", "oneOf")
+
+
+Arguments = Held | Literal["names", "nothing"]  # how much of a tool's schema a grammar holds
+_LOOSER: Mapping[Arguments, Arguments] = {"known": "plain", "plain": "names", "names": "nothing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +30,72 @@ class GuidedTool:
     parameters: Mapping[str, Any]
     param: str
     is_strict: bool = True
+    held: Arguments = "all"
+    sent: Mapping[str, Any] | None = None  # the schema as the client sent it
 
     @classmethod
-    def of(cls, tool: ToolSpec, param: str, *, is_strict: bool, budget: SchemaBudget | None = None) -> "GuidedTool":
-        """Check the tool's schema, and close it. Without `is_strict`, calls may have any arguments."""
+    def of(
+        cls,
+        tool: ToolSpec,
+        param: str,
+        *,
+        is_strict: bool,
+        held: Arguments = "all",
+        budget: SchemaBudget | None = None,
+    ) -> "GuidedTool":
+        """Check the tool's schema, and close it. Without `is_strict`, calls may have any arguments.
+
+        Raises InvalidParameter if `held` is "all" and the schema cannot be enforced.
+        """
         budget = SchemaBudget() if budget is None else budget
-        if not is_strict:
-            return cls(tool.name, {"type": "object"}, param, is_strict=False)
-        parameters = {"properties": {}} if tool.parameters is None else tool.parameters  # by the protocol: no arguments
-        schema = checked_schema(parameters, param, budget)
-        types = schema.get("type", "object") if isinstance(schema, Mapping) else ()
-        if "object" not in ([types] if isinstance(types, str) else types):
-            raise refused(param, " must be the schema of an object.")
-        return cls(tool.name, closed({**schema, "type": "object"}, param, budget), param)
+        sent = {"properties": {}} if tool.parameters is None else tool.parameters  # by the protocol: no arguments
+        return cls(tool.name, {}, param, is_strict, held if is_strict else "nothing", sent)._checked(budget)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing more of its schema may be left out."""
+        return self.held not in _LOOSER
+
+    def looser(self, budget: SchemaBudget) -> "GuidedTool":
+        """Return the tool, which is not fixed, with less of its schema held."""
+        return replace(self, held=_LOOSER[self.held])._checked(budget)
+
+    def freed(self) -> "GuidedTool":
+        """Return the tool with nothing of its schema held, or the tool itself if all of it must be."""
+        return self if self.held == "all" else replace(self, held="nothing", parameters={"type": "object"})
+
+    def _checked(self, budget: SchemaBudget) -> "GuidedTool":
+        match self.held:
+            case "nothing":
+                return replace(self, parameters={"type": "object"})
+            case "names":
+                return replace(self, parameters=_names_alone(self.sent))
+            case held:
+                num_visits = budget.num_visits
+                try:
+                    return replace(self, parameters=_object(self.sent, self.param, budget, held))
+                except InvalidParameter:
+                    if held == "all":
+                        raise
+                budget.num_visits = num_visits  # what one tool costs too much is left for the others
+                return replace(self, held="names", parameters=_names_alone(self.sent))
+
+
+def _object(sent: Any, param: str, budget: SchemaBudget, held: Held) -> Any:
+    schema = checked_schema(sent, param, budget, held=held)
+    types = schema.get("type", "object") if isinstance(schema, Mapping) else () if held == "all" else "object"
+    if "object" not in ([types] if isinstance(types, str) else types):
+        raise refused(param, " must be the schema of an object.")
+    return closed({**(schema if isinstance(schema, Mapping) else {}), "type": "object"}, param, budget)
+
+
+def _names_alone(sent: Any) -> Mapping[str, Any]:
+    """Return a schema of the declared names, each with any value."""
+    properties = sent.get("properties") if isinstance(sent, Mapping) else None
+    if not isinstance(properties, Mapping) or len(properties) > _MAX_NAMES:
+        return {"type": "object"}
+    required = [name for name in schemas_in(sent, "required") if isinstance(name, str) and name in properties]
+    return {"type": "object", "properties": dict.fromkeys(properties, True), "required": required}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +150,8 @@ def _alternatives(schema: Any, param: str) -> Iterable[tuple[Mapping[str, Any], 
 
 
 def _check_keywords(schema: Mapping[str, Any], param: str) -> None:
-    for keyword in ("patternProperties", "minProperties", "maxProperties", "$ref", "enum", "const"):
-        if keyword in schema and not (keyword == "minProperties" and not schema[keyword]):
+    for keyword in JOINING:
+        if keyword in schema and not (keyword in ("minProperties", "patternProperties") and not schema[keyword]):
             raise refused(f"{param}.{keyword}", " cannot be enforced in this model's tool-call format.")
 
 
