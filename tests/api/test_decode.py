@@ -233,7 +233,7 @@ VIDEO = {"type": "video_url", "video_url": "http://v"}
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"logprobs": 1}, "logprobs", "`logprobs` must be true or false."),
         ({"stream_options": {}}, "stream_options", "Stream options can only be defined when `stream=True`."),
-        ({"tools": []}, "tools", "`tools` must not be an empty array."),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
         ({"tool_choice": "auto"}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
         ({"tool_choice": NAMED}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
         ({"cache_salt": "x" * 1025}, "cache_salt", "`cache_salt` must have at most 1024 characters."),

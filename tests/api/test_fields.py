@@ -96,6 +96,7 @@ FREE = {  # fields that take any object or value, and who answers for what is in
     "CalledFunction.arguments": CLIENT,
     "ToolUseBlock.input": CLIENT,
     "ServerToolUseBlock.input": CLIENT,
+    "CallOutputItem.output": CLIENT,
     "ChatCompletionBody.chat_template_kwargs": TEMPLATE,
     "ResponsesBody.chat_template_kwargs": TEMPLATE,
     "ChatFunction.parameters": GRAMMAR,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypedDict, TypeGuard, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import DocumentPart, ImagePart, Message, Part, TextPart, ToolChoice, ToolSpec
@@ -63,6 +63,11 @@ class OpenAIFields(GenerationFields):
     seed: int | None = None
 
 
+def _unlimited(value: Any) -> Any:
+    return None if value == -1 and type(value) is int else value
+
+
+TokenLimit = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_unlimited)]  # None and -1: the context
 CACHE_HINT = Ignored("a hint; the prefix cache finds every prefix by itself")
 OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the types do not declare
     "user": Ignored("names the end user for abuse reports"),

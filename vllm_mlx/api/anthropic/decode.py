@@ -25,6 +25,7 @@ from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..blocks import ReasoningMode
 from ..guides import decode_format, one_guide
 from ..parameters import Decoded, decode_file, decode_sampling, named_choice, required_name, without_client_marks
+from ..past_calls import PastCalls
 from ..search import (
     NO_SEARCH,
     SEARCH_ERRORS,
@@ -290,7 +291,7 @@ class Conversation:
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
-        self._names: dict[str, str] = {}  # names of calls, by id
+        self._calls = PastCalls()
         self._unsealer = Unsealer()
 
     def decode(self, message: schema.InputMessage, path: str) -> list[Message]:
@@ -320,13 +321,12 @@ class Conversation:
             case schema.RedactedThinkingBlock():
                 return ()  # only the server that made it can read it
             case schema.ToolUseBlock() | schema.ServerToolUseBlock():
-                call = ToolCallPart(_decode_call_id(block.id), block.name, dict(block.input or {}))
-                self._names[call.call_id] = call.name
-                return (call,)
+                call_id = self._calls.add(_decode_call_id(block.id), block.name)
+                return (ToolCallPart(call_id, block.name, dict(block.input or {})),)
             case schema.ToolResultBlock():
-                call_id = _decode_call_id(block.tool_use_id)
+                call_id, name = self._calls.answered(_decode_call_id(block.tool_use_id), f"{path}.tool_use_id")
                 content = self.parts(() if block.content is None else block.content, f"{path}.content")
-                return (ToolResultPart(call_id, content, self._names.get(call_id), bool(block.is_error)),)
+                return (ToolResultPart(call_id, content, name, bool(block.is_error)),)
             case schema.WebSearchResultBlock():
                 return (result_part(self._search(block, path)),)
             case schema.ImageBlock(source=source):
@@ -347,7 +347,8 @@ class Conversation:
                 return (TextPart(apply(change, f"{path}.tool")),)
 
     def _search(self, block: schema.WebSearchResultBlock, path: str) -> SearchDone:
-        call_id, content = _decode_call_id(block.tool_use_id), block.content
+        call_id, _ = self._calls.answered(_decode_call_id(block.tool_use_id), f"{path}.tool_use_id")
+        content = block.content
         if isinstance(content, schema.WebSearchError):
             return SearchDone(call_id, "", error=SEARCH_ERRORS.get(content.error_code, "unavailable"))
         pages = (

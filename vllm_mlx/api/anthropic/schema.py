@@ -206,7 +206,7 @@ ResultPart = Annotated[
 class ToolResultBlock(MessagesWire):
     extras = _CALLED
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: str = ""
     content: str | Items[ResultPart] | None = None
     is_error: bool | None = None
 
@@ -225,7 +225,7 @@ class RedactedThinkingBlock(MessagesWire):
 class ToolUseBlock(MessagesWire):
     extras = _CALLED
     type: Literal["tool_use"]
-    id: str = Field(min_length=1)
+    id: str = ""
     name: str = Field(min_length=1)
     input: dict[str, Any] | None = None
 

@@ -33,6 +33,9 @@ from ..parameters import (
     past_arguments,
     without_client_marks,
 )
+from ..past_calls import PastCalls
+from ..responses.decode import decode_part
+from ..responses.schema import InputFile, InputImage
 from ..search import NO_SEARCH, PAGES, SearchTool, search_spec, search_tool
 from . import schema
 
@@ -129,7 +132,7 @@ def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
         messages=without_client_marks(messages),
         tools=tools,
         prediction=_prediction(body.prediction),
-        tool_choice=_tool_choice(body.tool_choice, tools),
+        tool_choice=_tool_choice(body, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
         sampling=_sampling(
             body,
@@ -238,11 +241,6 @@ def _token_ids(ids: Any) -> list[int]:
 def _tools(body: schema.ChatCompletionBody) -> tuple[ToolSpec, ...]:
     """Return the client's own tools, and after them the web search."""
     tools, search = body.tools, body.web_search_options
-    if tools is not None and not tools:
-        raise InvalidParameter(
-            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
-            param="tools",
-        )
     specs = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
     if search is not None:
         place = None if search.user_location is None else search.user_location.approximate
@@ -268,10 +266,12 @@ def custom_tools(tools: Sequence[schema.AnyTool] | None) -> frozenset[str]:
     return frozenset(tool.name for tool in tools or () if isinstance(tool, schema.FlatCustom))
 
 
-def _tool_choice(choice: str | schema.NamedToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
-    match choice:
+def _tool_choice(body: schema.ChatCompletionBody, tools: Sequence[ToolSpec]) -> ToolChoice:
+    match choice := body.tool_choice:
         case None:
             return ToolChoice("auto" if tools else "none")
+        case "auto" if body.tools == []:
+            return ToolChoice("none")
         case "none":
             return ToolChoice("none")
         case "auto" | "required" | schema.NamedToolChoice() if not tools:
@@ -279,7 +279,8 @@ def _tool_choice(choice: str | schema.NamedToolChoice | None, tools: Sequence[To
         case "auto" | "required":
             return ToolChoice("auto" if choice == "auto" else "required")
         case schema.NamedToolChoice():
-            return named_choice(choice.function.name, tools, refusal=_NO_SUCH_TOOL)
+            name = choice.name if choice.function is None else choice.function.name
+            return named_choice(name, tools, refusal=_NO_SUCH_TOOL)
         case _:
             raise InvalidParameter(
                 f"Invalid value for `tool_choice`: {shown(choice)}! Only named tools, 'none', 'auto' or 'required' are "
@@ -304,7 +305,7 @@ def decode_messages(
 
     `fps`: the frame rate of videos that give no rate. `custom`: names of tools that take one text.
     """
-    tool_names: dict[str, str] = {}
+    past = PastCalls()
     decoded = []
     for number, message in enumerate(messages):
         parts = _parts(message.content, f"messages[{number}].", fps)
@@ -314,11 +315,11 @@ def decode_messages(
             case schema.UserMessage():
                 decoded.append(Message("user", parts, message.name))
             case schema.AssistantMessage():
-                calls = _tool_calls(message.tool_calls or (), custom)
-                tool_names.update((call.call_id, call.name) for call in calls)
+                calls = _tool_calls(message.tool_calls or (), custom, past)
                 decoded.append(Message("assistant", (*_reasoning(message), *parts, *calls), message.name))
             case schema.ToolMessage(tool_call_id=call_id):
-                result = ToolResultPart(call_id, parts, tool_names.get(call_id, message.name))
+                call_id, name = past.answered(call_id, f"messages[{number}].tool_call_id")
+                result = ToolResultPart(call_id, parts, message.name if name is None else name)
                 decoded.append(Message("tool", (result,)))
     return tuple(decoded)
 
@@ -331,9 +332,9 @@ def _reasoning(message: schema.AssistantMessage) -> Iterator[Part]:
         yield TextPart(message.refusal)
 
 
-def _tool_calls(calls: Sequence[schema.ChatToolCall], custom: frozenset[str]) -> list[ToolCallPart]:
+def _tool_calls(calls: Sequence[schema.ChatToolCall], custom: frozenset[str], past: PastCalls) -> list[ToolCallPart]:
     return [
-        ToolCallPart(call.id, name, past_arguments(call.function.arguments, is_custom=name in custom))
+        ToolCallPart(past.add(call.id, name), name, past_arguments(call.function.arguments, is_custom=name in custom))
         for call in calls
         for name in [call.function.name]
     ]
@@ -355,6 +356,8 @@ def _part(
     match part:
         case schema.TextContent(text=text) | schema.RefusalContent(refusal=text):
             return (TextPart(text),)
+        case InputImage() | InputFile():
+            return decode_part(part, path.removesuffix("."))
         case schema.FileContent(file=file):
             return decode_file_data(file.file_data, file.file_id, file.filename, f"{path}file")
         case schema.ImageContent(image_url=image):

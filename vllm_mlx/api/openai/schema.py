@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag
 
 from ...core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ..guides import ChatFormat, TagField
-from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort
+from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort, TokenLimit
+from ..responses.schema import InputFile, InputImage
 from ..search import ContextSize, UserLocation
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
@@ -73,6 +74,7 @@ PART_FIELDS: ExtraFields = {
     "cache_control": CACHE_HINT,
     "prompt_cache_breakpoint": CACHE_HINT,
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
+    "logprobs": Ignored("they describe an earlier reply"),
 }
 
 
@@ -95,7 +97,7 @@ class _Message(ChatWire):
 
 
 class TextContent(_Part):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]  # the other two as in Responses
     text: str
 
 
@@ -147,7 +149,8 @@ class FileContent(_Part):
 
 
 UserPart = Annotated[
-    TextContent | ImageContent | VideoContent | FramesContent | FileContent, Field(discriminator="type")
+    TextContent | ImageContent | VideoContent | FramesContent | FileContent | InputImage | InputFile,
+    Field(discriminator="type"),
 ]
 AssistantPart = Annotated[TextContent | RefusalContent, Field(discriminator="type")]
 
@@ -163,7 +166,7 @@ class ChatToolCall(ChatWire):
         "provider_specific_fields": Ignored("the client library's own bookkeeping"),
         "extra_content": Ignored("the client library's own bookkeeping"),
     }
-    id: str = Field(min_length=1)
+    id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -189,8 +192,8 @@ class AssistantMessage(_Message):
 
 class ToolMessage(_Message):
     role: Literal["tool"]
-    content: str | Items[UserPart]
-    tool_call_id: str
+    content: str | Items[UserPart] | None = None
+    tool_call_id: str | None = None
 
 
 ChatMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
@@ -258,8 +261,12 @@ class ToolName(ChatWire):
 
 
 class NamedToolChoice(ChatWire):
-    type: Literal["function"]
-    function: ToolName
+    """The choice of one tool; its name stands beside `type` where tools have the flat form."""
+
+    extras: ClassVar[ExtraFields | None] = {"custom": Refused("Write `name` beside `type`.")}
+    type: Literal["function", "custom"]
+    function: ToolName | None = None
+    name: str | None = None
 
 
 class StreamOptions(ChatWire):
@@ -316,7 +323,7 @@ class GenerationBody(Body, OpenAIFields):
 
     extras = BODY_FIELDS
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=1, description="Up to the context window if left out.")
+    max_tokens: TokenLimit = Field(default=None, description="Up to the context window if left out or -1.")
     logit_bias: Annotated[dict[str, float], AtMost(MAX_LOGIT_BIAS)] | None = None
     n: int | None = None
     stop: str | Items[str] | None = None
@@ -339,7 +346,7 @@ class GenerationBody(Body, OpenAIFields):
 class ChatCompletionBody(GenerationBody):
     extras = CHAT_FIELDS
     messages: Items[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="Takes precedence over `max_tokens`.")
+    max_completion_tokens: TokenLimit = Field(default=None, description="Takes precedence over `max_tokens`.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: Items[AnyTool] | None = None

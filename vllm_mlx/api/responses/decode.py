@@ -4,6 +4,7 @@ Ids of items are not decoded, since every session has new ones. A tool of a name
 again.
 """
 
+import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from ..parameters import (
     required_name,
     without_client_marks,
 )
+from ..past_calls import PastCalls
 from ..search import NO_SEARCH, PAGES, SEARCH_NAME, SearchTool, search_spec, search_tool, unpacked_search
 from ..text import CUSTOM_INPUT, Unsealer
 from ..wire import Refused
@@ -204,7 +206,7 @@ class _Items:
 
     def __init__(self, custom: frozenset[str]) -> None:
         self._custom = custom
-        self._names: dict[str, str] = {}  # names of calls, by id
+        self._calls = PastCalls()
         self._unsealer = Unsealer()
         self._messages: list[Message] = []
         self._searches: dict[str, deque[int]] = defaultdict(deque)  # by query: places where a search's call is missing
@@ -224,15 +226,13 @@ class _Items:
             case schema.ReasoningItem():
                 self._add_reasoning(item, path)
             case schema.FunctionCallItem() | schema.CustomCallItem():
-                call = _call(item, self._custom)
-                self._names[call.call_id] = call.name
-                messages.append(Message("assistant", (call,)))
+                messages.append(Message("assistant", (_call(item, self._custom, self._calls),)))
             case schema.WebSearchCallItem(action=schema.SearchAction(query=str(query))):
                 self._searches[query].append(len(messages))
                 messages.append(Message("assistant", ()))
             case schema.CallOutputItem(call_id=call_id):
-                parts = _parts(item.output, f"{path}.output")
-                messages.append(Message("tool", (ToolResultPart(call_id, parts, self._names.get(call_id)),)))
+                call_id, name = self._calls.answered(call_id, f"{path}.call_id")
+                messages.append(Message("tool", (ToolResultPart(call_id, _output(item, path), name),)))
             case schema.ItemReference(id=item_id):
                 raise InvalidParameter(
                     f"`{path}`: no item `{shown(item_id)}` is stored. Send the item itself.", param=path
@@ -260,20 +260,29 @@ class _Items:
             self._messages.append(Message("assistant", (ReasoningPart(text),)))
 
 
-def _call(item: schema.FunctionCallItem | schema.CustomCallItem, custom: frozenset[str]) -> ToolCallPart:
+def _call(
+    item: schema.FunctionCallItem | schema.CustomCallItem, custom: frozenset[str], calls: PastCalls
+) -> ToolCallPart:
     if isinstance(item, schema.CustomCallItem):
-        return ToolCallPart(item.call_id, item.name, {CUSTOM_INPUT: item.input})
+        return ToolCallPart(calls.add(item.call_id, item.name), item.name, {CUSTOM_INPUT: item.input})
     arguments = past_arguments(item.arguments, is_custom=item.name in custom)
-    return ToolCallPart(item.call_id, flat_name(item.namespace, item.name), arguments)
+    name = flat_name(item.namespace, item.name)
+    return ToolCallPart(calls.add(item.call_id, name), name, arguments)
+
+
+def _output(item: schema.CallOutputItem, path: str) -> tuple[SentPart, ...]:
+    if isinstance(item.output, dict):
+        return (TextPart(json.dumps(item.output, ensure_ascii=False)),)
+    return _parts(item.output or "", f"{path}.output")
 
 
 def _parts(content: str | Sequence[schema.ContentPart], path: str) -> tuple[SentPart, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(sent for number, part in enumerate(content) for sent in _part(part, f"{path}[{number}]"))
+    return tuple(sent for number, part in enumerate(content) for sent in decode_part(part, f"{path}[{number}]"))
 
 
-def _part(part: schema.ContentPart, path: str) -> Sequence[SentPart]:
+def decode_part(part: schema.ContentPart, path: str) -> Sequence[SentPart]:
     match part:
         case schema.InputText(text=text) | schema.RefusalPart(refusal=text):
             return (TextPart(text),)

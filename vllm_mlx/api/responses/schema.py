@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from ..guides import SchemaFormat
-from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort
+from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort, TokenLimit
 from ..search import ContextSize, UserLocation
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, LeftOut, Refused, Wire
 
@@ -132,7 +132,7 @@ class MessageItem(_Item):
 
 class FunctionCallItem(_Item):
     type: Literal["function_call"]
-    call_id: str = Field(min_length=1)
+    call_id: str | None = None
     name: str = Field(min_length=1)
     namespace: str | None = None
     arguments: str | None = None
@@ -140,15 +140,15 @@ class FunctionCallItem(_Item):
 
 class CustomCallItem(_Item):
     type: Literal["custom_tool_call"]
-    call_id: str = Field(min_length=1)
+    call_id: str | None = None
     name: str = Field(min_length=1)
     input: str
 
 
 class CallOutputItem(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str = Field(min_length=1)
-    output: str | Items[ContentPart]
+    call_id: str | None = None
+    output: str | Items[ContentPart] | dict[str, Any] | None = None
 
 
 class ReasoningText(_Item):
@@ -340,7 +340,7 @@ class ResponsesBody(Body, OpenAIFields):
     previous_response_id: str | None = None
     store: bool | None = None
     background: bool | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1, description="Up to the context window if left out.")
+    max_output_tokens: TokenLimit = Field(default=None, description="Up to the context window if left out or -1.")
     tools: Items[AnyTool] | None = None
     tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
