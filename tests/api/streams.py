@@ -40,7 +40,7 @@ def folded_choice(wire: bytes, index: int) -> dict[str, Any]:
     content = "".join(delta.get("content", "") for delta in deltas)
     reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas) or None
     message: dict[str, Any] = {"role": deltas[0]["role"], "content": None if calls and not content else content}
-    message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+    message |= {"refusal": None, "reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
         message["tool_calls"] = calls
     logprobs = [part["logprobs"] for part in parts if part["logprobs"]]

@@ -216,10 +216,10 @@ def test_completion_chunks_are_written_as_the_standard_library_would() -> None:
     first = {
         "tokens": ["H", "\ufffd"],
         "token_logprobs": [-0.5, -9999.0],
-        "top_logprobs": [{"H": -0.5, "A": -1.25}, {}],
+        "top_logprobs": [{"H": -0.5, "A": -1.25}, {"\ufffd": -9999.0}],
         "text_offset": [0, 1],
     }
-    later = {"tokens": ["i"], "token_logprobs": [-1.0], "top_logprobs": [{}], "text_offset": [2]}
+    later = {"tokens": ["i"], "token_logprobs": [-1.0], "top_logprobs": [{"i": -1.0}], "text_offset": [2]}
     assert encoder.open() == b""
     assert payloads(encoder.feed(1, TextDelta(NASTY))) == [described(text=NASTY)]
     assert payloads(encoder.feed(1, TextDelta("H", LOGPROBS))) == [described(text="H", logprobs=first)]

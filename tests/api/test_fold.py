@@ -64,6 +64,7 @@ def test_a_whole_reply() -> None:
                 "message": {
                     "role": "assistant",
                     "content": "Hi!",
+                    "refusal": None,
                     "reasoning_content": "why",
                     "reasoning": "why",
                 },

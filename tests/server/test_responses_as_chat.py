@@ -223,7 +223,6 @@ def test_openais_client_reads_the_stream(gpt: openai.OpenAI, engine: FakeEngine)
         ({"input": []}, "input", "must not be empty"),
         ({"input": [{"role": "ghost", "content": "x"}]}, "input[0].role", "must be"),
         ({"input": [{"role": "user", "content": [{"type": "smell"}]}]}, "input[0].content[0].type", "not supported"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "Send the item itself"),
         ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0].name", "is required"),
         ({"stream": False}, "stream_options", "`stream=True`"),
     ],

@@ -136,8 +136,13 @@ def test_references_to_stored_items(client: openai.OpenAI, engine: FakeEngine) -
     reference: Any = {"type": "item_reference", "id": reply.output[0].id}
     client.responses.create(model="tiny", input=[reference, {"role": "user", "content": "more"}])
     assert messages_of(engine)[0] == Message("assistant", (TextPart("Hello"),))
-    with pytest.raises(openai.BadRequestError, match="no item `msg_x` is stored"):
-        client.responses.create(model="tiny", input=[{"type": "item_reference", "id": "msg_x"}])
+    bare: Any = {"id": reply.output[0].id}  # an id without a type is a reference
+    client.responses.create(model="tiny", input=[bare, {"role": "user", "content": "more"}])
+    assert messages_of(engine)[0] == Message("assistant", (TextPart("Hello"),))
+    for lost in ({"type": "item_reference", "id": "msg_x"}, {"id": "msg_x"}):
+        with pytest.raises(openai.NotFoundError, match="no item `msg_x` is stored") as caught:
+            client.responses.create(model="tiny", input=[lost])
+        assert (caught.value.code, caught.value.param) == (None, "input[0]")
 
 
 BAD_ITEMS: Any = {
@@ -193,7 +198,7 @@ def test_stored_responses_are_read_listed_and_deleted(client: openai.OpenAI) -> 
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError, match="No response"):
         client.responses.retrieve(first.id)
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="tiny", input="x", previous_response_id=second.id)
     assert caught.value.code == "previous_response_not_found"
     with pytest.raises(openai.BadRequestError, match="`limit`"):

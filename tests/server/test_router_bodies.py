@@ -79,7 +79,7 @@ def test_a_response_of_another_server_is_not_found_and_the_error_says_what_to_do
         first = elsewhere.post(RESPONSES, json={"input": "hi"}).json()["id"]
         lost = client.post(RESPONSES, json={"input": "and?", "previous_response_id": first})
     error = lost.json()["error"]
-    assert (lost.status_code, error["code"]) == (404, "previous_response_not_found")
+    assert (lost.status_code, error["code"]) == (400, "previous_response_not_found")
     assert first in error["message"] and "complete input" in error["message"] and "scaling.md" in error["message"]
 
 
@@ -88,4 +88,4 @@ def test_a_conversation_with_a_gap_is_told_apart(client: httpx.Client) -> None:
     second = client.post(RESPONSES, json={"input": "and?", "previous_response_id": first}).json()["id"]
     client.delete(f"{RESPONSES}/{first}")
     lost = client.post(RESPONSES, json={"input": "so?", "previous_response_id": second})
-    assert lost.status_code == 404 and "An earlier part" in lost.json()["error"]["message"]
+    assert lost.status_code == 400 and "An earlier part" in lost.json()["error"]["message"]

@@ -96,8 +96,8 @@ class _Kind:
     """The report of errors of one kind: status, OpenAI's type, Anthropic's type, and a stable code.
 
     `code` is None if the error has its own. `response_code` is the code in a response of the Responses API:
-    clients retry after `rate_limit_exceeded`, do not after `context_length_exceeded`, and take any other for the
-    server's fault.
+    clients retry after `rate_limit_exceeded`, do not after `context_length_exceeded` and `invalid_prompt`, and take
+    any other for the server's fault.
     """
 
     status: int
@@ -107,19 +107,20 @@ class _Kind:
     response_code: str = SERVER_ERROR
 
 
+_NOT_AGAIN = "invalid_prompt"
 # The first class that matches an error applies. Clients repeat requests that fail with 5xx, 408, 409 or 429.
 _BY_CLASS: tuple[tuple[type[core.VLLMMLXError], _Kind], ...] = (
     (core.TooManyRequests, _Kind(429, RATE_LIMIT, RATE_LIMIT, response_code="rate_limit_exceeded")),
     (core.ShuttingDown, _Kind(503, OVERLOADED, OVERLOADED, response_code=SHUTTING_DOWN)),
     (core.Overloaded, _Kind(503, OVERLOADED, OVERLOADED, response_code="rate_limit_exceeded")),
-    (core.ModelNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
+    (core.ModelNotFound, _Kind(404, INVALID_REQUEST, "not_found_error", response_code=_NOT_AGAIN)),
     (core.ModelBusy, _Kind(409, INVALID_REQUEST, INVALID_REQUEST)),
-    (core.ResponseNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
-    (core.TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST)),
+    (core.ItemNotFound, _Kind(404, INVALID_REQUEST, "not_found_error", response_code=_NOT_AGAIN)),
+    (core.TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST, response_code=_NOT_AGAIN)),
     (core.ContextLengthExceeded, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="context_length_exceeded")),
-    (core.RequestError, _Kind(400, INVALID_REQUEST, INVALID_REQUEST)),
-    (core.GrammarLimit, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="invalid_prompt")),
-    (core.Cancelled, _Kind(499, INVALID_REQUEST, INVALID_REQUEST, "request_cancelled")),
+    (core.RequestError, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code=_NOT_AGAIN)),
+    (core.GrammarLimit, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code=_NOT_AGAIN)),
+    (core.Cancelled, _Kind(499, INVALID_REQUEST, INVALID_REQUEST, "request_cancelled", _NOT_AGAIN)),
     (core.EngineDead, _Kind(503, SERVER_ERROR, API_ERROR, "engine_dead")),
     (core.VLLMMLXError, _Kind(500, SERVER_ERROR, API_ERROR, "generation_failed")),
 )
@@ -160,6 +161,7 @@ class AnthropicErrorDetail(Reply):
 class AnthropicError(Reply):
     type: Literal["error"]
     error: AnthropicErrorDetail
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +177,15 @@ class HTTPError:
 class Envelope(ABC):
     """Writes errors as the clients of one protocol read them."""
 
+    _statuses: Mapping[int, int] = {}  # other statuses than usual for this protocol
+
     def error(self, error: core.VLLMMLXError) -> HTTPError:
         kind = _kind_of(error)
         param = "model" if isinstance(error, core.ModelNotFound) else getattr(error, "param", None)
         code = kind.code or getattr(error, "code", None)
         retry_after_s = error.retry_after_s if isinstance(error, core.Overloaded) else None
-        return HTTPError(kind.status, self._body(kind, self._message(error), param, code), code, retry_after_s)
+        status = self._statuses.get(kind.status, kind.status)
+        return HTTPError(status, self._body(kind, self._message(error), param, code), code, retry_after_s)
 
     def status(self, status: int, message: str) -> HTTPError:
         """Return an error that HTTP itself found: unknown route, wrong method, no key, too large, our bug."""
@@ -200,10 +205,11 @@ class Envelope(ABC):
 
 
 class OpenAIEnvelope(Envelope):
-    """`renamed`: parameters of a request that this endpoint knows by another name."""
+    """`renamed`: parameters of a request that this endpoint knows by another name. `statuses`: its own statuses."""
 
-    def __init__(self, renamed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, renamed: Mapping[str, str] | None = None, statuses: Mapping[int, int] | None = None) -> None:
         self._renamed = renamed or {}
+        self._statuses = statuses or {}
 
     def _body(self, kind: _Kind, message: str, param: str | None, code: str | None) -> OpenAIError:
         if param is not None and code != UNKNOWN_PARAMETER:  # an unknown parameter has the name that the client gave

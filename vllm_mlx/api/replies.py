@@ -162,6 +162,12 @@ class FoldedChoice:
                 self._end = event
                 self.ended_in_block = bool(ended)
 
+    def close(self) -> None:
+        """End the block that is open after a failure."""
+        ended = [block for block in self._splitter.close() if isinstance(block, BlockEnd)]
+        self.blocks += ended
+        self.ended_in_block = bool(ended)
+
     @property
     def finished(self) -> Finished:
         assert self._end is not None, "a reply is folded after every choice has finished"
@@ -180,17 +186,19 @@ class FoldedChoice:
 class ReplyFold:
     """Folds the same events into one reply: `feed` for every event except Failed, then `finish` once.
 
-    `write` makes the reply from its choices, in their order.
+    `write` makes the reply from its choices, in their order; `write_failed` gets them where a failed reply is kept.
     """
 
     def __init__(
         self,
         write: Callable[[Sequence[FoldedChoice]], Reply],
+        write_failed: Callable[[Sequence[FoldedChoice], VLLMMLXError], None] | None = None,
         *,
         num_choices: int = 1,
         reasoning: ReasoningMode = "separate",
     ) -> None:
         self._write = write
+        self._write_failed = write_failed
         self._choices = [FoldedChoice(reasoning) for _ in range(num_choices)]
 
     def feed(self, index: int, event: GenerationEvent) -> None:
@@ -198,3 +206,10 @@ class ReplyFold:
 
     def finish(self) -> bytes:
         return self._write(self._choices).to_json().encode()
+
+    def fail(self, error: VLLMMLXError) -> None:
+        """End what is open, and keep what was written, where a failed reply is kept."""
+        for choice in self._choices:
+            choice.close()
+        if self._write_failed is not None:
+            self._write_failed(self._choices, error)

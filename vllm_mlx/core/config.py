@@ -325,3 +325,5 @@ class ModelInfo:
     vocab_size: int
     takes_images: bool = False
     created: int  # unix seconds of the load
+    temperature: float = 1.0  # of requests that give none
+    top_p: float = 1.0

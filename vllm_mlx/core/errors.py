@@ -14,6 +14,7 @@ VLLMMLXError
 │   ├── ModelNotFound
 │   ├── ModelBusy          weights that are in use cannot be unloaded
 │   ├── ResponseNotFound   the response that the request continues is not stored on this server
+│   ├── ItemNotFound       the same for an item that it refers to
 │   ├── TimeLimit          the request took longer than the server allows
 │   └── Overloaded         the client may try again after `retry_after_s`
 │       ├── ShuttingDown   the server ends, and has refused the request or cut its reply
@@ -152,6 +153,10 @@ class ModelNotFound(RequestError):
 
 class ResponseNotFound(RequestError):
     code = "previous_response_not_found"
+
+
+class ItemNotFound(RequestError):
+    pass
 
 
 class Overloaded(RequestError):

@@ -156,7 +156,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None, is_whole=True)
         _check_range("temperature", self.temperature, 0, 2)
-        _check_range("top_p", self.top_p, 0, 1, open_low=True)
+        _check_range("top_p", self.top_p, 0, 1)
         _check_range("top_k", self.top_k, 0, None, is_whole=True)
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)

@@ -12,6 +12,7 @@ from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
+from ..prompt.processor import usual_sampling
 from ..ranks.lockstep import Ranks
 from ..ranks.shards import several_macs
 from ..runner.attention import assumed, can_force, score_bytes
@@ -259,6 +260,7 @@ def engine_facts(
         vocab_size=model.vocab_size,
         takes_images=measured.images is not None,
         created=int(time.time()),
+        **usual_sampling(config.defaults, checkpoint.path),
     )
     return EngineFacts(
         info=info,

@@ -287,6 +287,12 @@ def checkpoint_defaults(path: Path) -> SamplingDefaults:
     )
 
 
+def usual_sampling(defaults: SamplingDefaults, path: Path) -> dict[str, float]:
+    """Return the temperature and the top_p of requests that give none."""
+    filled = _filled_in(defaults, checkpoint_defaults(path), _LAST_RESORT)
+    return {name: filled[name] for name in ("temperature", "top_p")}
+
+
 def resolve_sampling(
     params: SamplingParams,
     *,

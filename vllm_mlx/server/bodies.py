@@ -80,7 +80,7 @@ class BodyLimit:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            await http_error(scope["path"], 413, _too_long(self._max_body_bytes))(scope, receive, send)
+            await http_error(scope, 413, _too_long(self._max_body_bytes))(scope, receive, send)
             return
         tenant = tenant_of(scope)
         body = _Body(receive, self._max_body_bytes, self._body_s, partial(self._hold, tenant))

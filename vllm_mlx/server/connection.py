@@ -160,7 +160,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answer before the path is known, with OpenAI's envelope, and close the connection."""
         self._takes_requests = False
-        response = http_error("/", status, message)
+        response = http_error({"path": "/"}, status, message)
         head = [f"HTTP/1.1 {status} -".encode(), *(b": ".join(header) for header in response.raw_headers)]
         self.transport.write(b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)]))
         self.transport.close()
@@ -174,10 +174,10 @@ def refuse_connection(limits: ConnectionLimits, scope: Scope) -> Response | None
     """Return the refusal of a request if there are too many connections or its headers are too long, else None."""
     state = scope.get("state", {})
     if state.get("header_bytes", 0) > limits.max_header_bytes:
-        response = http_error(scope["path"], 431, too_long(limits.max_header_bytes))
+        response = http_error(scope, 431, too_long(limits.max_header_bytes))
     elif state.get("num_connections", 0) > limits.max_connections and scope["path"] not in OPEN_PATHS:
         message = f"The server has {limits.max_connections} connections, the maximum ({setting('max_connections')})."
-        response = respond(envelope_of(scope["path"]).error(TooManyRequests(message, retry_after_s=BUSY_S)))
+        response = respond(envelope_of(scope["path"]).error(TooManyRequests(message, retry_after_s=BUSY_S)), scope)
     else:
         return None
     response.headers["connection"] = "close"

@@ -9,8 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from ..api.error_replies import ANTHROPIC, OPENAI, Envelope, HTTPError, OpenAIEnvelope
+from ..api.error_replies import ANTHROPIC, OPENAI, AnthropicError, Envelope, HTTPError, OpenAIEnvelope
 from ..core.errors import VLLMMLXError, shown
 
 CLIENT_GONE = 499
@@ -23,7 +24,8 @@ _ENDPOINTS = frozenset(
 # The first entry with the request's path or a parent of it applies; other paths have OpenAI's envelope.
 _ENVELOPES: tuple[tuple[str, Envelope], ...] = (
     ("/v1/messages", ANTHROPIC),
-    ("/v1/responses", OpenAIEnvelope(renamed={"messages": "input"})),
+    # Codex sends a request again after any status from 401 on.
+    ("/v1/responses", OpenAIEnvelope(renamed={"messages": "input"}, statuses={422: 400, 499: 400})),
 )
 
 
@@ -39,15 +41,17 @@ def envelope_of(path: str) -> Envelope:
     return OPENAI
 
 
-def respond(error: HTTPError) -> Response:
+def respond(error: HTTPError, scope: Scope) -> Response:
     headers = {}
+    if isinstance(error.body, AnthropicError) and (record := scope.get("state", {}).get("record")) is not None:
+        error.body.request_id = record.request_id
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return Response(error.body.to_json(), error.status, headers, media_type="application/json")
 
 
-def http_error(path: str, status: int, message: str) -> Response:
-    return respond(envelope_of(path).status(status, message))
+def http_error(scope: Scope, status: int, message: str) -> Response:
+    return respond(envelope_of(scope["path"]).status(status, message), scope)
 
 
 async def answer(request: Request, error: Exception) -> Response:
@@ -57,7 +61,7 @@ async def answer(request: Request, error: Exception) -> Response:
     encoded = _encoded(request, error)
     record = request.state.record
     record.error_code, record.error_message = encoded.code, encoded.body.error.message
-    response = respond(encoded)
+    response = respond(encoded, request.scope)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response

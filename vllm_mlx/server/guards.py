@@ -77,7 +77,7 @@ def refuse_host(names: frozenset[str], scope: Scope) -> Response | None:
         f"This server does not answer to the host name `{name}`. To allow it, start the server with "
         f"{setting('allowed_host')} {name}."
     )
-    return http_error(scope["path"], 403, message)
+    return http_error(scope, 403, message)
 
 
 def refuse_site(allowed: Collection[str], scope: Scope) -> Response | None:
@@ -98,7 +98,7 @@ def refuse_site(allowed: Collection[str], scope: Scope) -> Response | None:
         "A web page of another origin sent this request. To let it use the server, start the server with "
         f"{setting('cors_origin')} {origin}."
     )
-    return http_error(scope["path"], 403, message)
+    return http_error(scope, 403, message)
 
 
 def is_address(name: str) -> bool:
@@ -135,7 +135,7 @@ class KeyCheck:
         digest = _digest(_given_key(scope))
         key = self._key_of(digest)
         if key is None and self._asks_for_key:
-            response = http_error(scope["path"], 401, NO_KEY)
+            response = http_error(scope, 401, NO_KEY)
             response.headers["www-authenticate"] = "Bearer"
             return response
         state = scope.setdefault("state", {})
@@ -183,7 +183,7 @@ class RateLimit:
             retry_after_s=wait_s,
         )
         scope["state"]["record"].error_code = error.code
-        return respond(envelope_of(scope["path"]).error(error))
+        return respond(envelope_of(scope["path"]).error(error), scope)
 
     def take(self, client: str) -> float:
         """Return the seconds that this client must wait; 0 if the request is accepted."""

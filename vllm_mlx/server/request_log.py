@@ -58,7 +58,7 @@ class RequestLog:
         try:
             if record.note_fault(await error_of(self._app(scope, receive, send_start))) and not record.status:
                 message = f"The server failed on this request. See its log under {record.request_id}."
-                await http_error(record.path, 500, message)(scope, receive, send_start)
+                await http_error(scope, 500, message)(scope, receive, send_start)
         except asyncio.CancelledError:
             # Only the end of the server cancels a request. Its task ends here, without a stack trace in the log.
             if record.status:
@@ -118,7 +118,7 @@ async def _refuse(record: RequestRecord, scope: Scope, receive: Receive, send: S
     """Answer a request to which the server has not replied before its end, so that the client may send it again."""
     error = envelope_of(scope["path"]).error(ShuttingDown())
     record.error_code, record.error_message = error.code, error.body.error.message
-    response = respond(error)
+    response = respond(error, scope)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 

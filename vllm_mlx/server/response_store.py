@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from ..api.replies import ReplyFold
 from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
-from ..core.errors import InvalidParameter, VLLMMLXError
+from ..core.errors import InvalidParameter
 from ..core.lru import LRU
 from ..disk.kept import Journal, Restored
 from .log import RequestRecord, error_of
@@ -182,12 +182,10 @@ class BackgroundReplies:
         submission: Submission,
         fold: ReplyFold,
         record: RequestRecord,
-        *,
-        failed: Callable[[VLLMMLXError], None],
     ) -> None:
         """Return once the engine has accepted the request. Raises what the submission raises.
 
-        Afterwards either the fold is finished or `failed` is called, unless the reply is cancelled. Cancelling
+        Afterwards the fold is finished or has failed, unless the reply is cancelled. Cancelling
         `start` cancels the reply.
         """
         accepted = asyncio.get_running_loop().create_future()
@@ -203,7 +201,7 @@ class BackgroundReplies:
             if error is not None and not accepted.done():
                 accepted.set_exception(error)
             elif error is not None:
-                failed(for_client(error, record))
+                fold.fail(for_client(error, record))
 
         async def work() -> None:
             try:

@@ -66,7 +66,8 @@ class _Responses:
 
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """Create a response with tools and reasoning: streamed, complete, or in the background."""
-        (model, _), store = self._models.resolve(body.model), await self._store(http)
+        (model, position), store = self._models.resolve(body.model), await self._store(http)
+        info = self._engine.fronts[position].info
         decode = partial(
             _decoded,
             body,
@@ -76,6 +77,7 @@ class _Responses:
             model=model,
             created_at=int(time.time()),
             searches=self._searches,
+            usual={"temperature": info.temperature, "top_p": info.top_p},
         )
         previous_id = body.previous_response_id
         found = await decoded(http, body, decode, is_long=previous_id is not None)
@@ -85,6 +87,7 @@ class _Responses:
         submission = submit(self._engine, found.requests, http, spec)
 
         def keep(reply: ResponseReply) -> None:
+            reply.completed_at = int(time.time()) if reply.status == "completed" else None
             if spec.store:
                 store.put(stored(found.kept, reply, previous_id))
 
@@ -151,7 +154,6 @@ class _Responses:
             submission,
             fold,
             record_of(http.scope),
-            failed=lambda error: keep(response(spec, "failed", error=error)),
         )
         with ExitStack() as undone:
             undone.callback(store.remove, spec.reply_id)

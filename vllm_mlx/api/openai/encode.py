@@ -223,6 +223,7 @@ def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: Token
     ]
     message = replies.ChatMessageReply(
         content=None if calls and not text else text,
+        refusal=None,
         reasoning_content=reasoning,
         reasoning=reasoning,
         **given(tool_calls=calls or None),

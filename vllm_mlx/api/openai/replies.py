@@ -93,6 +93,7 @@ class ChatMessageReply(Reply):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallReply] = Field(default_factory=list)
@@ -126,13 +127,14 @@ class CompletionLogprobs(Reply):
 
     @classmethod
     def of(cls, tokens: Sequence[TokenLogprob], names: TokenNames, offset: int = 0) -> "CompletionLogprobs":
-        """`offset`: the characters of the reply before these tokens."""
+        """`offset`: the characters of the reply before these tokens. Each drawn token is among its likeliest ones."""
         texts = [names.token_text(token.token_id) for token in tokens]
+        tops = [{names.token_text(token_id): _finite(logprob) for token_id, logprob in token.top} for token in tokens]
         return cls(
             tokens=texts,
             token_logprobs=[_finite(token.logprob) for token in tokens],
             top_logprobs=[
-                {names.token_text(token_id): _finite(logprob) for token_id, logprob in token.top} for token in tokens
+                {**top, text: _finite(token.logprob)} for top, text, token in zip(tops, texts, tokens, strict=True)
             ],
             text_offset=list(accumulate(map(len, texts), initial=offset))[:-1],
         )

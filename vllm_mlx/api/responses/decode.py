@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
-from ...core.errors import InvalidParameter, Unsupported, shown
+from ...core.errors import InvalidParameter, ItemNotFound, Unsupported, shown
 from ...core.messages import (
     DocumentPart,
     ImagePart,
@@ -45,6 +44,7 @@ from ..search import NO_SEARCH, PAGES, SEARCH_NAME, SearchTool, search_spec, sea
 from ..text import CUSTOM_INPUT, Unsealer
 from ..wire import Refused
 from . import schema
+from .echo import USUAL, echo
 from .replies import ResponseSpec, Tools
 from .stored import KeptInput, kept_input
 
@@ -71,8 +71,12 @@ def decode_response(
     model: str,
     created_at: int,
     searches: bool = False,
+    usual: Mapping[str, float] = USUAL,
 ) -> DecodedResponse:
-    """`earlier` is the conversation that `previous_response_id` names. `searches`: whether this server runs any."""
+    """`earlier` is the conversation that `previous_response_id` names. `searches`: whether this server runs any.
+
+    `usual`: the temperature and the top_p of requests that give none.
+    """
     _check_include(body)
     _check_background(body)
     tools = decode_tools(body.tools or (), searches=searches, max_searches=body.max_tool_calls)
@@ -104,7 +108,7 @@ def decode_response(
         tools=tools,
         shows_sources="web_search_call.action.sources" in (body.include or ()),
         shows_results="web_search_call.results" in (body.include or ()),
-        echo=_echo(body),
+        echo=echo(body, usual),
     )
     kept = kept_input(items, reply_id) if spec.store else KeptInput()
     return DecodedResponse(requests=(request,), reply=spec, kept=kept)
@@ -159,34 +163,9 @@ def _check_background(body: schema.ResponsesBody) -> None:
         raise InvalidParameter("`background` needs `store`: the response is read later.", param="background")
 
 
-def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
-    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-    choice = body.tool_choice
-    reasoning, format_ = body.reasoning, _format(body)
-    return {
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary,
-        },
-        "store": body.store is not False,
-        "background": bool(body.background),
-        "temperature": body.temperature,
-        "text": {
-            "format": {"type": "text"} if format_ is None else format_.model_dump(by_alias=True, exclude_unset=True)
-        },
-        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": tools,
-        "top_p": body.top_p,
-        "truncation": "disabled",
-    }
-
-
-def decode_items(items: Mapping[str, Sequence[schema.InputItem]], custom: frozenset[str]) -> list[Message]:
+def decode_items(
+    items: Mapping[str, Sequence[schema.InputItem]], custom: frozenset[str] = frozenset()
+) -> list[Message]:
     """Decode items into messages in their order. Neighbouring items of the assistant become one message.
 
     `items` are lists, by the names that errors have for them. `custom`: the names of custom tools, whose calls may come
@@ -234,9 +213,8 @@ class _Items:
                 call_id, name = self._calls.answered(call_id, f"{path}.call_id")
                 messages.append(Message("tool", (ToolResultPart(call_id, _output(item, path), name),)))
             case schema.ItemReference(id=item_id):
-                raise InvalidParameter(
-                    f"`{path}`: no item `{shown(item_id)}` is stored. Send the item itself.", param=path
-                )
+                message = f"`{path}`: no item `{shown(item_id)}` is stored. Send the item itself."
+                raise ItemNotFound(message, param=path)
             case schema.OtherItem(type=kind) if kind not in schema.SKIPPED_ITEMS:
                 raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
 

@@ -49,9 +49,13 @@ class ResponseStream:
         return self._response(self.reply.status)
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """Open items are not ended: the event says that the response has failed."""
+        """End the open items first, so that the failed response keeps what was written."""
+        wire = b"".join([self._block(block, "incomplete") for block in self._blocks.close()])
+        wire += b"".join(
+            [self._ended(call.index, replies.item(self._spec, call, "incomplete")) for call in self._searches.values()]
+        )
         self.reply = replies.response(self._spec, "failed", self._output, error=error)
-        return self._response("failed")
+        return wire + self._response("failed")
 
     def _response(self, name: str) -> bytes:
         return self._event(name, f'"response":{self.reply.to_json()}')
@@ -160,21 +164,27 @@ class ResponseStream:
 
 
 def response_fold(spec: replies.ResponseSpec, keep: Callable[[replies.ResponseReply], None]) -> ReplyFold:
-    """`keep` gets the response when it is complete."""
+    """`keep` gets the response when it is complete or has failed."""
+
+    def items(choice: FoldedChoice, status: replies.ItemStatus) -> list[replies.OutputItem]:
+        last = len(choice.blocks) - 1 if choice.ended_in_block else None
+        return [
+            replies.item(spec, block, status if number == last else "completed", _found(block, choice.searches))
+            for number, block in enumerate(choice.blocks)
+        ]
 
     def write(choices: Sequence[FoldedChoice]) -> replies.ResponseReply:
         [choice] = choices
         status = replies.final_status(choice.finished)
-        last = len(choice.blocks) - 1 if choice.ended_in_block else None
-        items = [
-            replies.item(spec, block, status if number == last else "completed", _found(block, choice.searches))
-            for number, block in enumerate(choice.blocks)
-        ]
-        reply = replies.response(spec, status, items, end=choice.finished)
+        reply = replies.response(spec, status, items(choice, status), end=choice.finished)
         keep(reply)
         return reply
 
-    return ReplyFold(write)
+    def fail(choices: Sequence[FoldedChoice], error: VLLMMLXError) -> None:
+        [choice] = choices
+        keep(replies.response(spec, "failed", items(choice, "incomplete"), error=error))
+
+    return ReplyFold(write, fail)
 
 
 def _found(block: BlockEnd, searches: Mapping[str, SearchDone]) -> SearchDone | None:

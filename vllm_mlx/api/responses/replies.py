@@ -192,6 +192,7 @@ class ResponseReply(Reply):
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None = None
     status: Status
     model: str
     output: list[OutputItem]
@@ -227,6 +228,7 @@ def response(
     return ResponseReply(
         id=spec.reply_id,
         created_at=spec.created_at,
+        completed_at=None,
         status=status,
         model=spec.model,
         output=list(output),

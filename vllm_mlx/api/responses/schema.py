@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from ...core.request import MAX_LOGPROBS
 from ..guides import SchemaFormat
 from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort, TokenLimit
 from ..search import ContextSize, UserLocation
@@ -26,7 +27,6 @@ BODY_FIELDS: ExtraFields = {
         ("disabled",),
         "Shorten the input on your side: a prompt cut in the middle is a new prompt.",
     ),
-    "top_logprobs": Ignored("it is the default", (0,), "Use /v1/chat/completions for log-probabilities."),
     "conversation": Refused("Use `previous_response_id`, or send the complete input."),
     "prompt": Refused("This server keeps no prompts. Send the text itself."),
     "context_management": Refused("Shorten the input on your side."),
@@ -182,7 +182,7 @@ class WebSearchCallItem(_Item):
 
 
 class ItemReference(_Item):
-    type: Literal["item_reference"]
+    type: Literal["item_reference"] = "item_reference"
     id: str
 
 
@@ -196,8 +196,10 @@ _ITEM_TAGS = (
 
 
 def _item_tag(value: Any) -> str:
-    """Return the branch of an item. Clients may omit the type of a message."""
-    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "message")
+    """Return the branch of an item. Clients may omit the type of a message, and of a reference, which is an id."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "message")
+    if kind is None:
+        return "item_reference" if "id" in value and "role" not in value else "message"
     if kind in ("function_call_output", "custom_tool_call_output"):
         return "call_output"
     return kind if kind in _ITEM_TAGS else "other"
@@ -344,6 +346,7 @@ class ResponsesBody(Body, OpenAIFields):
     tools: Items[AnyTool] | None = None
     tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     max_tool_calls: int | None = Field(default=None, ge=1, description="Web searches; at most 20.")
     reasoning: ReasoningSettings | None = None
     text: TextSettings | None = None

@@ -1,0 +1,65 @@
+"""A request that was cancelled or took too long is not sent again: what Codex and the vendors' packages go by."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.running import serving
+from vllm_mlx.core.errors import Cancelled, InvalidParameter, TimeLimit, VLLMMLXError
+from vllm_mlx.core.events import Failed, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStart
+from vllm_mlx.core.request import Request
+
+from .fakes import FakeEngine
+
+RESPONSES = "/v1/responses"
+ENDED = [Cancelled(), TimeLimit("It took too long."), InvalidParameter("It is wrong.", param="input")]
+
+
+def half(error: VLLMMLXError) -> Any:
+    def play(request: Request, index: int) -> Any:
+        call = (ToolCallStart(0, "call_1", "ls"), ToolCallDelta(0, '{"a'))
+        return (Started(7, 2), ReasoningDelta("why"), TextDelta("Hel"), TextDelta("lo"), *call, Failed(error))
+
+    return play
+
+
+def events(text: str) -> list[Any]:
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("error", ENDED)
+def test_a_status_and_a_code_after_which_codex_ends_its_turn(error: VLLMMLXError) -> None:
+    with serving(FakeEngine(refuse=error)) as running, running.http() as http:
+        for fields in ({}, {"stream": True}):
+            refused = http.post(RESPONSES, json={"input": "hi", **fields})
+            assert refused.status_code == 400 and refused.json()["error"]["code"]
+    with serving(FakeEngine(play=half(error))) as running, running.http() as http:
+        assert http.post(RESPONSES, json={"input": "hi"}).status_code == 400
+        *_, last = events(http.post(RESPONSES, json={"input": "hi", "stream": True}).text)
+        assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "invalid_prompt")
+
+
+def test_other_protocols_keep_their_status() -> None:
+    with serving(FakeEngine(refuse=ENDED[0])) as running, running.http() as http:
+        body: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+        assert [http.post(f"/v1/{path}", json=body).status_code for path in ("chat/completions", "messages")] == [
+            499
+        ] * 2
+
+
+def test_a_failed_response_keeps_its_text_and_its_items_end() -> None:
+    with serving(FakeEngine(play=half(ENDED[0]))) as running, running.http() as http:
+        sent = events(http.post(RESPONSES, json={"input": "hi", "stream": True}).text)
+        failed = sent[-1]["response"]
+        kept = http.get(f"{RESPONSES}/{failed['id']}").json()
+        stored = http.post(RESPONSES, json={"input": "hi", "background": True}).json()["id"]
+        while (later := http.get(f"{RESPONSES}/{stored}").json())["status"] == "in_progress":
+            pass
+    added = [event["item"]["id"] for event in sent if event["type"] == "response.output_item.added"]
+    done = [event["item"]["id"] for event in sent if event["type"] == "response.output_item.done"]
+    assert added == done == [item["id"] for item in failed["output"]] and len(done) == 3
+    for response in (failed, kept, later):
+        assert (response["status"], response["completed_at"]) == ("failed", None)
+        assert [item["status"] for item in response["output"]] == ["completed", "completed", "incomplete"]
+        assert response["output"][1]["content"][0]["text"] == "Hello"

@@ -1,0 +1,72 @@
+"""A response says what was used: its settings as they were applied, in every snapshot."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from tests.support.running import serving
+
+from .fakes import FakeEngine
+
+RESPONSES = "/v1/responses"
+TOOL: Any = {"type": "function", "name": "ls"}
+SCHEMA: Any = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+
+
+def snapshots(http: Any, **fields: Any) -> list[Any]:
+    """The response whole, as it is stored, and in each event of a stream."""
+    whole = http.post(RESPONSES, json={"input": "hi", **fields}).json()
+    streamed = http.post(RESPONSES, json={"input": "hi", "stream": True, **fields}).text
+    sent = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    found = [event["response"] for event in sent if "response" in event]
+    queued = http.post(RESPONSES, json={"input": "hi", "background": True, **fields}).json()
+    return [whole, http.get(f"{RESPONSES}/{whole['id']}").json(), queued, *found]
+
+
+def test_what_a_request_leaves_out_is_told() -> None:
+    engine = FakeEngine()
+    engine.info = replace(engine.info, temperature=0.6, top_p=0.95)
+    with serving(engine) as running, running.http() as http:
+        every = snapshots(http, tools=[TOOL])
+    for response in every:
+        assert response | {
+            "temperature": 0.6, "top_p": 0.95, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": 0,
+            "max_tool_calls": None, "service_tier": "default", "safety_identifier": None, "prompt_cache_key": None,
+            "user": None, "tools": [{**TOOL, "description": None, "parameters": None, "strict": False}],
+            "text": {"format": {"type": "text"}, "verbosity": "medium"}, "truncation": "disabled",
+        } == response  # fmt: skip
+        is_complete = response["status"] == "completed"
+        assert (response["completed_at"] is not None) == is_complete
+        assert not is_complete or response["completed_at"] >= response["created_at"]
+
+
+def test_what_a_request_asks_for_is_told() -> None:
+    fields: Any = {
+        "temperature": 0.0, "top_p": 0.5, "presence_penalty": 1.0, "frequency_penalty": -1.0, "max_tool_calls": 3,
+        "safety_identifier": "s", "prompt_cache_key": "k", "user": "u",
+        "tools": [{**TOOL, "description": "x", "parameters": {"type": "object"}, "strict": True}],
+    }  # fmt: skip
+    with serving(FakeEngine()) as running, running.http() as http:
+        for response in snapshots(http, **fields, text={"format": SCHEMA, "verbosity": "low"}):
+            assert response | fields == response
+            assert response["text"] == {"format": {**SCHEMA, "description": None, "strict": True}, "verbosity": "low"}
+
+
+def test_errors_of_messages_name_their_request() -> None:
+    with serving(FakeEngine()) as running, running.http() as http:
+        for path, body in (("messages", {}), ("messages/nowhere", {}), ("messages", [])):
+            refused = http.post(f"/v1/{path}", json=body)
+            assert refused.json()["request_id"] == refused.headers["request-id"]
+
+
+def test_the_likeliest_token_alone() -> None:
+    """`top_p` 0 is within the vendors' limits."""
+    with serving(FakeEngine()) as running, running.http() as http:
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
+            ("responses", {"input": "hi"}),
+        ):
+            assert http.post(f"/v1/{path}", json={**body, "top_p": 0}).status_code == 200
+            assert http.post(f"/v1/{path}", json={**body, "top_p": -0.1}).status_code == 400
+    assert [request.sampling.top_p for request in running.engine.requests] == [0] * 3
