@@ -182,9 +182,10 @@ def test_a_keep_alive_is_a_chunk_with_an_empty_delta() -> None:
 @pytest.mark.parametrize(
     "error", [EngineDead("Gone."), Overloaded("Full.", retry_after_s=2), InvalidParameter("No.", param="n")]
 )
-def test_a_failure_ends_the_stream_with_an_error_and_without_done(error: Any) -> None:
-    [last] = payloads(chat().fail(error))
-    body = json.loads(last)["error"]
+def test_a_failure_ends_the_stream_with_an_error_and_done(error: Any) -> None:
+    failed, done = payloads(chat().fail(error))
+    assert done == "[DONE]"
+    body = json.loads(failed)["error"]
     assert set(body) == {"message", "type", "param", "code"} and body["message"] == error.message
 
 

@@ -173,7 +173,7 @@ def test_tolerated_fields_are_reported_by_default(strict: Running, path: str, se
         (CHAT, {"temperature": "hot"}),
         (COMPLETIONS, {"logprobs": -1}),
         (RESPONSES, {"input": [{"type": "riddle"}]}),
-        (RESPONSES, {"truncation": "auto"}),
+        (RESPONSES, {"truncation": "end"}),
         (CHAT, {"response_format": {"type": "text", "json_schema": SCHEMA}}),
         (CHAT, {"response_format": FORMAT | {"triggers": ["<a"]}}),
         (RESPONSES, {"text": {"format": {"type": "text", "schema": {}}}}),

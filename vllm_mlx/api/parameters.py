@@ -72,7 +72,7 @@ CACHE_HINT = Ignored("a hint; the prefix cache finds every prefix by itself")
 OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the types do not declare
     "user": Ignored("names the end user for abuse reports"),
     "safety_identifier": Ignored("names the end user for abuse reports"),
-    "service_tier": Ignored("there is one tier", ("auto", "default"), "This server has one tier: use 'auto'."),
+    "service_tier": Ignored("there is one tier"),
     "prompt_cache_key": Ignored("a routing hint; the prefix cache finds every prefix by itself"),
     "prompt_cache_retention": Ignored("a hint; the prefix cache keeps what memory allows"),
     "prompt_cache_options": CACHE_HINT,
@@ -189,6 +189,22 @@ def required_name(name: str | None, path: str) -> str:
     if not name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
     return name
+
+
+def allowed_choice(
+    mode: str | None, tools: Iterable[Mapping[str, Any]], known: Iterable[ToolSpec], *, param: str
+) -> ToolChoice:
+    """Return the choice among some of the tools, which stay in the prompt. Raises InvalidParameter for an unknown one.
+
+    `tools` name them in the nested form of chat completions or in the flat form of Responses.
+    """
+    forms = (inner if isinstance(inner := tool.get("function"), dict) else tool for tool in tools)
+    names = [str(form.get("name")) for form in forms]
+    if mode not in ("auto", "required"):
+        raise InvalidParameter(f"`{param}.mode` must be 'auto' or 'required'.", param=f"{param}.mode")
+    if not names or not {spec.name for spec in known}.issuperset(names):
+        raise InvalidParameter(f"`{param}.tools` must name some of the `tools`.", param=f"{param}.tools")
+    return ToolChoice("auto" if mode == "auto" else "required", names=frozenset(names))
 
 
 def named_choice(

@@ -131,6 +131,10 @@ class ToolSpec:
 class ToolChoice:
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None  # with "required": this tool only
+    names: frozenset[str] = frozenset()  # of the tools that may be called; empty: all
+
+    def allows(self, name: str) -> bool:
+        return self.name in (None, name) and (not self.names or name in self.names)
 
 
 def _digest(source: str | bytes) -> bytes:

@@ -176,7 +176,7 @@ class ConstraintBuilder:
             raise Unsupported(f"A `tool_choice` that forces a call needs {lacks} on this server.", param="tool_choice")
         if self._tools is None or self._tool_grammar == "off" or choice.mode == "none" or request.messages is None:
             return []
-        tools = [tool for tool in _declared(request) if choice.name in (None, tool.name)]
+        tools = [tool for tool in _declared(request) if choice.allows(tool.name)]
         if is_forced and not tools:
             raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
         carried = CarriedNames((tool.name for tool in _declared(request)), self._tools, self._grammars.added_tokens)
@@ -200,7 +200,7 @@ class ConstraintBuilder:
         """Return the rule for the names of calls in a reply without a grammar."""
         if self._names is None or request.tool_choice.mode != "auto" or request.messages is None:
             return None
-        names = [tool.name for tool in _declared(request)]
+        names = [tool.name for tool in _declared(request) if request.tool_choice.allows(tool.name)]
         return self._names.rule(names, request.tenant) if names else None
 
     @property

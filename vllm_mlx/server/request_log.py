@@ -10,7 +10,8 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.errors import ShuttingDown, shown
+from ..api.error_replies import UNKNOWN_PARAMETER
+from ..core.errors import ShuttingDown, setting, shown
 from .error_handlers import CLIENT_GONE, envelope_of, http_error, respond
 from .guards import tenant_of
 from .log import MAX_FIELD, RequestRecord, cut, error_of, quoted, requests_logger
@@ -34,6 +35,7 @@ class RequestLog:
         self._recent = recent
         self._requests = requests
         self._recorder = recorder
+        self._has_hinted = False  # whether the log has said how unknown fields are allowed
         self._warned: set[tuple[str, str, str]] = set()  # clients, paths, and fields that were left out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,6 +104,12 @@ class RequestLog:
     def _warn(self, record: RequestRecord) -> None:
         """Warn once of each field or tool that was left out, for each client that sent it."""
         client = record.client or "A client"
+        if record.error_code == UNKNOWN_PARAMETER and not self._has_hinted:
+            self._has_hinted = True
+            logger.warning(
+                "A field that this server does not know was refused: %s To leave such fields out instead, start the "
+                "server with %s warn.", quoted(record.error_message or ""), setting("unknown_fields"),
+            )  # fmt: skip
         for unknown in record.unknown_fields.patterns:
             about = (client, record.path, unknown)
             if about in self._warned or len(self._warned) >= MAX_WARNINGS:

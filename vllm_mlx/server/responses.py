@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..api.error_replies import OpenAIError
 from ..api.responses.decode import DecodedResponse, decode_response
 from ..api.responses.encode import ResponseStream, response_fold
-from ..api.responses.replies import Deleted, InputItemList, ResponseReply, ResponseSpec, response
+from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, ResponseSpec, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.catalogue import Catalogue
@@ -27,7 +27,7 @@ from .guards import tenant_of
 from .log import record_of
 from .response_store import BackgroundReplies, ResponseStore, ResponseStores
 from .routes import as_json, documented
-from .streaming import Submission, respond_with, submit, while_connected
+from .streaming import Submission, owned, respond_with, submit, while_connected
 
 StoredItem = Mapping[str, Any]
 Keep = Callable[[ResponseReply], None]
@@ -47,6 +47,8 @@ def responses_routes(
         ("POST", "/v1/responses", routes.responses, ResponseReply, EVENTS),
         ("GET", stored_at, routes.read, ResponseReply, "nothing"),
         ("DELETE", stored_at, routes.delete, Deleted, "nothing"),
+        ("POST", "/v1/responses/input_tokens", routes.input_tokens, InputTokens, "nothing"),
+        ("POST", "/v1/responses/compact", routes.compact, OpenAIError, "nothing"),
         ("POST", f"{stored_at}/cancel", routes.cancel, ResponseReply, "nothing"),
         ("GET", f"{stored_at}/input_items", routes.input_items, InputItemList, "nothing"),
     ):
@@ -100,6 +102,30 @@ class _Responses:
             stream=lambda _: _KeptStream(spec, keep),
             fold=response_fold(spec, keep),
         )
+
+    async def input_tokens(self, body: ResponsesBody, http: Request) -> Response:
+        """Count the tokens of the prompt that a response to this body would have. Nothing is generated or stored."""
+        (model, _), store = self._models.resolve(body.model), await self._store(http)
+        request_id = record_of(http.scope).request_id
+        decode = partial(
+            _decoded,
+            body,
+            _referenced(body, store),
+            _earlier(body, store),
+            reply_id=request_id,
+            model=model,
+            created_at=0,
+            searches=self._searches,
+        )
+        found = await decoded(http, body, decode, is_long=body.previous_response_id is not None)
+        request = owned(found.request, http, model)
+        return as_json(
+            InputTokens(input_tokens=await while_connected(http.receive, self._engine.count_tokens(request)))
+        )
+
+    async def compact(self) -> Response:
+        """Answer that this server compacts no conversations."""
+        raise HTTPException(404, "This server compacts no conversations: ask for a summary in a message.")
 
     async def read(self, response_id: str, http: Request, stream: bool = False) -> Response:
         """Read a stored response in its current state."""

@@ -154,6 +154,8 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
             web_search=searches,
         )
 
+    @router.head("/v1/models", include_in_schema=False)
+    @router.get("/v1/models/", include_in_schema=False)
     @router.get("/v1/models", responses={200: {"model": ModelList}})
     async def list_models(http: Request) -> Response:
         cards = [card(name, http.scope) for name in models.names]

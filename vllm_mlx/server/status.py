@@ -306,6 +306,7 @@ def _cache_entry(entry: Entry, now: float) -> CacheEntry:
 
 
 def _add_health(router: APIRouter, engine: EngineClient) -> None:
+    @router.head("/health", include_in_schema=False)
     @router.get(
         "/health", responses={503: {"description": "The engine has stopped or hangs, or no prompt can be prepared."}}
     )

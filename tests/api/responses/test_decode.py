@@ -266,7 +266,7 @@ IMAGE = {"type": "input_image", "image_url": "http://i"}
         ({"include": ["of_tomorrow"]}, "include"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "end"}, "truncation"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),

@@ -24,6 +24,7 @@ from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import (
     Decoded,
+    allowed_choice,
     custom_parameters,
     decode_file_data,
     decode_image,
@@ -274,13 +275,15 @@ def _tool_choice(body: schema.ChatCompletionBody, tools: Sequence[ToolSpec]) -> 
             return ToolChoice("none")
         case "none":
             return ToolChoice("none")
-        case "auto" | "required" | schema.NamedToolChoice() if not tools:
+        case "auto" | "required" | schema.NamedToolChoice() | schema.AllowedToolChoice() if not tools:
             raise InvalidParameter("When using `tool_choice`, `tools` must be set.", param="tool_choice")
         case "auto" | "required":
             return ToolChoice("auto" if choice == "auto" else "required")
         case schema.NamedToolChoice():
             name = choice.name if choice.function is None else choice.function.name
             return named_choice(name, tools, refusal=_NO_SUCH_TOOL)
+        case schema.AllowedToolChoice(allowed_tools=allowed):
+            return allowed_choice(allowed.mode, allowed.tools, tools, param="tool_choice.allowed_tools")
         case _:
             raise InvalidParameter(
                 f"Invalid value for `tool_choice`: {shown(choice)}! Only named tools, 'none', 'auto' or 'required' are "
@@ -325,8 +328,10 @@ def decode_messages(
 
 
 def _reasoning(message: schema.AssistantMessage) -> Iterator[Part]:
-    """Return the reasoning, then a refusal in place of content. Clients may send the reasoning under two names."""
-    if reasoning := message.reasoning_content or message.reasoning:
+    """Return the reasoning, then a refusal in place of content. Clients may send the reasoning under four names."""
+    blocks = (*(message.reasoning_details or ()), *(message.thinking_blocks or ()))
+    texts = [text for block in blocks for name in ("text", "thinking") if isinstance(text := block.get(name), str)]
+    if reasoning := message.reasoning_content or message.reasoning or "".join(dict.fromkeys(texts)):
         yield ReasoningPart(reasoning)
     if message.content is None and message.refusal:
         yield TextPart(message.refusal)

@@ -49,8 +49,8 @@ class _Stream:
         return _event({**self._chunk, "usage": usage}).encode() + DONE
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """Return the last event of a failed stream. `[DONE]` does not follow, since it means a complete reply."""
-        return _event(OPENAI.error(error).body).encode()
+        """Return the last events of a failed stream. `[DONE]` follows the error, because some clients wait for it."""
+        return _event(OPENAI.error(error).body).encode() + DONE
 
     def _around(self, choice: Mapping[str, Any]) -> str:
         return f"{self._head}[{to_json(choice).decode()}]{self._tail}"

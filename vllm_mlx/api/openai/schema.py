@@ -57,7 +57,7 @@ CHAT_FIELDS: ExtraFields = {
 
 STREAM_OPTION_FIELDS: ExtraFields = {
     "include_obfuscation": Ignored("padding against traffic analysis; chunks carry none"),
-    "continuous_usage_stats": Ignored("it is the default", (False,), "Usage is sent once, in the last chunk."),
+    "continuous_usage_stats": Ignored("usage is sent once, in the last chunk"),
 }
 
 MESSAGE_FIELDS: ExtraFields = {
@@ -187,6 +187,8 @@ class AssistantMessage(_Message):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: Items[dict[str, Any]] | None = None
+    thinking_blocks: Items[dict[str, Any]] | None = None
     tool_calls: Items[ChatToolCall] | None = None
 
 
@@ -267,6 +269,16 @@ class NamedToolChoice(ChatWire):
     type: Literal["function", "custom"]
     function: ToolName | None = None
     name: str | None = None
+
+
+class AllowedTools(ChatWire):
+    mode: str
+    tools: Items[dict[str, Any]]
+
+
+class AllowedToolChoice(ChatWire):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class StreamOptions(ChatWire):
@@ -350,7 +362,7 @@ class ChatCompletionBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: Items[AnyTool] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | NamedToolChoice | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None

@@ -28,6 +28,7 @@ from ...core.request import Request
 from ..guides import SchemaFormat, decode_format
 from ..parameters import (
     Decoded,
+    allowed_choice,
     custom_parameters,
     decode_file,
     decode_file_data,
@@ -340,7 +341,9 @@ def _flat_tools(tools: Sequence[schema.AnyTool]) -> Iterator[tuple[str, str | No
             yield f"{path}.tools[{inner}]", namespace, member
 
 
-def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, found: Tools) -> ToolChoice:
+def decode_tool_choice(
+    choice: str | schema.AllowedToolChoice | schema.ResponsesToolChoice | None, found: Tools
+) -> ToolChoice:
     tools = found.specs
     match choice:
         case schema.ResponsesToolChoice(is_web_search=True) if found.search is not None:
@@ -353,6 +356,8 @@ def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, found: T
             return ToolChoice("required")
         case schema.ResponsesToolChoice(type="function" | "custom", name=str(name)):
             return named_choice(name, tools)
+        case schema.AllowedToolChoice():
+            return allowed_choice(choice.mode, choice.tools, tools, param="tool_choice")
         case schema.ResponsesToolChoice(type=kind):
             raise Unsupported(
                 f"`tool_choice` of type '{shown(kind)}' is not supported. Name a function, or use 'required'.",

@@ -37,7 +37,11 @@ def echo(body: schema.ResponsesBody, usual: Mapping[str, float]) -> dict[str, An
             "format": {"type": "text"} if format_ is None else _echoed_format(format_),
             "verbosity": verbosity or "medium",
         },
-        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
+        "tool_choice": "auto"
+        if choice is None
+        else choice
+        if isinstance(choice, str)
+        else choice.model_dump(exclude_unset=True),
         "tools": tools,
         "truncation": "disabled",
     }

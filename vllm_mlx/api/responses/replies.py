@@ -211,6 +211,11 @@ class InputItemList(Reply):
     has_more: bool
 
 
+class InputTokens(Reply):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class Deleted(Reply):
     id: str
     object: Literal["response"] = "response"

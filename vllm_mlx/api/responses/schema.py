@@ -23,9 +23,9 @@ BODY_FIELDS: ExtraFields = {
     "client_metadata": Ignored("the client's own bookkeeping"),
     "stream_options": Ignored("padding against traffic analysis; events carry none"),
     "truncation": Ignored(
-        "it is the default",
-        ("disabled",),
-        "Shorten the input on your side: a prompt cut in the middle is a new prompt.",
+        "a prompt that does not fit is refused: cut in the middle, it would be a new prompt",
+        ("disabled", "auto"),
+        "Use 'disabled'.",
     ),
     "conversation": Refused("Use `previous_response_id`, or send the complete input."),
     "prompt": Refused("This server keeps no prompts. Send the text itself."),
@@ -314,6 +314,13 @@ class ResponsesToolChoice(Wire):
         return {} if self.type in ("function", "custom") or self.is_web_search else None
 
 
+class AllowedToolChoice(Wire):
+    extras: ClassVar[ExtraFields | None] = {}
+    type: Literal["allowed_tools"]
+    mode: str
+    tools: Items[dict[str, Any]]
+
+
 # Settings
 
 
@@ -344,7 +351,7 @@ class ResponsesBody(Body, OpenAIFields):
     background: bool | None = None
     max_output_tokens: TokenLimit = Field(default=None, description="Up to the context window if left out or -1.")
     tools: Items[AnyTool] | None = None
-    tool_choice: str | ResponsesToolChoice | None = None
+    tool_choice: str | AllowedToolChoice | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     max_tool_calls: int | None = Field(default=None, ge=1, description="Web searches; at most 20.")
