@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.running import serving
+from vllm_mlx.core.events import Finished, ReasoningDelta, Started, TextDelta, TokenLogprob
 
-from .fakes import FakeEngine
+from .fakes import FakeEngine, says
 
 RESPONSES = "/v1/responses"
 TOOL: Any = {"type": "function", "name": "ls"}
@@ -70,3 +71,39 @@ def test_the_likeliest_token_alone() -> None:
             assert http.post(f"/v1/{path}", json={**body, "top_p": 0}).status_code == 200
             assert http.post(f"/v1/{path}", json={**body, "top_p": -0.1}).status_code == 400
     assert [request.sampling.top_p for request in running.engine.requests] == [0] * 3
+
+
+FIRST, SECOND = TokenLogprob(72, -0.5, ((72, -0.5), (65, -1.5))), TokenLogprob(105, -0.25, ((105, -0.25),))
+
+
+def with_logprobs(request: Any, index: int) -> Any:
+    """Two tokens whose text comes with the second, then a third in a block of its own."""
+    end = says()[-1]
+    assert isinstance(end, Finished)
+    return (
+        Started(7, 2),
+        TextDelta("", (FIRST,)),
+        TextDelta("Hi", (SECOND,)),
+        ReasoningDelta("why"),
+        TextDelta("H", (FIRST,)),
+        end,
+    )
+
+
+def test_log_probabilities_where_they_are_asked_for() -> None:
+    asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    with serving(FakeEngine(play=with_logprobs)) as running, running.http() as http:
+        whole = http.post(RESPONSES, json={"input": "hi", **asked}).json()
+        streamed = http.post(RESPONSES, json={"input": "hi", "stream": True, **asked}).text
+        kept = http.get(f"{RESPONSES}/{whole['id']}").json()
+        assert http.post(RESPONSES, json={"input": "hi", "top_logprobs": 2}).status_code == 400
+        plain = http.post(RESPONSES, json={"input": "hi"}).json()
+    assert [request.sampling.logprobs for request in running.engine.requests] == [2, 2, None]
+    sent = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    first, second = (item["content"][0]["logprobs"] for item in whole["output"] if item["type"] == "message")
+    assert [(each["token"], each["logprob"]) for each in (*first, *second)] == [("H", -0.5), ("i", -0.25), ("H", -0.5)]
+    assert first[0]["top_logprobs"][1] == {"token": "A", "logprob": -1.5, "bytes": [65]}
+    assert [event["logprobs"] for event in sent if event["type"] == "response.output_text.delta"] == [first, second]
+    assert [event["logprobs"] for event in sent if event["type"] == "response.output_text.done"] == [first, second]
+    parts = [[item["content"] for item in found["output"]] for found in (whole, kept, sent[-1]["response"])]
+    assert parts[0] == parts[1] == parts[2] and plain["top_logprobs"] == 0 and whole["top_logprobs"] == 2

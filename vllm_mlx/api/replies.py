@@ -148,11 +148,12 @@ class FoldedChoice:
         self.blocks: list[BlockEnd] = []
         self.searches: dict[str, SearchDone] = {}  # by the ids of their calls
         self.logprobs: list[TokenLogprob] = []
+        self._ends: list[int] = []  # by block: how many of them belong to it and the blocks before it
         self.ended_in_block = False  # whether the last block was still open when the choice finished
 
     def feed(self, event: GenerationEvent) -> None:
         ended = [block for block in self._splitter.feed(event) if isinstance(block, BlockEnd) and not block.is_broken]
-        self.blocks += ended
+        self._add(ended)
         match event:
             case TextDelta(logprobs=logprobs):
                 self.logprobs += logprobs
@@ -165,8 +166,16 @@ class FoldedChoice:
     def close(self) -> None:
         """End the block that is open after a failure."""
         ended = [block for block in self._splitter.close() if isinstance(block, BlockEnd)]
-        self.blocks += ended
+        self._add(ended)
         self.ended_in_block = bool(ended)
+
+    def logprobs_of(self, number: int) -> list[TokenLogprob]:
+        """Return those of the text of a block."""
+        return self.logprobs[self._ends[number - 1] if number else 0 : self._ends[number]]
+
+    def _add(self, ended: Sequence[BlockEnd]) -> None:
+        self.blocks += ended
+        self._ends += [len(self.logprobs)] * len(ended)
 
     @property
     def finished(self) -> Finished:

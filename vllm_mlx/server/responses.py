@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..api.error_replies import OpenAIError
+from ..api.replies import ReplyFold, TokenNames
 from ..api.responses.decode import DecodedResponse, decode_response
 from ..api.responses.encode import ResponseStream, response_fold
 from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, ResponseSpec, response
@@ -69,7 +70,7 @@ class _Responses:
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """Create a response with tools and reasoning: streamed, complete, or in the background."""
         (model, position), store = self._models.resolve(body.model), await self._store(http)
-        info = self._engine.fronts[position].info
+        info, names = self._engine.fronts[position].info, self._engine.fronts[position].tokenizer
         decode = partial(
             _decoded,
             body,
@@ -94,13 +95,13 @@ class _Responses:
                 store.put(stored(found.kept, reply, previous_id))
 
         if spec.background:
-            return await self._in_background(http, store, submission, spec, keep)
+            return await self._in_background(http, store, submission, spec, keep, response_fold(spec, keep, names))
         return await respond_with(
             submission,
             http,
             spec,
-            stream=lambda _: _KeptStream(spec, keep),
-            fold=response_fold(spec, keep),
+            stream=lambda _: _KeptStream(spec, names, keep),
+            fold=response_fold(spec, keep, names),
         )
 
     async def input_tokens(self, body: ResponsesBody, http: Request) -> Response:
@@ -170,10 +171,16 @@ class _Responses:
         return await self._stores.of(tenant_of(http.scope))
 
     async def _in_background(
-        self, http: Request, store: ResponseStore, submission: Submission, spec: ResponseSpec, keep: Keep
+        self,
+        http: Request,
+        store: ResponseStore,
+        submission: Submission,
+        spec: ResponseSpec,
+        keep: Keep,
+        fold: ReplyFold,
     ) -> Response:
         """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
-        fold, answer = response_fold(spec, keep), as_json(response(spec, "queued"))
+        answer = as_json(response(spec, "queued"))
         keep(response(spec, "in_progress"))
         starting = self._background.start(
             spec.reply_id,
@@ -191,8 +198,8 @@ class _Responses:
 class _KeptStream(ResponseStream):
     """Keeps the response once it has ended. A client that disconnects leaves nothing."""
 
-    def __init__(self, spec: ResponseSpec, keep: Keep) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: ResponseSpec, names: TokenNames, keep: Keep) -> None:
+        super().__init__(spec, names)
         self._keep = keep
 
     def fail(self, error: VLLMMLXError) -> bytes:

@@ -262,7 +262,7 @@ IMAGE = {"type": "input_image", "image_url": "http://i"}
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
         ({"tools": [{"name": "ls"}]}, "tools[0].type"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["message.output_text.secrets"]}, "include"),
         ({"include": ["of_tomorrow"]}, "include"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),

@@ -81,6 +81,7 @@ def decode_responses_as_chat(
         created=created,
         stream=bool(body.stream),
         include_usage=include_usage(body.stream_options, bool(body.stream)),
+        logprobs=found.request.sampling.logprobs is not None,
         reasoning=mode,
         custom_tools=found.reply.tools.custom,
         search=None if found.reply.search is None else replace(found.reply.search, is_shown=False),

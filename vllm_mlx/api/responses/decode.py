@@ -91,7 +91,10 @@ def decode_response(
         tool_choice=decode_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
         sampling=decode_sampling(
-            body, max_tokens=body.max_output_tokens, guide=decode_format(_format(body), "text.format")
+            body,
+            max_tokens=body.max_output_tokens,
+            guide=decode_format(_format(body), "text.format"),
+            logprobs=(body.top_logprobs or 0) if schema.LOGPROBS in (body.include or ()) else None,
         ),
         keeps_reasoning=body.cache_reasoning_tokens,
         cache_salt=body.cache_salt or "",
@@ -139,6 +142,9 @@ def _format(body: schema.ResponsesBody) -> SchemaFormat | None:
 
 
 def _check_include(body: schema.ResponsesBody) -> None:
+    if body.top_logprobs and schema.LOGPROBS not in (body.include or ()):
+        message = f"`top_logprobs` needs `include` with '{schema.LOGPROBS}'."
+        raise InvalidParameter(message, param="top_logprobs")
     for name in body.include or ():
         rule = schema.INCLUDED.get(name)
         if rule is None or isinstance(rule, Refused):

@@ -3,18 +3,25 @@
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
+from pydantic_core import to_json
+
 from ...core.errors import VLLMMLXError
-from ...core.events import Finished, GenerationEvent, SearchDone
+from ...core.events import Finished, GenerationEvent, SearchDone, TextDelta, TokenLogprob
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
-from ..replies import FoldedChoice, ReplyFold
+from ..openai.replies import ChatLogprobs, ContentLogprob
+from ..replies import FoldedChoice, ReplyFold, TokenNames
 from . import replies
 
 
 class ResponseStream:
     """The `StreamEncoder` of Responses. `reply` is the response after the last event."""
 
-    def __init__(self, spec: replies.ResponseSpec) -> None:
+    def __init__(self, spec: replies.ResponseSpec, names: TokenNames | None = None) -> None:
+        """`names`: of the tokens, if the reply has log-probabilities."""
         self._spec = spec
+        self._names = names
+        self._new_logprobs: list[ContentLogprob] = []  # of text that is not sent yet
+        self._logprobs: list[ContentLogprob] = []  # of the open part
         self._blocks = BlockSplitter()
         self._searches: dict[str, BlockEnd] = {}  # calls whose results are awaited, by their ids
         self._num_events = 0
@@ -33,6 +40,8 @@ class ResponseStream:
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         searched = self._searched(event) if isinstance(event, SearchDone) else b""
+        if isinstance(event, TextDelta):
+            self._new_logprobs += _named(event.logprobs, self._names)
         status: replies.ItemStatus = replies.final_status(event) if isinstance(event, Finished) else "completed"
         wire = searched + b"".join([self._block(block, status) for block in self._blocks.feed(event)])
         if isinstance(event, Finished):
@@ -78,7 +87,10 @@ class ResponseStream:
         delta = f'"delta":{escape(event.text)}'
         match event.kind:
             case "text":
-                return self._event("output_text.delta", f'{self._place},{delta},"logprobs":[]')
+                new, self._new_logprobs = self._new_logprobs, []
+                self._logprobs += new
+                logprobs = to_json(new).decode() if new else "[]"
+                return self._event("output_text.delta", f'{self._place},{delta},"logprobs":{logprobs}')
             case "call" if not self._shows_arguments:
                 return b""  # they are shown in another form when they are complete
             case "call":
@@ -122,7 +134,9 @@ class ResponseStream:
         if event.call is not None and replies.is_search(self._spec, event.call):
             self._searches[event.call.call_id] = event
             return self._event("web_search_call.searching", self._place)
-        ended = replies.item(self._spec, event, "incomplete" if event.is_broken else status)
+        logprobs, self._logprobs = self._logprobs, []
+        status = "incomplete" if event.is_broken else status
+        ended = replies.item(self._spec, event, status, logprobs=logprobs)
         end_of_part = b"" if event.search is not None else self._end_of_part(ended)
         return end_of_part + self._ended(event.index, ended)
 
@@ -133,7 +147,8 @@ class ResponseStream:
     def _end_of_part(self, ended: replies.OutputItem) -> bytes:
         match ended:
             case replies.OutputMessage(content=[part]):
-                fields = f'{self._place},"text":{escape(part.text)},"logprobs":[]'
+                logprobs = to_json(part.logprobs).decode()
+                fields = f'{self._place},"text":{escape(part.text)},"logprobs":{logprobs}'
                 return self._event("output_text.done", fields) + self._part("done", part)
             case replies.Reasoning(content=[part]):
                 text = f'"text":{escape(part.text)}'
@@ -163,13 +178,21 @@ class ResponseStream:
         return self._event(f"reasoning_summary_part.{what}", f'{self._summary_place},"part":{part}')
 
 
-def response_fold(spec: replies.ResponseSpec, keep: Callable[[replies.ResponseReply], None]) -> ReplyFold:
-    """`keep` gets the response when it is complete or has failed."""
+def response_fold(
+    spec: replies.ResponseSpec, keep: Callable[[replies.ResponseReply], None], names: TokenNames | None = None
+) -> ReplyFold:
+    """`keep` gets the response when it is complete or has failed. `names`: as of a stream."""
 
     def items(choice: FoldedChoice, status: replies.ItemStatus) -> list[replies.OutputItem]:
         last = len(choice.blocks) - 1 if choice.ended_in_block else None
         return [
-            replies.item(spec, block, status if number == last else "completed", _found(block, choice.searches))
+            replies.item(
+                spec,
+                block,
+                status if number == last else "completed",
+                _found(block, choice.searches),
+                _named(choice.logprobs_of(number), names),
+            )
             for number, block in enumerate(choice.blocks)
         ]
 
@@ -185,6 +208,10 @@ def response_fold(spec: replies.ResponseSpec, keep: Callable[[replies.ResponseRe
         keep(replies.response(spec, "failed", items(choice, "incomplete"), error=error))
 
     return ReplyFold(write, fail)
+
+
+def _named(tokens: Sequence[TokenLogprob], names: TokenNames | None) -> list[ContentLogprob]:
+    return [] if names is None or not tokens else ChatLogprobs.of(tokens, names).content
 
 
 def _found(block: BlockEnd, searches: Mapping[str, SearchDone]) -> SearchDone | None:

@@ -11,6 +11,7 @@ from ...core.events import Finished, FinishReason, SearchDone, ToolCallStart, Us
 from ...core.messages import ToolSpec
 from ..blocks import BlockEnd, BlockStart, ReasoningMode
 from ..error_replies import response_code
+from ..openai.replies import ContentLogprob
 from ..replies import CacheShortfall, ErrorText, FinishDetails, Reply, finish_details, given, shortfall_of
 from ..search import SEARCH_NAME, SearchTool, packed_search
 from ..text import custom_input, seal
@@ -63,11 +64,11 @@ class OutputText(Reply):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any]
-    logprobs: list[Any]
+    logprobs: list[ContentLogprob]
 
     @classmethod
-    def of(cls, text: str) -> "OutputText":
-        return cls(text=text, annotations=[], logprobs=[])
+    def of(cls, text: str, logprobs: Sequence[ContentLogprob] = ()) -> "OutputText":
+        return cls(text=text, annotations=[], logprobs=list(logprobs))
 
 
 class ReasoningText(Reply):
@@ -251,11 +252,16 @@ def final_status(event: Finished) -> Literal["completed", "incomplete"]:
 
 
 def item(
-    spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus, found: SearchDone | None = None
+    spec: ResponseSpec,
+    block: BlockStart | BlockEnd,
+    status: ItemStatus,
+    found: SearchDone | None = None,
+    logprobs: Sequence[ContentLogprob] = (),
 ) -> OutputItem:
     """Return the item of a block: with its content if the block has ended, without if it starts.
 
     Its id is as unique as the response's own, and always the same for a block. `found`: by the block's search.
+    `logprobs`: of the block's text.
     """
     unique = f"{spec.reply_id.removeprefix('resp_')}{block.index:02}"
     if block.search is not None:
@@ -266,7 +272,8 @@ def item(
     if block.call is not None:
         return _call(spec, block.call, "".join(texts), status, unique)
     if block.kind == "text":
-        return OutputMessage(id=f"msg_{unique}", status=status, content=list(map(OutputText.of, texts)))
+        content = [OutputText.of(text, logprobs) for text in texts]
+        return OutputMessage(id=f"msg_{unique}", status=status, content=content)
     sealed = seal(block.text) if spec.seals_reasoning and isinstance(block, BlockEnd) else None
     return Reasoning(
         id=f"rs_{unique}",

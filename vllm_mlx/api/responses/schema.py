@@ -15,6 +15,7 @@ from ..search import ContextSize, UserLocation
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, LeftOut, Refused, Wire
 
 MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
 _WAITS = Ignored("the model goes on once every call has its result")
 _BUILT_IN = "It belongs to a built-in tool, and this server has none."
 
@@ -65,7 +66,7 @@ INCLUDED: ExtraFields = {
     "code_interpreter_call.outputs": Ignored(_BUILT_IN),
     "computer_call_output.output.image_url": Ignored(_BUILT_IN),
     "message.input_image.image_url": Ignored("input items are listed as they were sent"),
-    "message.output_text.logprobs": Refused("Use /v1/chat/completions for log-probabilities."),
+    LOGPROBS: Ignored("honoured: parts of text hold log-probabilities, of as many tokens as `top_logprobs` says"),
 }
 
 # Items that another server or the client made for itself. The model here never saw them.
