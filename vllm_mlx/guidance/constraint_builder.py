@@ -31,8 +31,7 @@ _NO_MARKERS = (
 )
 
 
-_MAX_TRIALS = 64  # grammars of one request that are tried when the first is refused
-_TRIALS_S = 20  # the time for them
+_TRIALS_S = 20  # time to find the tools of a grammar that is refused
 _FOLLOWED_BYTES = 8 << 20  # texts of refused grammars
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -113,7 +112,7 @@ class ConstraintBuilder:
             try:
                 return grammar, param, self._grammars.compile(grammar, param, request.tenant)
             except (InvalidParameter, GrammarLimit):
-                followed = tuple(self._loosened(tools, request.tenant, _Trials()))
+                followed = tuple(self._loosened(tools, request.tenant, time.monotonic() + _TRIALS_S))
                 if followed == tuple(tools):
                     followed = tuple(map(GuidedTool.freed, tools))
                 if followed == tuple(tools):
@@ -124,19 +123,19 @@ class ConstraintBuilder:
         assert grammar is not None, "as many tools are guided as before"
         return grammar, param, self._grammars.compile(grammar, param, request.tenant)
 
-    def _loosened(self, tools: Sequence[GuidedTool], tenant: str, trials: "_Trials") -> list[GuidedTool]:
+    def _loosened(self, tools: Sequence[GuidedTool], tenant: str, end_s: float) -> list[GuidedTool]:
         """Return the tools, of which less is held where a grammar of their calls is refused, found by halving.
 
-        After the last of the `trials`, nothing is held of the tools that are left.
+        After `end_s`, nothing is held of the tools that are left.
         """
-        if not trials.has_another():
+        if time.monotonic() > end_s:
             return [tool.freed() for tool in tools]
         if all(tool.is_fixed for tool in tools) or self._is_followed(tools, tenant):
             return [*tools]
         if len(tools) == 1:
-            return self._loosened([tools[0].looser(SchemaBudget())], tenant, trials)
+            return self._loosened([tools[0].looser(SchemaBudget())], tenant, end_s)
         half = len(tools) // 2
-        return [tool for part in (tools[:half], tools[half:]) for tool in self._loosened(part, tenant, trials)]
+        return [tool for part in (tools[:half], tools[half:]) for tool in self._loosened(part, tenant, end_s)]
 
     def _is_followed(self, tools: Sequence[GuidedTool], tenant: str) -> bool:
         """Return whether calls to these tools can be held. Only tools that are not strict can be looser."""
@@ -244,18 +243,6 @@ class ConstraintBuilder:
             tools=self._tools if _declared(request) else None,
             bounds_reply=bounds_reply,
         )
-
-
-class _Trials:
-    """Counts the grammars that are tried for one request, and the time that they take."""
-
-    def __init__(self) -> None:
-        self._num_left = _MAX_TRIALS
-        self._end_s = time.monotonic() + _TRIALS_S
-
-    def has_another(self) -> bool:
-        self._num_left -= 1
-        return self._num_left >= 0 and time.monotonic() < self._end_s
 
 
 def _declared(request: Request) -> tuple[ToolSpec, ...]:

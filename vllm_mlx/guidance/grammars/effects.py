@@ -7,20 +7,16 @@ from ...formats.bodies.tool_schema import SchemaBudget
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _ABOUT: Mapping[str, frozenset[str]] = {  # keywords that judge values of some types alone
-    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), frozenset({"string"})),
-    **dict.fromkeys(
-        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), frozenset({"integer", "number"})
-    ),
-    **dict.fromkeys(
-        ("items", "prefixItems", "additionalItems", "contains", "minItems", "maxItems", "uniqueItems",
-         "unevaluatedItems"), frozenset({"array"})
-    ),
-    **dict.fromkeys(
-        ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
-         "propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
-        frozenset({"object"}),
-    ),
-}  # fmt: skip
+    keyword: frozenset(types.split())
+    for types, keywords in {
+        "string": "minLength maxLength pattern format",
+        "integer number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
+        "array": "items prefixItems additionalItems contains minItems maxItems uniqueItems unevaluatedItems",
+        "object": "properties patternProperties additionalProperties required minProperties maxProperties "
+        "propertyNames dependentRequired dependentSchemas dependencies unevaluatedProperties",
+    }.items()
+    for keyword in keywords.split()
+}
 _ABOUT_ALL = frozenset({
     "type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref", "$dynamicRef",
     "$recursiveRef",
