@@ -250,6 +250,7 @@ def test_errors_are_the_package_s_own(client: anthropic.Anthropic, engine: FakeE
     assert caught.value.body == {
         "type": "error",
         "error": {"type": "overloaded_error", "message": "Too many requests wait."},
+        "request_id": caught.value.request_id,
     }
 
 
@@ -320,7 +321,7 @@ def test_what_never_reaches_a_route_is_in_the_envelope_too() -> None:
         assert client.get("/v1/models", headers={"x-api-key": "wrong"}).json()["error"]["code"] == "invalid_api_key"
     for kind, answer in answers.items():
         body = answer.json()
-        assert set(body) == {"type", "error"} and (body["type"], body["error"]["type"]) == ("error", kind)
+        assert set(body) == {"type", "error", "request_id"} and (body["type"], body["error"]["type"]) == ("error", kind)
     assert wrong_method.status_code == 405 and wrong_method.json()["type"] == "error"
 
 

@@ -70,7 +70,7 @@ class _Responses:
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """Create a response with tools and reasoning: streamed, complete, or in the background."""
         (model, position), store = self._models.resolve(body.model), await self._store(http)
-        info, names = self._engine.fronts[position].info, self._engine.fronts[position].tokenizer
+        info = self._engine.fronts[position].info
         decode = partial(
             _decoded,
             body,
@@ -87,6 +87,7 @@ class _Responses:
         spec = found.reply
         if spec.store:
             store.check_room(stored(found.kept, response(spec, "queued"), previous_id))
+        names = None if found.request.sampling.logprobs is None else self._engine.fronts[position].tokenizer
         submission = submit(self._engine, found.requests, http, spec)
 
         def keep(reply: ResponseReply) -> None:
@@ -198,7 +199,7 @@ class _Responses:
 class _KeptStream(ResponseStream):
     """Keeps the response once it has ended. A client that disconnects leaves nothing."""
 
-    def __init__(self, spec: ResponseSpec, names: TokenNames, keep: Keep) -> None:
+    def __init__(self, spec: ResponseSpec, names: TokenNames | None, keep: Keep) -> None:
         super().__init__(spec, names)
         self._keep = keep
 
