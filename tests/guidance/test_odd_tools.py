@@ -16,7 +16,7 @@ from vllm_mlx.formats.pipeline import declared_schemas
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 
 from .random_sampler import sampler
-from .scripted import request
+from .scripted import INVENTED, Scripted, request
 
 TEXT: Any = {"type": "string"}
 DIGIT: Any = {"type": "integer", "minimum": 0, "maximum": 9}
@@ -180,3 +180,12 @@ def test_many_odd_tools_among_many() -> None:
         assert accepts(matcher, call(spec.name, {"x": 4, "n": 1} if spec in odd_ones else {"n": 1}))
         assert not accepts(matcher, call(spec.name, {"x": 4, "n": "1"} if spec in odd_ones else {"n": "1"}))
     assert held(asked, "hermes") is matcher
+
+
+def test_only_the_tools_that_a_choice_allows_can_be_called() -> None:
+    other = ToolSpec("other", None, GOOD.parameters)
+    matcher = held(request((GOOD, other), ToolChoice("required", names=frozenset({"good"}))), "hermes")
+    assert accepts(matcher, call("good", {"n": 1})) and not accepts(matcher, call("other", {"n": 1}))
+    asked = request(choice=ToolChoice("auto", names=frozenset({"write.file"})))
+    model = Scripted(sampler(), "hermes")
+    assert model.calls(model.write(call(INVENTED, {}), asked).ids) == ["write.file"]
