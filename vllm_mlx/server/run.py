@@ -93,7 +93,7 @@ def answering_before(sock: socket.socket) -> Iterator[None]:
 
 async def _not_ready(scope: Scope, receive: Receive, send: Send) -> None:
     path, error = scope["path"], ModelUnavailable("The server is still loading its models.", retry_after_s=BUSY_S)
-    response: Response = respond(envelope_of(path).error(error))
+    response: Response = respond(envelope_of(path).error(error), scope)
     if path in OPEN_PATHS:
         response = JSONResponse({"status": "loading", "error": error.message}, 503)
     response.headers["connection"] = "close"
