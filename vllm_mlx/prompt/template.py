@@ -1,10 +1,9 @@
 """Conversation → text, by the checkpoint's own chat template. Knows no token ids."""
 
-import hashlib
 import itertools
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,34 +12,29 @@ from ..core.errors import TemplateError, Unsupported, first_line, setting
 from ..core.json_values import with_texts
 from ..core.messages import (
     ImagePart,
-    MediaPart,
     Message,
-    Part,
-    ReasoningPart,
-    ShownPart,
     TextPart,
     ToolCallPart,
     ToolResultPart,
     ToolSpec,
-    VideoPart,
 )
 from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
+from ..formats import CallChoice, detect_formats
+from ..formats.families import spelling
+from ..formats.family import Spelling
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from ..media.sources import media_parts
-from .system_turns import SystemTurns
+from .template_messages import CallStyle, in_style, template_messages
+from .turns import PROBE_NAMES, Turns
 
 # Private characters. They stand for a marker that is part of the conversation's own text while it is rendered.
 _ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")
 _ERROR_VARIABLE = re.compile(r"\bis_error\b")
 _THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
-_ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
-_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
-_PROBE_CALL = ToolCallPart("call_of_probe", "probe_tool", {"probe_key": "probe_value"})
-_PROBE_TOOL = {
-    "type": "function",
-    "function": {"name": _PROBE_CALL.name, "description": "", "parameters": {"type": "object", "properties": {}}},
-}
+_PROBE_CALL = ToolCallPart("call_of_probe", PROBE_NAMES[0], {"probe_key": "probe_value"})
+_PROBE_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+_PROBE_TOOLS = [{"type": "function", "function": {"name": name, **_PROBE_FIELDS}} for name in PROBE_NAMES]
 _PROBE_MESSAGES = (
     Message("user", (TextPart("probe"),)),
     Message("assistant", (_PROBE_CALL,)),
@@ -52,6 +46,7 @@ _PROBE_MESSAGES = (
 class Rendered:
     text: str
     media_starts: tuple[int, ...] = ()  # characters before each image or video, in order
+    rules: tuple[str, ...] = ()  # the rules by which the conversation was rewritten for its template
 
 
 class MediaMarkers:
@@ -95,16 +90,6 @@ class MediaMarkers:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class CallStyle:
-    """The form in which a template takes messages with tool calls."""
-
-    arguments_are_text: bool = False  # JSON text, for a template that does not write objects as JSON itself
-    empty_content: str | None = ""  # the content of a message that has only calls; None is a null content
-    ids_are_short: bool = False  # nine letters or digits
-    knows_errors: bool = False  # it reads `is_error` of a tool result
-
-
 class ChatTemplate:
     """Renders conversations. Threads may share it.
 
@@ -115,16 +100,23 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, markers: MediaMarkers | None = None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        enable_thinking: bool | None = None,
+        markers: MediaMarkers | None = None,
+        calls: CallChoice | None = None,
     ):
         """`enable_thinking` is the server's default. If it is None, reasoning is on, but a template that knows only the
-        variable `thinking` keeps its own default. `markers` is None if the model takes no images.
+        variable `thinking` keeps its own default. `markers` is None if the model takes no images. `calls`: the format
+        in which the model writes calls, by default the one that is detected.
         """
         self._tokenizer = tokenizer
         self._markers = markers
         self._enable_thinking = enable_thinking
-        self._style: CallStyle | None = None
-        self._system_turns = SystemTurns(self._probe_messages)
+        self._calls = calls
+        self._lacking: dict[str, bool] = {}  # whether the template takes a tool that lacks this field
+        self._turns = Turns(self._probe_turns)
 
     def render_prompt(self, request: Request) -> Rendered:
         """Return the text of the request's prompt, in which each image and video has a text of its own.
@@ -145,16 +137,17 @@ class ChatTemplate:
     def _render(self, request: Request) -> Rendered:
         parts, markers = media_parts(request), self._markers
         if not parts:
-            return Rendered(self._apply(request))
+            return self._apply(request)
         if markers is None:
             raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
         media = [(str(markers.image if isinstance(part, ImagePart) else markers.video), part.text) for part in parts]
-        rendered = markers.fill_in(self._apply(request, escaping=markers), media)
+        applied = self._apply(request, escaping=markers)
+        rendered = markers.fill_in(applied.text, media)
         if rendered is None:
             raise TemplateError(
                 "The model's chat template cannot show the images of this conversation.", param="messages"
             )
-        return rendered
+        return replace(rendered, rules=applied.rules)
 
     def _check_tools(self, request: Request, text: str) -> None:
         """Raise Unsupported if the prompt is the same without tools. Some templates show them only to new questions."""
@@ -162,22 +155,23 @@ class ChatTemplate:
         is_later = any(message.role == "assistant" for message in request.messages)
         if not _shown_tools(request) or (is_later and self._shows_tools):
             return
-        if self._render(replace(request, tools=())).text == text:
-            raise Unsupported(
-                "This model's chat template does not show `tools`, so the model cannot know of them. Leave `tools` "
-                f"out, serve a model that calls tools, or set a {setting('chat_template')} that shows them.",
-                param="tools",
-            )
+        with suppress(TemplateError):  # a template that is only for tools shows them
+            if self._render(replace(request, tools=())).text == text:
+                raise Unsupported(
+                    "This model's chat template does not show `tools`, so the model cannot know of them. Leave `tools` "
+                    f"out, serve a model that calls tools, or set a {setting('chat_template')} that shows them.",
+                    param="tools",
+                )
 
     @cached_property
     def _shows_tools(self) -> bool:
         messages = [Message("system", (TextPart("probe"),)), *_PROBE_MESSAGES[:1]]
         return any(
-            _PROBE_CALL.name in (self._probe_messages(probe, tools=[_PROBE_TOOL]) or "")
+            _PROBE_CALL.name in (self._probe_messages(probe, tools=_PROBE_TOOLS) or "")
             for probe in (messages, messages[1:])
         )
 
-    def _apply(self, request: Request, *, escaping: MediaMarkers | None = None) -> str:
+    def _apply(self, request: Request, *, escaping: MediaMarkers | None = None) -> Rendered:
         """Run the template. `escaping` are the markers that the conversation's own texts must not contain."""
         assert request.messages is not None
         if self._tokenizer.chat_template is None:
@@ -186,22 +180,65 @@ class ChatTemplate:
                 f"{setting('chat_template')}.",
                 param="messages",
             )
-        tools = [tool.to_openai() for tool in _shown_tools(request)]
-        placed = self._system_turns.place(request.messages)
-        messages = template_messages(placed, self._style_for(placed))
+        sent = [tool.to_openai() for tool in _shown_tools(request)]
+        tools = [self._with_fields(tool) for tool in sent]
+        style = self._style_for(request.messages)
+        placed = self._turns.place(
+            in_style(request.messages, style, self._spelling),
+            has_tools=bool(tools),
+            continues=request.continue_final_message,
+        )
+        rules = (*style.rules, *placed.rules, *(["fields of tools"] if tools != sent else []))
+        messages = template_messages(placed.messages, style)
         if escaping is not None:
             messages, tools = escaping.escape(messages), escaping.escape(tools)
         try:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 messages,
-                tools=tools or None,
+                tools=tools or self._no_tools,
                 add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
                 continue_final_message=request.continue_final_message,
                 **self._variables(request),
             )
         except TEMPLATE_FAILURES as error:
-            message = f"The model's chat template cannot take this conversation: {first_line(error)}"
-            raise TemplateError(message, param="messages") from error
+            raise self._refused(tools, first_line(error)) from error
+        return Rendered(text, rules=rules)
+
+    def _refused(self, tools: Sequence[dict[str, Any]], reason: str) -> TemplateError:
+        """Return the error, which names a tool if the template cannot show it to any conversation."""
+        question = _PROBE_MESSAGES[:1]
+        if not tools or self._probe_messages(question, tools=tools) is not None:
+            return TemplateError(f"The model's chat template cannot take this conversation: {reason}", param="messages")
+        while len(tools) > 1:
+            half = tools[: len(tools) // 2]
+            tools = tools[len(half) :] if self._probe_messages(question, tools=half) is not None else half
+        message = f"The model's chat template cannot show the tool `{tools[0]['function']['name']}`: {reason}"
+        return TemplateError(message, param="tools")
+
+    def _with_fields(self, tool: dict[str, Any]) -> dict[str, Any]:
+        """Add empty fields that the tool lacks, if the template refuses tools without them."""
+        function = tool["function"]
+        added = {key: value for key, value in _PROBE_FIELDS.items() if key not in function and not self._lacks(key)}
+        if "properties" not in function.get("parameters", {"properties": {}}) and not self._lacks("properties"):
+            added["parameters"] = _PROBE_FIELDS["parameters"] | function["parameters"]
+        return {**tool, "function": {**function, **added}} if added else tool
+
+    def _lacks(self, field: str) -> bool:
+        """Whether the template takes a tool without this field."""
+        if field not in self._lacking:
+            fields = {key: value for key, value in _PROBE_FIELDS.items() if key != field}
+            if field == "properties":
+                fields["parameters"] = {"type": "object"}
+            tool = {"type": "function", "function": {"name": _PROBE_CALL.name, **fields}}
+            self._lacking[field] = self._probe_messages(_PROBE_MESSAGES[:1], tools=[tool]) is not None
+        return self._lacking[field]
+
+    @cached_property
+    def _no_tools(self) -> list[Any] | None:
+        """The value of `tools` without any: a list if the template refuses None."""
+        question = _PROBE_MESSAGES[:1]
+        is_list = self._probe_messages(question) is None and self._probe_messages(question, tools=[]) is not None
+        return [] if is_list else None
 
     def _variables(self, request: Request) -> dict[str, Any]:
         assert not RESERVED_TEMPLATE_KWARGS & request.template_kwargs.keys(), "they are refused where they are decoded"
@@ -211,130 +248,73 @@ class ChatTemplate:
             variables["thinking"] = chosen
         return {**variables, **request.template_kwargs}
 
-    def _probe_messages(self, messages: Sequence[Message], style: CallStyle | None = None, **kwargs: Any) -> str | None:
+    def needs(self) -> tuple[str, ...]:
+        """Return the rules by which conversations are rewritten for this template, to tell the operator."""
+        if self._tokenizer.chat_template is None:
+            return ()
+        fields = ["fields of tools"] if not all(map(self._lacks, (*_PROBE_FIELDS, "properties"))) else []
+        return (*self._style_for(_PROBE_MESSAGES).rules, *self._turns.needs(self._shows_tools), *fields)
+
+    def _probe_turns(self, messages: Sequence[Message], has_tools: bool | None) -> str | None:
+        tools = _PROBE_TOOLS if has_tools else None if has_tools is None else self._no_tools
+        return self._probe_messages(messages, self._style_for(messages), tools=tools)
+
+    def _probe_messages(
+        self, messages: Sequence[Message], style: CallStyle = CallStyle(), **kwargs: Any  # noqa: B008 - frozen
+    ) -> str | None:
         """The rendered text of messages that have only text or calls; None if the template refuses them."""
+        written = template_messages(in_style(messages, style, self._spelling), style)
         try:
-            return self._tokenizer.apply_chat_template(
-                template_messages(messages, style), add_generation_prompt=True, **kwargs
-            )
+            return self._tokenizer.apply_chat_template(written, add_generation_prompt=True, **kwargs)
         except TEMPLATE_FAILURES:
             return None
 
+    @cached_property
+    def _spelling(self) -> Spelling:
+        """How calls are written as text."""
+        detected = detect_formats(self._tokenizer.chat_template, self._tokenizer)[1]
+        return spelling(self._calls or detected or "generic", self._tokenizer)
+
     def _style_for(self, messages: Sequence[Message]) -> CallStyle:
-        if not any(isinstance(part, ToolCallPart) for message in messages for part in message.parts):
-            return CallStyle()
-        if self._style is None:
-            style = next(filter(self._writes_calls, _styles()), CallStyle())
-            self._style = replace(style, knows_errors=bool(_ERROR_VARIABLE.search(self._tokenizer.chat_template or "")))
-        return self._style
+        kinds = {type(part) for message in messages for part in message.parts}
+        if ToolCallPart in kinds:
+            return self._style
+        return CallStyle(ids=self._style.ids) if ToolResultPart in kinds else CallStyle()
+
+    @cached_property
+    def _style(self) -> CallStyle:
+        style = next(filter(self._writes_calls, _styles()), CallStyle())
+        return replace(style, knows_errors=bool(_ERROR_VARIABLE.search(self._tokenizer.chat_template or "")))
 
     def _writes_calls(self, style: CallStyle) -> bool:
-        """Whether the template writes a probe's tool call in full.
+        """Whether the template writes a probe's tool call and its result in full.
 
         Templates drop or garble what they do not expect as often as they refuse it.
         """
-        tools = [_PROBE_TOOL]
-        without = self._probe_messages(_PROBE_MESSAGES[:1], style, tools=tools)
-        text = self._probe_messages(_PROBE_MESSAGES, style, tools=tools)
-        if without is None or text is None:
+        without = self._probe_messages(_PROBE_MESSAGES[:1], style, tools=_PROBE_TOOLS)
+        text = self._probe_messages(_PROBE_MESSAGES, style, tools=_PROBE_TOOLS)
+        if without is None or text is None or text.count("probe_result") != 1:
             return False
         is_written = text.count(_PROBE_CALL.name) > without.count(_PROBE_CALL.name) and "probe_value" in text
-        return is_written and "{'probe_key'" not in text and '\\"probe_key' not in text
+        is_whole = is_written and "{'probe_key'" not in text and '\\"probe_key' not in text
+        return is_whole and (f"functions.{_PROBE_CALL.name}:" not in text or self._numbers_calls(style))
+
+    def _numbers_calls(self, style: CallStyle) -> bool:
+        """Whether the second call and its result have the same number."""
+        text = self._probe_messages((*_PROBE_MESSAGES, *_PROBE_MESSAGES[1:]), style, tools=_PROBE_TOOLS)
+        num_written = 1 if style.results_are_users else 2
+        return text is not None and text.count(f"functions.{_PROBE_CALL.name}:1") == num_written
 
 
 def _shown_tools(request: Request) -> Sequence[ToolSpec]:
     return () if request.tool_choice.mode == "none" else request.tools
 
 
-def _styles() -> Iterable[CallStyle]:
+def _styles() -> Iterator[CallStyle]:
     """All styles, the usual one first."""
-    return (
-        CallStyle(arguments_are_text, empty_content, ids_are_short)
-        for ids_are_short, empty_content, arguments_are_text in itertools.product(
-            (False, True), ("", None), (False, True)
-        )
-    )
-
-
-def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
-    """The dicts that chat templates read. Every tool result becomes a message of its own."""
-    style = style or CallStyle()
-    result: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # call id → name of the tool
-    for message in messages:
-        names |= {part.call_id: part.name for part in message.parts if isinstance(part, ToolCallPart)}
-        run: list[Part] = []
-        for part in message.parts:
-            if isinstance(part, ToolResultPart):
-                if run:
-                    result.append(_template_message(message, run, style))
-                    run = []
-                result.append(_tool_result(part, names.get(part.call_id), style))
-            else:
-                run.append(part)
-        if run or not message.parts:
-            result.append(_template_message(message, run, style))
-    return result
-
-
-def _template_message(message: Message, parts: Sequence[Part], style: CallStyle) -> dict[str, Any]:
-    # The parts of a reply were one text when the model wrote them; the parts that a client sends are separate texts.
-    content = _content(parts, separator="" if message.role == "assistant" else "\n")
-    result: dict[str, Any] = {"role": message.role, "content": content}
-    if message.name is not None:
-        result["name"] = message.name
-    reasoning = [part.text for part in parts if isinstance(part, ReasoningPart)]
-    if reasoning:
-        result["reasoning_content"] = "".join(reasoning)
-    calls = [_tool_call(part, style) for part in parts if isinstance(part, ToolCallPart)]
-    if calls:
-        result["content"] = content or style.empty_content
-        result["tool_calls"] = calls
-    return result
-
-
-def _tool_call(part: ToolCallPart, style: CallStyle) -> dict[str, Any]:
-    arguments = json.dumps(part.arguments, ensure_ascii=False) if style.arguments_are_text else part.arguments
-    function = {"name": part.name, "arguments": arguments}
-    return {"id": _call_id(part.call_id, style), "type": "function", "function": function}
-
-
-def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> dict[str, Any]:
-    parts = part.content if style.knows_errors or not part.is_error else _as_error(part.content)
-    content = _content(parts, separator="\n")
-    result: dict[str, Any] = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
-    if part.is_error and style.knows_errors:
-        result["is_error"] = True
-    name = part.name if part.name is not None else called
-    return result if name is None else {**result, "name": name}
-
-
-def _as_error(content: Sequence[Part]) -> Sequence[Part]:
-    """Add "Error:" before a failed result, unless its first line says that it failed, as nearly every tool's does."""
-    first = next((part.text for part in content if isinstance(part, TextPart) and part.text.strip()), "")
-    says_so = _ERROR_WORD.search(first.strip().partition("\n")[0])
-    return content if says_so else (TextPart("Error:"), *content)
-
-
-def _call_id(call_id: str, style: CallStyle) -> str:
-    if not style.ids_are_short or _SHORT_ID.fullmatch(call_id):
-        return call_id
-    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
-
-
-def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
-    """A string for text alone, which every template takes; a list where there are images or videos."""
-    content = [part for part in parts if isinstance(part, ShownPart)]
-    if any(isinstance(part, MediaPart) for part in content):
-        return [_content_part(part) for part in content]
-    return separator.join(part.text for part in content if isinstance(part, TextPart))
-
-
-def _content_part(part: ShownPart) -> dict[str, Any]:
-    match part:
-        case TextPart(text):
-            return {"type": "text", "text": text}
-        case ImagePart():
-            return {"type": "image"}
-        case VideoPart():
-            return {"type": "video"}
+    for results_are_users, calls_are_text in itertools.product((False, True), repeat=2):
+        for ids, empty_content, arguments_are_text in itertools.product(
+            ("own", "short", "numbered"), ("", None), (False, True)
+        ):
+            if not calls_are_text or (empty_content == "" and not arguments_are_text):
+                yield CallStyle(arguments_are_text, empty_content, ids, calls_are_text, results_are_users)

@@ -1,0 +1,187 @@
+"""Messages → the dicts that chat templates read. Knows no template."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..core.messages import (
+    ImagePart,
+    MediaPart,
+    Message,
+    Part,
+    ReasoningPart,
+    ShownPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    VideoPart,
+)
+from ..formats.family import Spelling
+from ..formats.written import written_calls
+
+_ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+CallIds = Literal["own", "short", "numbered"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """The form in which a template takes messages with tool calls."""
+
+    arguments_are_text: bool = False  # JSON text, for a template that does not write objects as JSON itself
+    empty_content: str | None = ""  # the content of a message that has only calls; None is a null content
+    ids: CallIds = "own"  # short: nine letters or digits; numbered: `functions.NAME:0`
+    calls_are_text: bool = False  # the template writes no calls: they become text of the message, as the model writes
+    results_are_users: bool = False  # the template writes no results: they become messages of the user
+    knows_errors: bool = False  # it reads `is_error` of a tool result
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules by which the style rewrites conversations."""
+        rules = {
+            "ids of calls": self.ids == "numbered",
+            "calls as text": self.calls_are_text,
+            "results as text": self.results_are_users,
+        }
+        return tuple(rule for rule, holds in rules.items() if holds)
+
+
+def in_style(messages: Sequence[Message], style: CallStyle, written: Spelling) -> list[Message]:
+    """Return the messages, each tool result in a message of its own, in the form in which the template takes calls.
+
+    `written`: how calls are written as text.
+    """
+    result: list[Message] = []
+    calls: dict[str, ToolCallPart] = {}  # by the id that the client sent
+    num_calls = 0
+    for message in apart(messages):
+        parts: list[Part] = []
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                own_id, part = part.call_id, _renamed(part, num_calls, style)
+                calls[own_id], num_calls = part, num_calls + 1
+            elif isinstance(part, ToolResultPart) and (call := calls.get(part.call_id)) is not None:
+                part = replace(part, call_id=call.call_id, name=call.name if part.name is None else part.name)
+            parts.append(part)
+        made = [part for part in parts if isinstance(part, ToolCallPart)]
+        if made and style.calls_are_text:
+            said = [part for part in parts if not isinstance(part, ToolCallPart)]
+            parts = [*said, TextPart(written_calls(written, made))]
+        message = replace(message, parts=tuple(parts))
+        result.append(as_user(message) if message.role == "tool" and style.results_are_users else message)
+    return result
+
+
+def apart(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield the messages, each tool result in a message of its own."""
+    for message in messages:
+        for is_result, parts in itertools.groupby(message.parts, lambda part: isinstance(part, ToolResultPart)):
+            if is_result:
+                yield from (Message("tool", (part,)) for part in parts)
+            else:
+                yield replace(message, parts=tuple(parts))
+        if not message.parts:
+            yield message
+
+
+def as_user(message: Message) -> Message:
+    """Turn a message with a tool result into one of the user."""
+    contents = (_result_content(part) if isinstance(part, ToolResultPart) else (part,) for part in message.parts)
+    shown = itertools.chain.from_iterable(contents)
+    return Message("user", (TextPart("<tool_response>"), *shown, TextPart("</tool_response>")))
+
+
+def _renamed(call: ToolCallPart, number: int, style: CallStyle) -> ToolCallPart:
+    return replace(call, call_id=f"functions.{call.name}:{number}") if style.ids == "numbered" else call
+
+
+def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
+    """The dicts that chat templates read. Every tool result becomes a message of its own."""
+    style = style or CallStyle()
+    result: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # call id → name of the tool
+    for message in messages:
+        names |= {part.call_id: part.name for part in message.parts if isinstance(part, ToolCallPart)}
+        run: list[Part] = []
+        for part in message.parts:
+            if isinstance(part, ToolResultPart):
+                if run:
+                    result.append(_template_message(message, run, style))
+                    run = []
+                result.append(_tool_result(part, names.get(part.call_id), style))
+            else:
+                run.append(part)
+        if run or not message.parts:
+            result.append(_template_message(message, run, style))
+    return result
+
+
+def _template_message(message: Message, parts: Sequence[Part], style: CallStyle) -> dict[str, Any]:
+    # The parts of a reply were one text when the model wrote them; the parts that a client sends are separate texts.
+    content = _content(parts, separator="" if message.role == "assistant" else "\n")
+    result: dict[str, Any] = {"role": message.role, "content": content}
+    if message.name is not None:
+        result["name"] = message.name
+    reasoning = [part.text for part in parts if isinstance(part, ReasoningPart)]
+    if reasoning:
+        result["reasoning_content"] = "".join(reasoning)
+    calls = [_tool_call(part, style) for part in parts if isinstance(part, ToolCallPart)]
+    if calls:
+        result["content"] = content or style.empty_content
+        result["tool_calls"] = calls
+    return result
+
+
+def _tool_call(part: ToolCallPart, style: CallStyle) -> dict[str, Any]:
+    arguments = json.dumps(part.arguments, ensure_ascii=False) if style.arguments_are_text else part.arguments
+    function = {"name": part.name, "arguments": arguments}
+    return {"id": _call_id(part.call_id, style), "type": "function", "function": function}
+
+
+def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> dict[str, Any]:
+    content = _content(part.content if style.knows_errors else _result_content(part), separator="\n")
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
+    if part.is_error and style.knows_errors:
+        result["is_error"] = True
+    name = part.name if part.name is not None else called
+    return result if name is None else {**result, "name": name}
+
+
+def _result_content(result: ToolResultPart) -> Sequence[Part]:
+    """Add "Error:" before a failed result, unless its first line says that it failed, as nearly every tool's does."""
+    if not result.is_error:
+        return result.content
+    content = result.content
+    first = next((part.text for part in content if isinstance(part, TextPart) and part.text.strip()), "")
+    says_so = _ERROR_WORD.search(first.strip().partition("\n")[0])
+    return content if says_so else (TextPart("Error:"), *content)
+
+
+def _call_id(call_id: str, style: CallStyle) -> str:
+    if style.ids != "short" or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
+    """A string for text alone, which every template takes; a list where there are images or videos."""
+    content = [part for part in parts if isinstance(part, ShownPart)]
+    if any(isinstance(part, MediaPart) for part in content):
+        return [_content_part(part) for part in content]
+    return separator.join(part.text for part in content if isinstance(part, TextPart))
+
+
+def _content_part(part: ShownPart) -> dict[str, Any]:
+    match part:
+        case TextPart(text):
+            return {"type": "text", "text": text}
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}
