@@ -180,6 +180,7 @@ class Banner:
             ("Architecture", f"{info.architecture}, {readable(info.weights_bytes)} of weights{self._taken()}"),
             ("Layers", layers(self.loaded)),
             ("Formats", formats(self.loaded)),
+            *self._rewritten(),
             ("Context", f"{info.max_model_len:,} tokens"),
             *self._scaled_down(),
             *(("Beside", _in_short(names, other)) for names, other in self.beside),
@@ -202,6 +203,10 @@ class Banner:
         if total > self.budget_bytes:
             return f"so not all models fit at once: their weights take {readable(total)}"
         return f"of which the weights of all models take {readable(total)}"
+
+    def _rewritten(self) -> list[tuple[str, str]]:
+        needs = ", ".join(self.loaded["template_needs"])
+        return [("Template", f"conversations are rewritten for it: {needs}")] if needs else []
 
     def _scaled_down(self) -> list[tuple[str, str]]:
         pixels = self.loaded["max_pixels"]

@@ -66,6 +66,7 @@ class CacheReceipt:
     cache_bytes: int = 0  # held by the prefix cache at the look-up
     max_cache_bytes: int = 0  # 0 if there is no prefix cache
     expectation: Expectation = field(default_factory=Expectation)
+    template: tuple[str, ...] = ()  # the rules by which the conversation was rewritten for its template
 
     @property
     def tier(self) -> Tier | None:

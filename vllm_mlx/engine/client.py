@@ -248,10 +248,11 @@ class EngineClient:
         front, expectation = self.fronts[prepared.request.model], Expectation()
         if prepared.compared is not None and front.model_facts["prefix_cache"]:
             expectation = prepared.compared.expectation
+        rules = () if prepared.chat is None else prepared.chat.rules
         for index, stats in enumerate(progress):
             seq = prepared.sequence(next(self._seq_ids), index)
             seq.model = prepared.request.model
-            stats.queue(seq, expectation, time.monotonic())
+            stats.queue(seq, expectation, rules, time.monotonic())
             yield Reply(index, seq, front.processor.output(prepared), stats, partial(front.keeper.take, prepared))
 
     def _open_generations(self) -> list[Generation]:

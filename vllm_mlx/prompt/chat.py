@@ -39,6 +39,7 @@ class ChatPrompt:
     inputs: PromptInputs
     known_prefix: KnownPrefix | None = None  # the ids that come from an earlier prompt and its reply
     boundaries: tuple[Boundary, ...] = ()  # snapshot points and starts of images, ascending
+    rules: tuple[str, ...] = ()  # the rules by which the conversation was rewritten for its template
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -102,6 +103,7 @@ class ChatPrompts:
             inputs=inputs,
             known_prefix=encoded.known_prefix,
             boundaries=tuple(sorted({*points, *edges})),
+            rules=rendered.rules,
         )
 
     def remember(self, prompt: ChatPrompt, reply: FinishedReply) -> None:

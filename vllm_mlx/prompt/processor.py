@@ -114,11 +114,13 @@ class RequestProcessor:
         self._cache_reasoning = config.cache_reasoning
         self._window = ContextWindow(tokenizer, max_model_len)
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
-        template = ChatTemplate(tokenizer, enable_thinking=config.enable_thinking, markers=markers)
+        self.template = ChatTemplate(
+            tokenizer, enable_thinking=config.enable_thinking, markers=markers, calls=formats.replies.calls
+        )
         self.replies = ReplyMemory(journal=memories.replies)
         self._chats = ChatPrompts(
             tokenizer,
-            template,
+            self.template,
             self.replies,
             self._window,
             formats.replies,

@@ -24,8 +24,9 @@ from ..formats.families import spelling
 from ..formats.family import Spelling
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from ..media.sources import media_parts
-from .template_messages import CallStyle, in_style, template_messages
-from .turns import PROBE_NAMES, Turns
+from .shapes import PROBE_NAMES, Shapes
+from .template_messages import CallIds, CallStyle, in_style, template_messages
+from .turns import Turns
 
 # Private characters. They stand for a marker that is part of the conversation's own text while it is rendered.
 _ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")
@@ -116,7 +117,7 @@ class ChatTemplate:
         self._enable_thinking = enable_thinking
         self._calls = calls
         self._lacking: dict[str, bool] = {}  # whether the template takes a tool that lacks this field
-        self._turns = Turns(self._probe_turns)
+        self._shapes = Shapes(self._probe_turns, None if markers is None else markers.image)
 
     def render_prompt(self, request: Request) -> Rendered:
         """Return the text of the request's prompt, in which each image and video has a text of its own.
@@ -183,11 +184,8 @@ class ChatTemplate:
         sent = [tool.to_openai() for tool in _shown_tools(request)]
         tools = [self._with_fields(tool) for tool in sent]
         style = self._style_for(request.messages)
-        placed = self._turns.place(
-            in_style(request.messages, style, self._spelling),
-            has_tools=bool(tools),
-            continues=request.continue_final_message,
-        )
+        turns = Turns(self._shapes, bool(tools), request.continue_final_message)
+        placed = turns.place(in_style(request.messages, style, self._spelling))
         rules = (*style.rules, *placed.rules, *(["fields of tools"] if tools != sent else []))
         messages = template_messages(placed.messages, style)
         if escaping is not None:
@@ -207,7 +205,8 @@ class ChatTemplate:
     def _refused(self, tools: Sequence[dict[str, Any]], reason: str) -> TemplateError:
         """Return the error, which names a tool if the template cannot show it to any conversation."""
         question = _PROBE_MESSAGES[:1]
-        if not tools or self._probe_messages(question, tools=tools) is not None:
+        is_shown = tools and self._probe_messages(question, tools=_PROBE_TOOLS) is not None
+        if not is_shown or self._probe_messages(question, tools=tools) is not None:
             return TemplateError(f"The model's chat template cannot take this conversation: {reason}", param="messages")
         while len(tools) > 1:
             half = tools[: len(tools) // 2]
@@ -253,14 +252,17 @@ class ChatTemplate:
         if self._tokenizer.chat_template is None:
             return ()
         fields = ["fields of tools"] if not all(map(self._lacks, (*_PROBE_FIELDS, "properties"))) else []
-        return (*self._style_for(_PROBE_MESSAGES).rules, *self._turns.needs(self._shows_tools), *fields)
+        return (*self._style_for(_PROBE_MESSAGES).rules, *Turns(self._shapes, self._shows_tools).needs(), *fields)
 
     def _probe_turns(self, messages: Sequence[Message], has_tools: bool | None) -> str | None:
         tools = _PROBE_TOOLS if has_tools else None if has_tools is None else self._no_tools
         return self._probe_messages(messages, self._style_for(messages), tools=tools)
 
     def _probe_messages(
-        self, messages: Sequence[Message], style: CallStyle = CallStyle(), **kwargs: Any  # noqa: B008 - frozen
+        self,
+        messages: Sequence[Message],
+        style: CallStyle = CallStyle(),  # noqa: B008 - frozen
+        **kwargs: Any,
     ) -> str | None:
         """The rendered text of messages that have only text or calls; None if the template refuses them."""
         written = template_messages(in_style(messages, style, self._spelling), style)
@@ -312,9 +314,8 @@ def _shown_tools(request: Request) -> Sequence[ToolSpec]:
 
 def _styles() -> Iterator[CallStyle]:
     """All styles, the usual one first."""
+    all_ids: tuple[CallIds, ...] = ("own", "short", "numbered")
     for results_are_users, calls_are_text in itertools.product((False, True), repeat=2):
-        for ids, empty_content, arguments_are_text in itertools.product(
-            ("own", "short", "numbered"), ("", None), (False, True)
-        ):
-            if not calls_are_text or (empty_content == "" and not arguments_are_text):
-                yield CallStyle(arguments_are_text, empty_content, ids, calls_are_text, results_are_users)
+        for ids, content, are_text in itertools.product(all_ids, ("", None), (False, True)):
+            if not calls_are_text or (content == "" and not are_text):
+                yield CallStyle(are_text, content, ids, calls_are_text, results_are_users)

@@ -87,6 +87,8 @@ class Receipts:
             facts += f"; disk={receipt.disk_tokens}"
         if self._num_prompts > 1:
             facts += f"; prompts={self._num_prompts}"
+        if receipt.template:
+            facts += f'; template="{", ".join(receipt.template)}"'
         if receipt.shortfall is not None:
             facts += f'; reason={receipt.shortfall.value}; detail="{receipt.why}"'
         return {RECEIPT_HEADER: facts}
@@ -232,6 +234,7 @@ class RequestRecord:
             "altered": self.prompt_change,
             # `altered` reports the shortfall of an altered prompt.
             "not_cached": None if receipt is None or receipt.shortfall is Shortfall.ALTERED else receipt.why,
+            "template": ", ".join(receipt.template) or None if receipt else None,
             "completion_tokens": None if usage is None else usage.completion_tokens,
             "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
             "ttft_s": self._ttft_s,

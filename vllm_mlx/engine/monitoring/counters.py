@@ -174,20 +174,22 @@ class ReplyStats:
     ended_s: float | None = None
     outcome: Outcome | None = None  # None until the reply has ended
     expectation: Expectation = field(default_factory=Expectation)
+    template: tuple[str, ...] = ()  # as in a receipt
     receipt: CacheReceipt | None = None  # None: not looked up yet
     computed_tokens: int = 0  # prompt tokens that are computed, including cached ones
     completion_tokens: int = 0
 
-    def queue(self, seq: Sequence, expectation: Expectation, now: float) -> None:
+    def queue(self, seq: Sequence, expectation: Expectation, template: tuple[str, ...], now: float) -> None:
         """Note that the prompt is prepared and its sequence handed to the engine."""
         self.seq_id, self.prompt_tokens, self.max_tokens = seq.seq_id, seq.num_prompt_tokens, seq.max_tokens
-        self.queued_s, self.expectation = now, expectation
+        self.queued_s, self.expectation, self.template = now, expectation, template
 
     def take(self, update: SequenceUpdate, now: float) -> int:
         """Take in an update. Returns the prompt tokens that were computed since the previous one."""
         if self.receipt is None:
             self.scheduled_s = update.scheduled_s
-            self.receipt = replace(update.receipt, prompt_tokens=self.prompt_tokens, expectation=self.expectation)
+            receipt = replace(update.receipt, prompt_tokens=self.prompt_tokens, expectation=self.expectation)
+            self.receipt = replace(receipt, template=self.template)
             self.computed_tokens = self.receipt.cached_tokens
         computed = min(self.prompt_tokens, max(self.computed_tokens, update.num_computed_tokens))
         if update.tokens:

@@ -41,6 +41,7 @@ class ModelFacts(TypedDict):
     vocab_size: int
     weights_bytes: int
     takes_chats: bool  # it has a chat template
+    template_needs: list[str]  # the rules by which conversations are rewritten for the template
     takes_images: bool
     takes_videos: bool
     no_videos: str | None

@@ -287,6 +287,7 @@ def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProc
         "vocab_size": info.vocab_size,
         "weights_bytes": info.weights_bytes,
         "takes_chats": processor.tokenizer.chat_template is not None,
+        "template_needs": list(processor.template.needs()),
         "takes_images": info.takes_images,
         "takes_videos": processor.no_videos is None,
         "no_videos": processor.no_videos,
