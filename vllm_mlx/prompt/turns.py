@@ -19,7 +19,7 @@ _UNKNOWN = {"": "ou", "s": "sou", "u": "uoau", "a": "uaou", "c": "ucoau", "r": "
 _LATE = {"s": "ucurau", "u": "ucurau", "a": "ucaru", "c": "ucucrRau", "r": "ucucRrau"}
 _FIRST = {"a": "a", "c": "cr", "r": "o"}
 _LAST = {"a": "ua", "c": "uc", "r": "ucr"}
-_EMPTY = {"u": "y", "a": "uxu", "r": "ucz"}
+_EMPTY = {"u": ("y", "u"), "a": ("uxu", "uau"), "r": ("ucz", "ucr")}
 _NEIGHBOURS = {  # by the last turn that is text, the message before, and the message: the shape, and the shape mended
     "uuu": ("uuauu", "uau"), "aaa": ("uaau", "uau"), "uru": ("ucruau", "ucrau"), "ucu": ("ucuau", "ucauau"),
     "ara": ("uacrau", "uacryau"), "aca": ("uacau", "uacyau"), "uca": ("ucau", "ucyau"), "ucc": ("uccR", "ucycR"),
@@ -78,6 +78,10 @@ class Turns:
     def _takes(self, shape: str) -> bool:
         return self.shapes.takes(shape, self.has_tools)
 
+    def _lacks(self, shape: str, mended: str) -> bool:
+        """Whether the template takes only the mended shape. A template that takes neither is not helped by a rule."""
+        return not self._takes(shape) and self._takes(mended)
+
     def _pair_calls(self, messages: list[Message]) -> list[Message]:
         """Give each call a message of its own, which its result follows, where several in a turn are not taken."""
         placed: list[Message] = []
@@ -103,11 +107,13 @@ class Turns:
         if not self._takes_calls(asked, results):
             return [*pairs, *waiting]
         in_order = [*(message for message in pairs if _letter(message) == "r"), *waiting]
-        return [*asked, *(results if results == in_order or self._takes("uCRrau") else in_order)]
+        is_moved = results != in_order and self._lacks("uCRrau", "uCrrau")
+        return [*asked, *(in_order if is_moved else results)]
 
     def _takes_calls(self, asked: list[Message], results: list[Message]) -> bool:
-        are_single = all(len(_calls(message)) == 1 for message in asked)
-        return (are_single or self._takes("uCrrau")) and (len(asked) == 1 or not results or self._takes("uccrrau"))
+        if any(len(_calls(message)) > 1 for message in asked) and self._lacks("uCrrau", "ucrcrau"):
+            return False
+        return len(asked) == 1 or not results or not self._lacks("uccrrau", "ucrcrau")
 
     def _place_system(self, messages: list[Message]) -> list[Message]:
         """Turn system messages that are not taken in their place into text of the message next to them.
@@ -127,7 +133,7 @@ class Turns:
     def _loses_system(self, placed: list[Message]) -> bool:
         """Whether the template shows the first message only to a last question, and the conversation ends otherwise."""
         shape = _LAST.get(_letter(placed[-1])) if _num_leading(placed) else None
-        return shape is not None and not self._takes(f"s{shape}") and self._takes(shape)
+        return shape is not None and self._lacks(f"s{shape}", shape)
 
     def _place_results(self, messages: list[Message]) -> list[Message]:
         """Give results that do not follow their call to the user."""
@@ -142,7 +148,7 @@ class Turns:
                 shape = (_LATE if _call_id(message) in called else _UNKNOWN).get(before, "u")
                 if any(result.name for result in _results(message)):
                     shape = shape.replace("o", "n")
-                if not self._takes(shape):
+                if self._lacks(shape, "uau"):
                     message, current = as_user(message), set()
             called |= calls
             placed.append(message)
@@ -156,7 +162,7 @@ class Turns:
             if _letter(message) != "r":
                 placed, waiting = [*placed, *waiting], []
             images = [part for result in _results(message) for part in result.content if isinstance(part, MediaPart)]
-            if images and not self._takes("uci"):
+            if images and self._lacks("uci", "ucr"):
                 [result] = _results(message)
                 others = tuple(part for part in result.content if not isinstance(part, MediaPart))
                 waiting.append(as_user(Message("tool", (ToolResultPart(result.call_id, tuple(images)),))))
@@ -169,7 +175,7 @@ class Turns:
         placed: list[Message] = []
         lost = self._lost_texts(messages)
         for number, message in enumerate(messages):
-            if _letter(message) == "c" and placed and _letter(placed[-1]) == "a" and not self._takes("uacr"):
+            if _letter(message) == "c" and placed and _letter(placed[-1]) == "a" and self._lacks("uacr", "ucr"):
                 message = _joined(placed.pop(), message)
             if number in lost:
                 self._say(placed, Message("assistant", tuple(p for p in message.parts if isinstance(p, TextPart))))
@@ -184,7 +190,7 @@ class Turns:
         for number, message in reversed(list(enumerate(messages))):
             if _letter(message) == "c" and not _is_blank(message.parts):
                 has_reasoning = any(isinstance(part, ReasoningPart) for part in message.parts)
-                if not self._takes(f"u{'T' if has_reasoning else 't'}r{'au' * is_reply_later}"):
+                if self._lacks(f"u{'T' if has_reasoning else 't'}r{'au' * is_reply_later}", "ucrau"):
                     lost.add(number)
                     is_reply_later = True
             is_reply_later |= _letter(message) == "a"
@@ -203,12 +209,13 @@ class Turns:
         num_leading = _num_leading(messages)
         first = _letter(messages[num_leading]) if num_leading < len(messages) else ""
         has_user = any(message.role == "user" for message in messages)
-        shape = f"{'s' * min(num_leading, 2)}{_FIRST.get(first, '')}{'u' * has_user}"
+        leading, rest = "s" * min(num_leading, 2), f"{_FIRST.get(first, '')}{'u' * has_user}"
+        shape, mended = leading + rest, f"{leading}y{rest}"
         if first == "u" or not shape:
             return messages
         # Templates that show tools only to a question do so in later turns.
         must_show_tools = self.has_tools and all(message.role == "system" for message in messages)
-        if self._takes(shape) and not (must_show_tools and not self.shapes.shows_tools(shape)):
+        if not self._lacks(shape, mended) and not (must_show_tools and not self.shapes.shows_tools(shape)):
             return messages
         return [*messages[:num_leading], NO_TEXT, *messages[num_leading:]]
 
@@ -219,7 +226,7 @@ class Turns:
         for message in messages:
             letter, before = _letter(message), _letter(placed[-1]) if placed else ""
             shape, mended = _NEIGHBOURS.get(last + before + letter, ("", ""))
-            if not shape or self._takes(shape) or not self._takes(mended):
+            if not shape or not self._lacks(shape, mended):
                 placed.append(message)
             elif letter == before and letter != "c":
                 placed[-1] = _joined(placed[-1], message)
@@ -234,9 +241,9 @@ class Turns:
         """Give empty messages a text, where they are refused."""
         placed = list(messages)
         for number, message in enumerate(messages):
-            shape = _EMPTY.get(_letter(message))
             is_continued = self.continues and number == len(messages) - 1
-            if shape and not is_continued and _is_blank(message.parts) and not self._takes(shape):
+            shapes = _EMPTY.get(_letter(message))
+            if shapes and not is_continued and _is_blank(message.parts) and self._lacks(*shapes):
                 placed[number] = _with_text(message, (FILLER,))
         return placed
 
