@@ -16,6 +16,7 @@ from vllm_mlx.core.config import ModelInfo
 
 LOADED = {
     "takes_chats": True,
+    "template_needs": [],
     "sliding_windows": [],
     "keeps_recurrent_state": True,
     "copied_whole": [],

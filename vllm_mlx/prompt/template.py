@@ -116,7 +116,6 @@ class ChatTemplate:
         self._markers = markers
         self._enable_thinking = enable_thinking
         self._calls = calls
-        self._lacking: dict[str, bool] = {}  # whether the template takes a tool that lacks this field
         self._shapes = Shapes(self._probe_turns, None if markers is None else markers.image)
 
     def render_prompt(self, request: Request) -> Rendered:
@@ -216,21 +215,40 @@ class ChatTemplate:
 
     def _with_fields(self, tool: dict[str, Any]) -> dict[str, Any]:
         """Add empty fields that the tool lacks, if the template refuses tools without them."""
-        function = tool["function"]
-        added = {key: value for key, value in _PROBE_FIELDS.items() if key not in function and not self._lacks(key)}
-        if "properties" not in function.get("parameters", {"properties": {}}) and not self._lacks("properties"):
-            added["parameters"] = _PROBE_FIELDS["parameters"] | function["parameters"]
-        return {**tool, "function": {**function, **added}} if added else tool
+        if not self._demanded_fields:
+            return tool
+        function = dict(tool["function"])
+        for field in self._demanded_fields & _PROBE_FIELDS.keys():
+            function.setdefault(field, _PROBE_FIELDS[field])
+        parameters = function.get("parameters", {"properties": None})
+        if "properties" in self._demanded_fields and "properties" not in parameters:
+            parameters = function["parameters"] = parameters | {"properties": {}}
+        if "property" in self._demanded_fields and isinstance(properties := parameters.get("properties"), dict):
+            described = {
+                key: value | {"description": value.get("description", "")} for key, value in properties.items()
+            }
+            function["parameters"] = parameters | {"properties": described}
+        return {**tool, "function": function}
 
-    def _lacks(self, field: str) -> bool:
-        """Whether the template takes a tool without this field."""
-        if field not in self._lacking:
-            fields = {key: value for key, value in _PROBE_FIELDS.items() if key != field}
-            if field == "properties":
-                fields["parameters"] = {"type": "object"}
-            tool = {"type": "function", "function": {"name": _PROBE_CALL.name, **fields}}
-            self._lacking[field] = self._probe_messages(_PROBE_MESSAGES[:1], tools=[tool]) is not None
-        return self._lacking[field]
+    @cached_property
+    def _demanded_fields(self) -> frozenset[str]:
+        """The fields without which the template refuses a tool; "property": the description of a property."""
+        described = {"type": "object", "properties": {"probe_key": {"type": "string", "description": ""}}}
+        tools: dict[str, dict[str, Any]] = {
+            "": {"description": "", "parameters": described},
+            "description": {"parameters": described},
+            "parameters": {"description": ""},
+            "properties": {"description": "", "parameters": {"type": "object"}},
+            "property": {"description": "", "parameters": {"properties": {"probe_key": {"type": "string"}}}},
+        }
+        question = _PROBE_MESSAGES[:1]
+        refused = {
+            field
+            for field, rest in tools.items()
+            if self._probe_messages(question, tools=[{"type": "function", "function": {"name": "probe_tool", **rest}}])
+            is None
+        }
+        return frozenset() if "" in refused else frozenset(refused)
 
     @cached_property
     def _no_tools(self) -> list[Any] | None:
@@ -251,7 +269,7 @@ class ChatTemplate:
         """Return the rules by which conversations are rewritten for this template, to tell the operator."""
         if self._tokenizer.chat_template is None:
             return ()
-        fields = ["fields of tools"] if not all(map(self._lacks, (*_PROBE_FIELDS, "properties"))) else []
+        fields = ["fields of tools"] if self._demanded_fields else []
         return (*self._style_for(_PROBE_MESSAGES).rules, *Turns(self._shapes, self._shows_tools).needs(), *fields)
 
     def _probe_turns(self, messages: Sequence[Message], has_tools: bool | None) -> str | None:

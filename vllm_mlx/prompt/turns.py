@@ -16,7 +16,8 @@ NO_TEXT = Message("user", (TextPart(""),))
 
 # Shapes that show whether a rule is needed
 _UNKNOWN = {"": "ou", "s": "sou", "u": "uoau", "a": "uaou", "c": "ucoau", "r": "ucroau"}  # by the message before
-_LATE = {"s": "ucurau", "u": "ucurau", "a": "ucaru", "c": "ucucrRau", "r": "ucucRrau"}
+_LATE = {"s": "ucurau", "u": "ucurau", "a": "ucaru"}  # the result of the last call
+_LATER = {"s": "uccurau", "u": "uccurau", "a": "uccaru", "c": "ucucrRau", "r": "ucucRrau"}  # of one before
 _FIRST = {"a": "a", "c": "cr", "r": "o"}
 _LAST = {"a": "ua", "c": "uc", "r": "ucr"}
 _EMPTY = {"u": ("y", "u"), "a": ("uxu", "uau"), "r": ("ucz", "ucr")}
@@ -54,6 +55,7 @@ class Turns:
         rules: tuple[tuple[str, Callable[[list[Message]], list[Message]]], ...] = (
             ("one call a turn", self._pair_calls),
             ("system messages", self._place_system),
+            ("one call a turn", self._pair_calls),  # again, for results behind a system message or further calls
             ("results without a call", self._place_results),
             ("images in results", self._place_images),
             ("text beside calls", self._place_texts),
@@ -68,7 +70,7 @@ class Turns:
                 changed.append(name)
         if self._loses_system(placed):
             return replace(self, hides_system=True).place(messages)
-        return Placed(tuple(placed), tuple(changed))
+        return Placed(tuple(placed), tuple(dict.fromkeys(changed)))
 
     def needs(self) -> tuple[str, ...]:
         """Return the rules that the template needs for any conversation."""
@@ -138,19 +140,24 @@ class Turns:
     def _place_results(self, messages: list[Message]) -> list[Message]:
         """Give results that do not follow their call to the user."""
         placed: list[Message] = []
-        called: set[str] = set()  # all calls so far
+        called: list[str] = []  # all calls so far
         current: set[str] = set()  # the calls whose results may follow
+        since = ""  # the letters since the last call
         for message in messages:
-            before, calls = _letter(placed[-1]) if placed else "", {call.call_id for call in _calls(message)}
+            before, calls = _letter(placed[-1]) if placed else "", [call.call_id for call in _calls(message)]
             if _letter(message) != "r":
-                current = current | calls if before == "c" and calls else calls
-            elif _call_id(message) not in current:
-                shape = (_LATE if _call_id(message) in called else _UNKNOWN).get(before, "u")
+                since = "" if calls else since + _letter(message)
+                current = current.union(calls) if before == "c" and calls else set(calls)
+            elif (call_id := _call_id(message)) not in current:
+                shape = _UNKNOWN[before]
+                if call_id in called:
+                    between = next((letter for letter in "aus" if letter in since), before)
+                    shape = (_LATE if call_id == called[-1] else _LATER).get(between, "u")
                 if any(result.name for result in _results(message)):
                     shape = shape.replace("o", "n")
                 if self._lacks(shape, "uau"):
                     message, current = as_user(message), set()
-            called |= calls
+            called += calls
             placed.append(message)
         return placed
 
@@ -175,7 +182,7 @@ class Turns:
         placed: list[Message] = []
         lost = self._lost_texts(messages)
         for number, message in enumerate(messages):
-            if _letter(message) == "c" and placed and _letter(placed[-1]) == "a" and self._lacks("uacr", "ucr"):
+            while _letter(message) == "c" and placed and _letter(placed[-1]) == "a" and self._lacks("uacr", "ucr"):
                 message = _joined(placed.pop(), message)
             if number in lost:
                 self._say(placed, Message("assistant", tuple(p for p in message.parts if isinstance(p, TextPart))))
@@ -209,13 +216,14 @@ class Turns:
         num_leading = _num_leading(messages)
         first = _letter(messages[num_leading]) if num_leading < len(messages) else ""
         has_user = any(message.role == "user" for message in messages)
-        leading, rest = "s" * min(num_leading, 2), f"{_FIRST.get(first, '')}{'u' * has_user}"
-        shape, mended = leading + rest, f"{leading}y{rest}"
+        leading, rest = "s" * min(num_leading, 2), _FIRST.get(first, "")
+        shape, mended = f"{leading}{rest}{'u' * has_user}", (f"{leading}y{rest}", f"{leading}y{rest}u")
         if first == "u" or not shape:
             return messages
         # Templates that show tools only to a question do so in later turns.
         must_show_tools = self.has_tools and all(message.role == "system" for message in messages)
-        if not self._lacks(shape, mended) and not (must_show_tools and not self.shapes.shows_tools(shape)):
+        is_taken = not any(self._lacks(shape, other) for other in mended)
+        if is_taken and not (must_show_tools and not self.shapes.shows_tools(shape)):
             return messages
         return [*messages[:num_leading], NO_TEXT, *messages[num_leading:]]
 
@@ -224,13 +232,18 @@ class Turns:
         placed: list[Message] = []
         last = ""  # the last turn that is text
         for message in messages:
-            letter, before = _letter(message), _letter(placed[-1]) if placed else ""
+            letter = _letter(message)
+            before = next((_letter(other) for other in reversed(placed) if other.role != "system"), "")
             shape, mended = _NEIGHBOURS.get(last + before + letter, ("", ""))
             if not shape or not self._lacks(shape, mended):
                 placed.append(message)
-            elif letter == before and letter != "c":
+            elif letter == before and letter == _letter(placed[-1]) != "c":
                 placed[-1] = _joined(placed[-1], message)
-            elif before == "r" and letter == "u" and not any(isinstance(part, MediaPart) for part in message.parts):
+            elif (
+                letter == "u"
+                and _letter(placed[-1]) == "r"
+                and not any(isinstance(part, MediaPart) for part in message.parts)
+            ):
                 placed[-1] = _with_text(placed[-1], message.parts)
             else:
                 placed += [Message("assistant", (FILLER,)) if letter == "u" else NO_TEXT, message]
