@@ -75,6 +75,12 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
     ]
 
 
+def test_what_the_template_needs_is_one_line() -> None:
+    needy = replace(banner(), loaded={**LOADED, "template_needs": ["one call a turn", "order of turns"]})
+    assert dict(needy.facts())["Template"] == "conversations are rewritten for it: one call a turn, order of turns"
+    assert "Template" not in dict(banner().facts())
+
+
 def test_of_several_models_it_says_which_lacks_something_and_whether_all_fit() -> None:
     several = replace(banner(), beside=[(("small",), banner().info)])
     facts = several.facts()

@@ -112,9 +112,10 @@ def random_shape(draw: random.Random) -> str:
     return "".join(draw.choices("suu2aabccdetTrrrrRpfzxyol", k=draw.randint(1, 10)))
 
 
-SHAPES = (
-    "u su uu suu uauuu ucr sucru tRr trr drr dRr dru dRu err utrr utrrau sutrraucr ucru ucrua udrru ucu ucau au sau uaa "
-    "ubb uacr uacra utau s sa cr scr scrau oau socr acrcra uou uaou uco ucoau ucro uasu uaus ucrs ssu ucz ucp ucf uTrr "
-    "uTrrau ux uxu y uay ua sudrrasaucr suaucrcru ucruu ccr ccrr udrrcrau ucurau uculau ucual ucucrl crau scru dcrrr "
-    "uuucrrTrra subtrzua u2a2 xu yx ucyr"
-).split()
+_SHAPES = (
+    "u su uu suu uauuu ucr sucru tRr trr drr dRr dru dRu err utrr utrrau sutrraucr ucru ucrua udrru ucu ucau au sau "
+    "uaa ubb uacr uacra utau s sa cr scr scrau oau socr acrcra uou uaou uco ucoau ucro uasu uaus ucrs ssu ucz ucp ucf "
+    "uTrr uTrrau ux uxu y uay ua sudrrasaucr suaucrcru ucruu ccr ccrr udrrcrau ucurau uculau ucual ucucrl crau scru "
+    "dcrrr uuucrrTrra subtrzua u2a2 xu yx ucyr"
+)
+SHAPES = tuple(_SHAPES.split())

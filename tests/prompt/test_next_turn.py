@@ -134,7 +134,7 @@ def test_a_reply_that_writes_the_next_turn_itself_is_kept_up_to_its_start(proces
 
 
 def test_a_template_that_refuses_every_next_turn_keeps_what_the_caller_floors(processor_with) -> None:
-    processor = processor_with("strict roles")
+    processor = processor_with("one turn")
     session = Session(processor, messages=(user("hi"),))
     turn = session.answer('<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>')
     assert turn.reply.calls

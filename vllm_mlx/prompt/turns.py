@@ -149,13 +149,13 @@ class Turns:
                 since = "" if calls else since + _letter(message)
                 current = current.union(calls) if before == "c" and calls else set(calls)
             elif (call_id := _call_id(message)) not in current:
-                shape = _UNKNOWN[before]
+                shapes = [_UNKNOWN[before]]
                 if call_id in called:
-                    between = next((letter for letter in "aus" if letter in since), before)
-                    shape = (_LATE if call_id == called[-1] else _LATER).get(between, "u")
+                    late = _LATE if call_id == called[-1] else _LATER
+                    shapes = [late.get(letter, "u") for letter in since or before]
                 if any(result.name for result in _results(message)):
-                    shape = shape.replace("o", "n")
-                if self._lacks(shape, "uau"):
+                    shapes = [shape.replace("o", "n") for shape in shapes]
+                if any(self._lacks(shape, "uau") for shape in shapes):
                     message, current = as_user(message), set()
             called += calls
             placed.append(message)
