@@ -96,8 +96,8 @@ class ChatTemplate:
 
     A template is rendered up to eleven times for one chat request before its first token: once by `render_prompt`,
     once more if a new conversation has tools, and up to nine times by `probe` to plan the snapshot points (points.py).
-    After the reply, `probe` runs once or twice more (chat.py). A few more renderings, once for each checkpoint, show
-    how the template treats system messages, tools and calls.
+    After the reply, `probe` runs once or twice more (chat.py). Some more renderings, once for each checkpoint, show
+    what the template takes (shapes.py).
     """
 
     def __init__(
