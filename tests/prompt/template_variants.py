@@ -54,8 +54,5 @@ TEMPLATE_VARIANTS = {
     "tools last": _messages(before="{%- if loop.last -%}" + _TOOLS + "{%- endif -%}"),
     "merges system": _MERGING + _SUFFIX,
     "no special tokens": _TOOLS + _PLAIN,
-    "one turn": _TOOLS
-    + "{%- if messages | length > 1 -%}{{- raise_exception('one turn') -}}{%- endif -%}"
-    + _messages(),
     "strict roles": _TOOLS + _STRICT + _SUFFIX,
 }

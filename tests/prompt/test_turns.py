@@ -220,6 +220,22 @@ def test_ten_turns_say_the_same_with_and_without_memory(need: str) -> None:
         assert "".join(decode(prepared.prompt.token_ids).split()) == "".join(decode(fresh.prompt.token_ids).split())
 
 
+@pytest.mark.parametrize("need", ["no calls", "no calls, no results"])
+def test_a_call_that_is_written_as_text_extends_the_reply_that_made_it(need: str) -> None:
+    session = Session(make_processor(tokenizer(NEEDS[need]), reasoning="none"), messages=(user("Go."),))
+    for _ in range(2):
+        turn = session.answer(f"{REPLY}{REPLY[5:]}<|im_end|>")
+        session.give_results("done", "done")
+        assert session.prepare().prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
+
+
+def test_a_prefilled_reply_is_continued_behind_joined_turns() -> None:
+    turns = (user("a"), user("b"), said("c"), said("Once upon"))
+    request = Request(request_id="r", messages=turns, continue_final_message=True)
+    text = chat_template(NEEDS["alternation"]).render_prompt(request).text
+    assert text.endswith("<|im_start|>assistant\nc\n\nOnce upon")
+
+
 # Templates of real models, from a folder
 
 

@@ -184,9 +184,9 @@ class ChatTemplate:
         tools = [self._with_fields(tool) for tool in sent]
         style = self._style_for(request.messages)
         turns = Turns(self._shapes, bool(tools), request.continue_final_message)
-        placed = turns.place(in_style(request.messages, style, self._spelling))
-        rules = (*style.rules, *placed.rules, *(["fields of tools"] if tools != sent else []))
-        messages = template_messages(placed.messages, style)
+        placed, changed = turns.place(in_style(request.messages, style, self._spelling))
+        rules = (*style.rules, *changed, *(["fields of tools"] if tools != sent else []))
+        messages = template_messages(placed, style)
         if escaping is not None:
             messages, tools = escaping.escape(messages), escaping.escape(tools)
         try:

@@ -44,12 +44,8 @@ class CallStyle:
     @property
     def rules(self) -> tuple[str, ...]:
         """The rules by which the style rewrites conversations."""
-        rules = {
-            "ids of calls": self.ids == "numbered",
-            "calls as text": self.calls_are_text,
-            "results as text": self.results_are_users,
-        }
-        return tuple(rule for rule, holds in rules.items() if holds)
+        holds = (self.ids == "numbered", self.calls_are_text, self.results_are_users)
+        return tuple(itertools.compress(("ids of calls", "calls as text", "results as text"), holds))
 
 
 def in_style(messages: Sequence[Message], style: CallStyle, written: Spelling) -> list[Message]:

@@ -30,14 +30,6 @@ _SAMPLES = ("suusau", "uoau", "uCrrau", "utrau", "crau", "cr", "uuaaucruau", "ux
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A conversation that its template writes whole, and the names of the rules that changed it."""
-
-    messages: tuple[Message, ...]
-    rules: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Turns:
     """Changes what the template refuses, loses or moves. A rule takes messages and returns messages.
 
@@ -50,8 +42,11 @@ class Turns:
     continues: bool = False  # the reply continues the last message
     hides_system: bool = False  # the template shows no first system message to this conversation
 
-    def place(self, messages: Sequence[Message]) -> Placed:
-        """`messages`: each tool result in a message of its own."""
+    def place(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
+        """Return a conversation that the template writes whole, and the names of the rules that changed it.
+
+        `messages`: each tool result in a message of its own.
+        """
         rules: tuple[tuple[str, Callable[[list[Message]], list[Message]]], ...] = (
             ("one call a turn", self._pair_calls),
             ("system messages", self._place_system),
@@ -70,11 +65,11 @@ class Turns:
                 changed.append(name)
         if self._loses_system(placed):
             return replace(self, hides_system=True).place(messages)
-        return Placed(tuple(placed), tuple(dict.fromkeys(changed)))
+        return placed, tuple(dict.fromkeys(changed))
 
     def needs(self) -> tuple[str, ...]:
         """Return the rules that the template needs for any conversation."""
-        samples = (self.place(Probe(shape).messages).rules for shape in _SAMPLES)
+        samples = (self.place(Probe(shape).messages)[1] for shape in _SAMPLES)
         return tuple(dict.fromkeys(itertools.chain.from_iterable(samples)))
 
     def _takes(self, shape: str) -> bool:
@@ -140,24 +135,26 @@ class Turns:
     def _place_results(self, messages: list[Message]) -> list[Message]:
         """Give results that do not follow their call to the user."""
         placed: list[Message] = []
-        called: list[str] = []  # all calls so far
+        called: set[str] = set()  # all calls so far
         current: set[str] = set()  # the calls whose results may follow
-        since = ""  # the letters since the last call
+        latest, since = "", set[str]()  # the last call, the letters since then
         for message in messages:
             before, calls = _letter(placed[-1]) if placed else "", [call.call_id for call in _calls(message)]
-            if _letter(message) != "r":
-                since = "" if calls else since + _letter(message)
-                current = current.union(calls) if before == "c" and calls else set(calls)
-            elif (call_id := _call_id(message)) not in current:
-                shapes = [_UNKNOWN[before]]
+            call_id = _call_id(message)
+            if calls:
+                current, since, latest = current.union(calls) if before == "c" else set(calls), set(), calls[-1]
+                called.update(calls)
+            elif _letter(message) != "r":
+                current, since = set(), since | {_letter(message)}
+            elif call_id not in current:
+                shapes = [
+                    _UNKNOWN[before].replace("o", "n" if any(result.name for result in _results(message)) else "o")
+                ]
                 if call_id in called:
-                    late = _LATE if call_id == called[-1] else _LATER
+                    late = _LATE if call_id == latest else _LATER
                     shapes = [late.get(letter, "u") for letter in since or before]
-                if any(result.name for result in _results(message)):
-                    shapes = [shape.replace("o", "n") for shape in shapes]
                 if any(self._lacks(shape, "uau") for shape in shapes):
                     message, current = as_user(message), set()
-            called += calls
             placed.append(message)
         return placed
 
@@ -167,7 +164,8 @@ class Turns:
         waiting: list[Message] = []
         for message in [*messages, NO_TEXT]:
             if _letter(message) != "r":
-                placed, waiting = [*placed, *waiting], []
+                placed += waiting
+                waiting = []
             images = [part for result in _results(message) for part in result.content if isinstance(part, MediaPart)]
             if images and self._lacks("uci", "ucr"):
                 [result] = _results(message)
@@ -230,23 +228,21 @@ class Turns:
     def _order(self, messages: list[Message]) -> list[Message]:
         """Join turns of one role, or put a turn between them, where user and assistant must take turns."""
         placed: list[Message] = []
-        last = ""  # the last turn that is text
+        last = before = ""  # the last turn that is text; the last one that is not of the system
         for message in messages:
             letter = _letter(message)
-            before = next((_letter(other) for other in reversed(placed) if other.role != "system"), "")
-            shape, mended = _NEIGHBOURS.get(last + before + letter, ("", ""))
-            if not shape or not self._lacks(shape, mended):
+            behind = _letter(placed[-1]) if placed else ""
+            shapes = _NEIGHBOURS.get(last + before + letter)
+            if shapes is None or not self._lacks(*shapes):
                 placed.append(message)
-            elif letter == before and letter == _letter(placed[-1]) != "c":
+            elif letter == behind != "c":
                 placed[-1] = _joined(placed[-1], message)
-            elif (
-                letter == "u"
-                and _letter(placed[-1]) == "r"
-                and not any(isinstance(part, MediaPart) for part in message.parts)
-            ):
+            elif letter == "u" and behind == "r" and not any(isinstance(part, MediaPart) for part in message.parts):
                 placed[-1] = _with_text(placed[-1], message.parts)
+                letter = "r"
             else:
                 placed += [Message("assistant", (FILLER,)) if letter == "u" else NO_TEXT, message]
+            before = before if letter == "s" else letter
             last = letter if letter in ("u", "a") else last
         return placed
 
