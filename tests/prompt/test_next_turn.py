@@ -134,7 +134,9 @@ def test_a_reply_that_writes_the_next_turn_itself_is_kept_up_to_its_start(proces
 
 
 def test_a_template_that_refuses_every_next_turn_keeps_what_the_caller_floors(qwen_folder: Path) -> None:
-    template = "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}{{ tools and messages[0].content }}"
+    template = (
+        "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}{{ tools and messages[0].content }}"
+    )
     processor = make_processor(Tokenizer.load(qwen_folder, chat_template=template))
     session = Session(processor, messages=(user("hi"),))
     turn = session.answer('<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>')

@@ -18,7 +18,7 @@ from ..core.messages import (
 Render = Callable[[Sequence[Message], bool | None], str | None]  # messages, has_tools; None if they are refused
 
 PROBE_NAMES = ("probe_tool", "probe_other")
-_ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant"}
+_ROLES: dict[str, Role] = {"s": "system", "u": "user", "y": "user", "a": "assistant", "x": "assistant"}
 
 
 class Shapes:
@@ -89,10 +89,8 @@ class Probe:
 
     def _message(self, letter: str) -> Message:
         match letter:
-            case "s" | "u" | "a":
-                return Message(_ROLES[letter], (self._text(),))
-            case "y" | "x":
-                return Message("user" if letter == "y" else "assistant", (TextPart(""),))
+            case "s" | "u" | "a" | "y" | "x":
+                return Message(_ROLES[letter], (TextPart("") if letter in "yx" else self._text(),))
             case "c" | "C":
                 return Message("assistant", tuple(self._call() for _ in range(1 if letter == "c" else 2)))
             case "t" | "T":

@@ -267,10 +267,11 @@ class ChatTemplate:
 
     def needs(self) -> tuple[str, ...]:
         """Return the rules by which conversations are rewritten for this template, to tell the operator."""
-        if self._tokenizer.chat_template is None:
-            return ()
-        fields = ["fields of tools"] if self._demanded_fields else []
-        return (*self._style_for(_PROBE_MESSAGES).rules, *Turns(self._shapes, self._shows_tools).needs(), *fields)
+        with suppress(TemplateError):  # a rendering may take too long
+            if self._tokenizer.chat_template is not None:
+                fields = ["fields of tools"] if self._demanded_fields else []
+                return (*self._style.rules, *Turns(self._shapes, self._shows_tools).needs(), *fields)
+        return ()
 
     def _probe_turns(self, messages: Sequence[Message], has_tools: bool | None) -> str | None:
         tools = _PROBE_TOOLS if has_tools else None if has_tools is None else self._no_tools

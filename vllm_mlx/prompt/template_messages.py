@@ -60,8 +60,9 @@ def in_style(messages: Sequence[Message], style: CallStyle, written: Spelling) -
         parts: list[Part] = []
         for part in message.parts:
             if isinstance(part, ToolCallPart):
-                own_id, part = part.call_id, _renamed(part, num_calls, style)
-                calls[own_id], num_calls = part, num_calls + 1
+                number = f"functions.{part.name}:{num_calls}"
+                call_id, part = part.call_id, replace(part, call_id=number if style.ids == "numbered" else part.call_id)
+                calls[call_id], num_calls = part, num_calls + 1
             elif isinstance(part, ToolResultPart) and (call := calls.get(part.call_id)) is not None:
                 part = replace(part, call_id=call.call_id, name=call.name if part.name is None else part.name)
             parts.append(part)
@@ -93,41 +94,29 @@ def as_user(message: Message) -> Message:
     return Message("user", (TextPart("<tool_response>"), *shown, TextPart("</tool_response>")))
 
 
-def _renamed(call: ToolCallPart, number: int, style: CallStyle) -> ToolCallPart:
-    return replace(call, call_id=f"functions.{call.name}:{number}") if style.ids == "numbered" else call
-
-
 def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
     """The dicts that chat templates read. Every tool result becomes a message of its own."""
     style = style or CallStyle()
     result: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # call id → name of the tool
-    for message in messages:
+    for message in apart(messages):
         names |= {part.call_id: part.name for part in message.parts if isinstance(part, ToolCallPart)}
-        run: list[Part] = []
-        for part in message.parts:
-            if isinstance(part, ToolResultPart):
-                if run:
-                    result.append(_template_message(message, run, style))
-                    run = []
-                result.append(_tool_result(part, names.get(part.call_id), style))
-            else:
-                run.append(part)
-        if run or not message.parts:
-            result.append(_template_message(message, run, style))
+        results = [part for part in message.parts if isinstance(part, ToolResultPart)]
+        made = [_tool_result(part, names.get(part.call_id), style) for part in results]
+        result += made or [_template_message(message, style)]
     return result
 
 
-def _template_message(message: Message, parts: Sequence[Part], style: CallStyle) -> dict[str, Any]:
+def _template_message(message: Message, style: CallStyle) -> dict[str, Any]:
     # The parts of a reply were one text when the model wrote them; the parts that a client sends are separate texts.
-    content = _content(parts, separator="" if message.role == "assistant" else "\n")
+    content = _content(message.parts, separator="" if message.role == "assistant" else "\n")
     result: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         result["name"] = message.name
-    reasoning = [part.text for part in parts if isinstance(part, ReasoningPart)]
+    reasoning = [part.text for part in message.parts if isinstance(part, ReasoningPart)]
     if reasoning:
         result["reasoning_content"] = "".join(reasoning)
-    calls = [_tool_call(part, style) for part in parts if isinstance(part, ToolCallPart)]
+    calls = [_tool_call(part, style) for part in message.parts if isinstance(part, ToolCallPart)]
     if calls:
         result["content"] = content or style.empty_content
         result["tool_calls"] = calls
