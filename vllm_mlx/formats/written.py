@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.messages import ToolCallPart
-from .bodies.expression_body import Dialect
+from .bodies.literal_scanner import Dialect
 from .family import CallKind, ExpressionCall, JsonCall, NamedCall, Spelling, argument_frame, call_frame
 
 _WORDS = {True: "True", False: "False", None: "None"}
