@@ -53,7 +53,7 @@ _SYSTEM_LAST = (
 )
 _ASKS_USER = (
     "{%- if not (messages | selectattr('role', 'equalto', 'user') | list) -%}"
-    "{{- raise_exception('No user query found') -}}{%- endif -%}"
+    "{{- raise_exception('no user') -}}{%- endif -%}"
 )
 
 NEEDS = {
