@@ -80,7 +80,7 @@ def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypat
         ({"max_num_seqs": "0"}, "--max-num-seqs must be greater than 0, got '0'."),
         ({"max_model_len": "1"}, "--max-model-len must be at least 2"),
         ({"temperature": "3"}, "--temperature: `temperature` must be at most 2"),
-        ({"top_p": "0"}, "--top-p: `top_p` must be greater than 0"),
+        ({"top_p": "1.5"}, "--top-p: `top_p` must be at most 1"),
         ({"max_tokens": "0"}, "--max-tokens: `max_tokens` must be at least 1"),
         (
             {"chat_template": "no/such file"},

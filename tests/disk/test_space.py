@@ -259,7 +259,7 @@ def test_the_limit_of_open_files_is_not_reached(tmp_path):
     place = folder(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())) + 4, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())) + 10, hard))
         assert fill(place, 20) == [""] * 20
         for seed, record in enumerate(list(place.scan())):
             assert len(read(place, record)) == 1, seed

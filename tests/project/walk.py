@@ -290,7 +290,7 @@ def _walks(folder: str) -> tuple[dict[str, list[Leg]], list[dict[str, str]]]:
             reply, num_tokens = _ask(client, question)
         found["chat"] = walk(CHAT, order)
         eventually(lambda: _is_stored(client, num_tokens))
-        eventually(lambda: _is_written(client))
+        eventually(lambda: _is_written(client, num_tokens))
         with traced(CACHED_TURN) as order:
             messages = [*question, {"role": "assistant", "content": reply}, _user("Again.")]
             _ask(client, messages)
@@ -332,14 +332,17 @@ def _served(folder: str) -> Iterator[tuple[httpx.Client, Any]]:
 
 def _is_stored(client: httpx.Client, num_tokens: int) -> bool:
     """Whether a prompt of so many tokens can be resumed a token before its end."""
-    entries = client.get("/v1/cache").json()["data"]
+    return _can_resume(client.get("/v1/cache").json()["data"], num_tokens)
+
+
+def _is_written(client: httpx.Client, num_tokens: int) -> bool:
+    """Whether it can after a restart, and nothing waits to be written to disk any more, which would be traced too."""
+    seen = client.get("/v1/cache").json()
+    return _can_resume(seen["disk"], num_tokens) and not seen["cache"]["disk"]["num_waiting_bytes"]
+
+
+def _can_resume(entries: Sequence[Mapping[str, Any]], num_tokens: int) -> bool:
     return any(entry["end"] >= num_tokens - 1 and entry["state_bytes"] for entry in entries)
-
-
-def _is_written(client: httpx.Client) -> bool:
-    """Whether nothing waits to be written to disk any more, which would be traced too."""
-    disk = client.get("/v1/status").json()["cache"]["disk"]
-    return bool(disk["num_records"]) and not disk["num_waiting_bytes"]
 
 
 def _user(text: str) -> dict[str, str]:

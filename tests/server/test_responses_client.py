@@ -162,7 +162,7 @@ def test_errors_count_the_items_of_the_request_alone(client: openai.OpenAI, engi
     second = client.responses.create(model="tiny", input="and?", previous_response_id=first.id)
     for options in ({}, {"previous_response_id": second.id}):
         bad: Any = [{"role": "user", "content": "so"}, BAD_ITEMS[place]]
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.NotFoundError if place == "" else openai.BadRequestError) as caught:
             client.responses.create(model="tiny", input=bad, **options)
         assert caught.value.param == f"input[1]{place}" and f"`input[1]{place}" in caught.value.message
 

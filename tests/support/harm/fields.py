@@ -46,6 +46,8 @@ class Document:
             return schema["const"]
         if "enum" in schema:
             return schema["enum"][0]
+        if "examples" in schema:
+            return schema["examples"][0]
         if options := _options(schema):
             return self.example(options[0], depth + 1)
         if schema.get("type") == "object" and depth < MAX_DEPTH:

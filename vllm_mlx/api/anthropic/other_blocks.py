@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from ..search import SEARCH_NAME
 from ..wire import ExtraFields, LeftOut
 
@@ -16,6 +18,7 @@ class OtherBlock(LeftOut):
     """A block of any other form, such as what the vendor's own tools did, or its summary of a conversation."""
 
     extras: ClassVar[ExtraFields | None] = None
+    type: str = Field(examples=["mcp_tool_result"])
 
     @property
     def texts(self) -> list[str]:
