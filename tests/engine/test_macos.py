@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.memory import NO_OVERRUN, UNKNOWN_SYSTEM, Pressure, SystemMemory
-from vllm_mlx.engine.macos import KeepAwake, LibSystem, SystemWatch, parse_wired_bytes
+from vllm_mlx.engine.macos import KeepAwake, LibSystem, SystemWatch, parse_wired_bytes, return_freed_memory
 from vllm_mlx.runner.device import DeviceWatch
 
 # struct rusage_info_v0 of a process on an M1: a uuid, then the ten counters of sys/resource.h.
@@ -160,3 +160,24 @@ def test_without_the_program_nothing_is_started(tmp_path: Path, program: Path, e
     awake.hold()
     assert not awake.is_awake
     awake.close()
+
+
+class FakeAllocator:
+    """The calls of macOS' allocator that return freed memory."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int | None, int]] = []
+
+    def malloc_zone_pressure_relief(self, zone: ctypes.c_void_p, goal: ctypes.c_size_t) -> int:
+        self.asked.append((zone.value, goal.value))
+        return 1 << 20
+
+
+def test_macos_is_asked_for_freed_memory_of_all_zones() -> None:
+    library = FakeAllocator()
+    return_freed_memory(library)
+    assert library.asked == [(None, 0)]
+
+
+def test_an_allocator_without_such_a_call_keeps_its_memory() -> None:
+    return_freed_memory(object())

@@ -1,7 +1,9 @@
 """`/v1/status` and `/v1/cache` over a real engine: the names monitors read, and figures that agree with the replies."""
 
+import ctypes
 import logging
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -9,7 +11,7 @@ import pytest
 
 from tests.support.promised import PROMISED, check_types
 from tests.support.rows import row
-from tests.support.running import Running, eventually, serving, slowly
+from tests.support.running import Running, eventually, serving, slowly, start_python
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server import log
@@ -51,6 +53,47 @@ def test_an_idle_server_has_every_field(server):
     assert status["requests"] == []
     assert set(status["metal"]) == {*NAMES["metal"], "limit_memory_gb"}
     assert set(status["system"]) == {"process_memory_gb", "pressure"}
+
+
+def has_trim() -> bool:
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")
+
+
+def test_the_parts_of_the_process_add_up(server):
+    ask(server, "hello there")
+    parts = documented_reply(server, "/v1/status")["process"]
+    total = parts.pop("total_bytes")
+    if total is None:
+        pytest.skip("the system does not report the memory of a process")
+    assert total > parts["mlx_active_bytes"] > 0 and parts["replies_bytes"] > 0
+    assert sum(parts.values()) == total
+
+
+FREED = """
+import asyncio, ctypes, sys
+from pathlib import Path
+from tests.support.checkpoints import checkpoint
+from tests.support.running import eventually
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.macos import resident_bytes
+
+start_engine(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
+before = resident_bytes()
+kept = [bytes(60_000) for _ in range(3_000)]  # below the size from which the allocator maps each one alone
+held = kept[-1]  # which lies above the others, so that the allocator cannot return them by itself
+del kept
+assert resident_bytes() - before > 100_000_000
+eventually(lambda: resident_bytes() - before < 30_000_000)
+print("returned")
+"""
+
+
+@pytest.mark.skipif(not has_trim(), reason="the C library returns no freed memory when it is asked")
+def test_an_idle_engine_returns_freed_memory_to_the_system():
+    process = start_python(FREED)
+    out, err = process.communicate(timeout=300)
+    assert "returned" in out, err[-2000:]
 
 
 def test_the_document_lists_every_field_of_an_idle_server(server):

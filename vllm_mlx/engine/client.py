@@ -22,7 +22,7 @@ from ..scheduler.residence import State
 from .admission import AdmissionQueue
 from .front import Front
 from .generation import Generation, Reply
-from .macos import KeepAwake
+from .macos import KeepAwake, resident_bytes
 from .monitoring.counters import ReplyStats, Totals
 from .monitoring.prometheus import metric_families
 from .monitoring.schema import EngineReport, EngineStatus
@@ -378,6 +378,9 @@ class Monitor:
             report_age_s=age_s,
             totals=self.totals,
             now=time.monotonic(),
+            pixels_bytes=sum(front.preparations.pixels_bytes for front in self._fronts),
+            replies_bytes=sum(front.processor.replies.num_bytes for front in self._fronts),
+            resident_bytes=resident_bytes(),
         )
 
     def _ask(self) -> asyncio.Future[EngineReport]:

@@ -1,5 +1,6 @@
 """The engine: schedule → decode → prefill → update, one step at a time. It belongs to the engine thread."""
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.residence import Reason
 from ..scheduler.scheduler import Scheduler
 from .lane import Lane
+from .macos import return_freed_memory
 from .monitoring.schema import EngineFacts, EngineReport
 from .monitoring.status import draft_status, image_status
 from .shared_memory import SharedMemory
@@ -33,6 +35,7 @@ T = TypeVar("T")
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 _RETRY_S = 30.0  # after which a model that had no room may be loaded by command again
 _SOON_S = 0.2  # and this often while state is to be written soon
+_RETURN_EVERY_S = 5.0  # without work, what Python and libraries freed goes back to the system this often
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
@@ -55,6 +58,7 @@ class Engine:
         self._longest_chunk = 0  # tokens that the running work computes for one row
         self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
+        self._returned_s = clock()  # when freed memory was returned to the system
         self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
         self._end: EngineDead | None = None  # why no step can follow
 
@@ -236,10 +240,13 @@ class Engine:
         self._memory.measure()
 
     def yield_memory(self, deliver: Deliver) -> None:
-        """Give memory back under pressure, although no step is due. A step without work sees the pressure."""
+        """Give memory back at rest, and under pressure. A step without work sees the pressure."""
         if self.watch.has_news:
             self.step(deliver)
         self.rest()
+        if (now := self._clock()) >= self._returned_s + _RETURN_EVERY_S:
+            self._returned_s = now
+            return_freed_memory(ctypes.CDLL(None))
         self._look_after_disk(is_idle=self._is_idle)
 
     def step(self, deliver: Deliver, lane: Lane | None = None) -> None:

@@ -90,6 +90,11 @@ class Preparations:
             preparation.cancel()
         return bool(found)
 
+    @property
+    def pixels_bytes(self) -> int:
+        """The bytes of decoded images that are kept."""
+        return self._media.pixels_bytes
+
     async def close(self) -> None:
         await self._media.close()
 

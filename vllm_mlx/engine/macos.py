@@ -1,6 +1,7 @@
-"""What macOS reports about memory, and the program that keeps a Mac awake. On other systems it reports nothing.
+"""What the system reports about memory and takes back, and the program that keeps a Mac awake.
 
-A call that this macOS does not have is logged once; the server continues without its figure.
+Most figures are those of macOS. A call that this macOS does not have is logged once; the server continues without its
+figure.
 """
 
 import asyncio
@@ -57,6 +58,22 @@ class LibSystem:
             return int(getattr(self._library, name)(*arguments))
         except AttributeError as error:
             raise OSError(f"{name} does not exist") from error
+
+
+def return_freed_memory(library: Any) -> None:
+    """Have the C allocator of the loaded `library` return freed memory to the system, if it has a call for that."""
+    if hasattr(library, "malloc_trim"):  # of glibc
+        library.malloc_trim(ctypes.c_size_t(0))
+    elif hasattr(library, "malloc_zone_pressure_relief"):  # of macOS: of all zones, as much as possible
+        library.malloc_zone_pressure_relief(ctypes.c_void_p(None), ctypes.c_size_t(0))
+
+
+def resident_bytes() -> int | None:
+    """The memory of this process as Linux counts it; None on other systems."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def memory_calls() -> LibSystem | None:

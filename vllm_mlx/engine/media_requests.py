@@ -24,6 +24,10 @@ class MediaRequests:
         self._loader = loader
         self._wake = wake
 
+    @property
+    def pixels_bytes(self) -> int:
+        return self._loader.decoded.used_bytes
+
     async def close(self) -> None:
         await self._loader.close()
 

@@ -92,6 +92,21 @@ class SystemStatus(TypedDict):
     pressure: str | None  # normal, warning or critical
 
 
+class ProcessStatus(TypedDict):
+    """The memory of the process by what holds it, in bytes. The parts add up to `total_bytes`.
+
+    `other_bytes` is the rest: Python, libraries, compiled grammars, and what the C allocator keeps. It is negative if
+    not all that MLX counts is in memory, and null like `total_bytes` if the system does not report the total.
+    """
+
+    total_bytes: int | None
+    mlx_active_bytes: int
+    mlx_freed_bytes: int
+    pixels_bytes: int
+    replies_bytes: int
+    other_bytes: int | None
+
+
 class MemoryStatus(TypedDict):
     """The memory budget by use, in bytes."""
 
@@ -242,6 +257,7 @@ class EngineFigures(Counts, RankRows):
     outcomes: dict[str, int]
     metal: DeviceStatus
     system: SystemStatus
+    process: ProcessStatus
     memory: MemoryStatus
     shrinking: PressureStatus
     cache: CacheStatus

@@ -34,6 +34,7 @@ from .schema import (
     ModelFacts,
     ModelRow,
     PressureStatus,
+    ProcessStatus,
     RankRows,
     SystemStatus,
 )
@@ -55,6 +56,9 @@ class Moment:
     report_age_s: float
     totals: tuple[Totals, ...]  # of each model
     now: float
+    pixels_bytes: int = 0  # decoded images
+    replies_bytes: int = 0  # that are remembered
+    resident_bytes: int | None = None  # of the process, where the report has no footprint
 
     @property
     def models(self) -> list[tuple[str, LaneReport, Totals]]:
@@ -98,6 +102,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
             "limit_memory_gb": round(report.device.limit_bytes / _GB, 4),
         },
         "system": _system(report.device.system),
+        "process": _process(moment),
         "memory": memory_status(moment),
         "shrinking": _pressure(report, num_refused),
         "cache": _cache(report, totals),
@@ -159,6 +164,20 @@ def _system(system: SystemMemory) -> SystemStatus:
     return {
         "process_memory_gb": None if footprint is None else round(footprint / _GB, 4),
         "pressure": None if pressure is None else pressure.value,
+    }
+
+
+def _process(moment: Moment) -> ProcessStatus:
+    device = moment.report.device
+    total = moment.resident_bytes if device.system.footprint_bytes is None else device.system.footprint_bytes
+    named = device.active_bytes + device.cache_bytes + moment.pixels_bytes + moment.replies_bytes
+    return {
+        "total_bytes": total,
+        "mlx_active_bytes": device.active_bytes,
+        "mlx_freed_bytes": device.cache_bytes,
+        "pixels_bytes": moment.pixels_bytes,
+        "replies_bytes": moment.replies_bytes,
+        "other_bytes": None if total is None else total - named,
     }
 
 
