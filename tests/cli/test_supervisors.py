@@ -120,6 +120,17 @@ def test_the_files_of_a_service_that_root_installs_belong_to_its_user(roots: Pat
     assert owners(roots / "units") == {} and not list((roots / "home").rglob("*.toml"))
 
 
+def test_root_may_have_more_groups_than_can_be_set(roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, which tells all groups and sets sixteen."""
+
+    def refuse(groups: list[int]) -> None:
+        raise ValueError("too many groups")
+
+    monkeypatch.setattr(os, "getgroups", lambda: list(range(20)))
+    monkeypatch.setattr(os, "setgroups", refuse)
+    assert service("install", "demo", "--system", "nobody")[0] == 0
+
+
 @pytest.mark.parametrize("link", [".config", ".config/vllm-mlx", ".local", ".local/state/vllm-mlx"])
 def test_a_link_in_a_home_leads_root_nowhere(roots: Path, link: str) -> None:
     path = roots / "home" / link

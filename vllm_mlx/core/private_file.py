@@ -32,7 +32,7 @@ def rights_of(user: str | None) -> Iterator[None]:
     if user is None or os.geteuid() != 0:
         yield
         return
-    entry, group, groups = pwd.getpwnam(user), os.getegid(), os.getgroups()
+    entry, root, group = pwd.getpwnam(user), pwd.getpwuid(0).pw_name, os.getegid()
     try:
         os.initgroups(user, entry.pw_gid)
         os.setegid(entry.pw_gid)
@@ -41,4 +41,4 @@ def rights_of(user: str | None) -> Iterator[None]:
     finally:
         os.seteuid(0)
         os.setegid(group)
-        os.setgroups(groups)
+        os.initgroups(root, group)  # on macOS, root has more groups than `setgroups` takes
