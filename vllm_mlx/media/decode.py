@@ -67,6 +67,8 @@ _FAILURES = (
     OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError,
     MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
+# Pillow warns thousands of times of a small file. Each call of this makes Python repeat all that it has warned of once.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +243,6 @@ class _File(io.BytesIO):
 @contextmanager
 def _opened(data: bytes) -> Iterator[PillowFile]:
     """Open a file as Pillow's image, which is closed at the end to free the pixels that Pillow itself keeps."""
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # a small file causes thousands, each a line of the log
     image = Image.open(_File(data), formats=FORMATS)
     try:
         yield image
