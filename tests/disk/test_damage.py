@@ -73,3 +73,14 @@ def test_tables_of_another_shape_are_made_again(tmp_path):
     with opened(tmp_path) as place:
         assert list(place.scan()) == []
         assert place.add(run(), numbers(0, SMALL)) in place.scan()
+
+
+def test_what_was_removed_while_its_read_was_planned_is_no_damage(tmp_path, caplog):
+    with opened(tmp_path) as place:
+        kept, removed = place.add(run(), numbers()), place.add(run(seed=1), numbers(1))
+        place.remove([removed])
+        for record, num_damages in ((removed, 0), (kept, 1)):
+            place.path_of(record).unlink(missing_ok=True)
+            with pytest.raises(Damaged):
+                read(place, record)
+            assert len(place.damages) == len(caplog.messages) == num_damages

@@ -152,8 +152,9 @@ class Folder:
             with usable(self.root):
                 self.root.stat()  # if the folder is gone, the record is not damaged
             error.name = record.name
-            self._note_damage(self.path_of(record), str(error))
-            self.remove([record])
+            if record.name in self._sizes:  # else this server has removed it since the read was planned
+                self._note_damage(self.path_of(record), str(error))
+                self.remove([record])
             raise
 
     def _note_damage(self, path: Path, reason: str) -> None:
