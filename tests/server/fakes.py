@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from vllm_mlx.core.config import ModelInfo
+from vllm_mlx.core.config import EngineConfig, ModelInfo
 from vllm_mlx.core.errors import EngineDead, ShuttingDown, VLLMMLXError
 from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
 from vllm_mlx.core.receipt import PromptChange
 from vllm_mlx.core.request import Request
+from vllm_mlx.engine.admission import AdmissionQueue
 
 from ..api.fakes import FakeTokens
 
@@ -72,6 +73,7 @@ class FakeEngine:
     shutdowns: list[float] = field(default_factory=list)
 
     watchers: list[Callable[[bool], None]] = field(default_factory=list)
+    queue: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(EngineConfig(model="tiny"), list))
 
     @property
     def fronts(self) -> list["FakeEngine"]:

@@ -64,7 +64,7 @@ def create_app(
     app.state.config = config
     app.state.open_requests = requests
     app.state.body_turns = body_turns()
-    app.state.queue = getattr(engine, "queue", None)  # an engine without a queue takes all requests
+    app.state.queue = engine.queue
     app.state.search = None if config.web_search is None else SearchClient(config.web_search)
     models = config.models
     app.include_router(openai_routes(engine, config, models))

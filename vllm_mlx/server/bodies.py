@@ -216,8 +216,8 @@ async def _check_queue(http: Request) -> None:
 
     Raises TooManyRequests.
     """
-    if http.url.path in _QUEUED and (queue := http.app.state.queue) is not None:
-        await queue.check(tenant_of(http.scope), len(http.app.state.config.models.entries))
+    if http.url.path in _QUEUED:
+        await http.app.state.queue.check(tenant_of(http.scope), len(http.app.state.config.models.entries))
 
 
 async def _is_long(http: Request) -> bool:
