@@ -32,7 +32,7 @@ class SharedLog:
         self._events.append(list(event))
 
     def keep(self, held: Iterable[Any]) -> None:
-        """Note that all names are no longer used but those of the segments and states that are `held`."""
+        """Note that only the names of the segments and states that are `held` are still used."""
         unused = self.names - {part.name for part in held if isinstance(part, Shared)}
         self.names -= unused
         self._events += [[name] for name in sorted(unused)]

@@ -87,7 +87,7 @@ def refuse_site(allowed: Collection[str], scope: Scope) -> Response | None:
     """
     headers = Headers(scope=scope)
     origins, site = headers.getlist("origin"), headers.get("sec-fetch-site", "none")
-    own = set(headers.getlist("host")) - {""}  # an origin without a name, such as `null`, is no page of this server
+    own = set(headers.getlist("host")) - {""}  # an origin without a name, such as `null`, is not a page of this server
     foreign = [origin for origin in origins if origin.partition("://")[2] not in own]
     is_link = scope["path"] == "/" and not origins and headers.get("sec-fetch-mode") == "navigate"
     is_own = not foreign and site in ("none", "same-origin")
