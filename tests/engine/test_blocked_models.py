@@ -100,7 +100,7 @@ def is_blocked(engine: Engine, lane: Lane) -> bool:
     return lane is not pinned and pinned.is_busy and needed_bytes(lane) > free_bytes(engine, lane, others)
 
 
-@pytest.mark.parametrize("small_is", ["unloaded", "idle", "busy", "loaded by command"])
+@pytest.mark.parametrize("small_is", cases(["unloaded", "idle", "busy", "loaded by command"], ["unloaded", "busy"]))
 def test_a_small_model_runs_while_a_large_one_waits_for_a_pinned_one(small_is: str) -> None:
     """The large one has waited long, so that models that could help it would leave."""
     three = Three()
