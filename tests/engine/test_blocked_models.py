@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
+from tests.support.rows import cases
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.lane import Lane
