@@ -41,7 +41,7 @@ class NodeStore:
                     node = node.parent
 
     def held(self) -> Iterator[Segment | State]:
-        """Yield the segments and states of all nodes and matches. What is not among them is no longer used."""
+        """Yield the segments and states of all nodes and matches. Others are not used any more."""
         nodes, matches = list(self.nodes()), self.matches.values()
         yield from (node.segment for node in nodes)
         yield from (piece.segment for match in matches for piece in match.pieces)

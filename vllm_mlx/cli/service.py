@@ -84,7 +84,7 @@ class Place:
 
     @property
     def early_log(self) -> Path:
-        """What the process writes before it opens its log. Root's supervisor opens no file in a home."""
+        """The log of the process before it opens its own. Root's supervisor opens no file in a home."""
         return SYSTEM_LOG if self.user else self.log.with_name("service-start.log")
 
     @contextmanager

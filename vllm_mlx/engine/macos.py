@@ -1,4 +1,4 @@
-"""What the system reports about memory and takes back, and the program that keeps a Mac awake.
+"""Memory that the system reports and takes back, and the program that keeps a Mac awake.
 
 Most figures are those of macOS. A call that this macOS does not have is logged once; the server continues without its
 figure.

@@ -300,7 +300,7 @@ class CallParser:
             self._emit_raw(call, "".join(call.raw), out)
 
     def _is_mentioned(self, call: OpenCall, following: str) -> bool:
-        """Whether the reply writes about the tag that began the call, with `following` behind what was read."""
+        """Return whether the reply writes about the tag that began the call, with `following` behind what was read."""
         raw = "".join(call.raw)
         text = raw + following
         behind = text[self.tags.end_of(call.marker, text) :]

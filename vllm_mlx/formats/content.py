@@ -52,7 +52,7 @@ class ContentWriter:
         self._emit(text, self._shown_to, self._shown_to, out)
 
     def quotes(self, marker: str, text: str, tags: TagVocabulary) -> bool:
-        """Whether the reply writes about the marker, with which the `text` begins, instead of using it."""
+        """Return whether the reply writes about the marker, with which the `text` begins, instead of using it."""
         if marker in tags.openings:
             return False  # what follows decides
         end = tags.end_of(marker, text) or 0

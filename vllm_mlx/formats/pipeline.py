@@ -273,7 +273,7 @@ class CallCounter:
 
     @property
     def are_complete(self) -> bool:
-        """Whether there are calls, and none is open or broken."""
+        """Return whether there are calls, and none is open or broken."""
         return self.num_calls > 0 and not (self._open or self.broken)
 
     def feed(self, events: list[ContentEvent]) -> list[ContentEvent]:

@@ -16,7 +16,7 @@ _CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
 _COMMON = frozenset({"<invoke", "</invoke>", "<parameter", "</parameter>", "<function", "</function>", "<param"})
 _COMMON |= {"</param>", "<function name=", "<tools>", "</tools>"}
 _CLOSERS = frozenset("}])")  # a model may write one too many behind a call
-# What follows the beginning of a tag: a name, and the end of the tag.
+# The rest of a tag after its beginning: a name, and the end of the tag.
 _HEAD = r"""(?:\s+[a-z]+=)?["']?([A-Za-z0-9_.:-]+)["']?(?:\s+[a-z]+=["']?\w*["']?)*\s*>"""
 _BEHIND_TAG = re.compile(_HEAD)
 _PART_OF_HEAD = re.compile(r"""[\sA-Za-z0-9_.:="'-]{0,64}""")
@@ -117,7 +117,7 @@ class TagVocabulary:
         return self._own.sub(lambda tag: "".join(name for name in tag.groups() if name), text)
 
     def end_of(self, marker: str, text: str, *, may_grow: bool = False) -> int | None:
-        """Return where the tag ends that `marker` begins, as `text` does. None: the text `may_grow` to a longer tag."""
+        """Return the end of a tag that `marker` begins, as `text` does; None if the text `may_grow` to a longer tag."""
         if marker.endswith((">", "]")):
             return len(marker)
         if may_grow and _PART_OF_HEAD.fullmatch(text, len(marker)):

@@ -30,7 +30,7 @@ class Shapes:
     r, R: the result of the first call, of the last call that has none; z: an empty one; i: one with an image;
     o, n: the result of an unknown call, without a name and with one.
 
-    `has_tools` None: without the variable for tools, even if the template demands it.
+    `has_tools` is None: without the variable for tools, even if the template demands it.
     """
 
     def __init__(self, render: Render, image: str | None):
@@ -40,7 +40,7 @@ class Shapes:
         self._taken: dict[tuple[str, bool | None], bool] = {}
 
     def takes(self, shape: str, has_tools: bool | None) -> bool:
-        """Whether the template writes each text once and in order, and names no wrong call beside a result."""
+        """Return whether the template writes each text once and in order, and names no wrong call beside a result."""
         key = (shape, has_tools)
         if key not in self._taken:
             probe = Probe(shape, self._image)
@@ -49,7 +49,7 @@ class Shapes:
         return self._taken[key]
 
     def shows_tools(self, shape: str) -> bool:
-        """Whether the prompt differs with tools."""
+        """Return whether the prompt differs with tools."""
         messages = Probe(shape, self._image).messages
         return self._render(messages, True) != self._render(messages, False)
 

@@ -292,7 +292,7 @@ class ChatTemplate:
 
     @cached_property
     def _spelling(self) -> Spelling:
-        """How calls are written as text."""
+        """The spelling of calls as text."""
         detected = detect_formats(self._tokenizer.chat_template, self._tokenizer)[1]
         return spelling(self._calls or detected or "generic", self._tokenizer)
 
@@ -308,7 +308,7 @@ class ChatTemplate:
         return replace(style, knows_errors=bool(_ERROR_VARIABLE.search(self._tokenizer.chat_template or "")))
 
     def _writes_calls(self, style: CallStyle) -> bool:
-        """Whether the template writes a probe's tool call and its result in full.
+        """Return whether the template writes a probe's tool call and its result in full.
 
         Templates drop or garble what they do not expect as often as they refuse it.
         """
@@ -321,7 +321,7 @@ class ChatTemplate:
         return is_whole and (f"functions.{_PROBE_CALL.name}:" not in text or self._numbers_calls(style))
 
     def _numbers_calls(self, style: CallStyle) -> bool:
-        """Whether the second call and its result have the same number."""
+        """Return whether the second call and its result have the same number."""
         text = self._probe_messages((*_PROBE_MESSAGES, *_PROBE_MESSAGES[1:]), style, tools=_PROBE_TOOLS)
         num_written = 1 if style.results_are_users else 2
         return text is not None and text.count(f"functions.{_PROBE_CALL.name}:1") == num_written

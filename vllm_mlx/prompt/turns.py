@@ -76,7 +76,7 @@ class Turns:
         return self.shapes.takes(shape, self.has_tools)
 
     def _lacks(self, shape: str, mended: str) -> bool:
-        """Whether the template takes only the mended shape. A template that takes neither is not helped by a rule."""
+        """Return whether the template takes only the mended shape. If it takes neither, a rule does not help."""
         return not self._takes(shape) and self._takes(mended)
 
     def _pair_calls(self, messages: list[Message]) -> list[Message]:
@@ -128,7 +128,7 @@ class Turns:
         return [*leading, *rest]
 
     def _loses_system(self, placed: list[Message]) -> bool:
-        """Whether the template shows the first message only to a last question, and the conversation ends otherwise."""
+        """Return whether the template shows the first message only to a last question, which this is not."""
         shape = _LAST.get(_letter(placed[-1])) if _num_leading(placed) else None
         return shape is not None and self._lacks(f"s{shape}", shape)
 
@@ -279,7 +279,7 @@ def _call_id(message: Message) -> str:
 
 
 def _is_blank(parts: Sequence[Part]) -> bool:
-    """Whether no text and no image is shown."""
+    """Return whether no text and no image is shown."""
     for part in parts:
         if isinstance(part, ToolResultPart) and not _is_blank(part.content):
             return False

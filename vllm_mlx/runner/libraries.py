@@ -18,7 +18,7 @@ __all__ = ["knows", "load_model", "make_prompt_cache"]
 
 
 def knows(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm has a module for the family, or the checkpoint brings its own."""
+    """Return whether mlx-lm has a module for the family, or the checkpoint brings its own."""
     name = str(config["model_type"])
     try:
         return bool(config.get("model_file") or find_spec(f"mlx_lm.models.{MODEL_REMAPPING.get(name, name)}"))

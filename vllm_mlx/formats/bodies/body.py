@@ -20,7 +20,7 @@ class BodyStatus(Enum):
     ENDED = auto()  # not a call but the end of a list of calls
     REASONING = auto()  # not a call but the header of reasoning that follows
     TEXT = auto()  # not a call but the header of content that follows
-    NOTHING = auto()  # not a call but the header of a message that nobody reads
+    NOTHING = auto()  # not a call but the header of a message without a reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Chooser(Body):
 
 
 def begins_object(text: str, position: int) -> bool | None:
-    """Whether an object with keys in quotation marks, or an empty one, begins here. None: more text is needed."""
+    """Return whether an object with quoted keys, or an empty one, begins here; None if more text is needed."""
     behind = skip_white(text, position + 1)
     if not text.startswith("{", position) or behind == len(text):
         return None if text.startswith("{", position) else False

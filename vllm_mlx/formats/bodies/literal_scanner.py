@@ -274,7 +274,7 @@ class LiteralScanner:
         return position + 1
 
     def _ends_string(self, text: str, position: int, final: bool) -> bool | None:
-        """Whether a quotation mark here ends the string: punctuation follows it. None if more text is needed."""
+        """Return whether a quotation mark here ends the string: punctuation follows it. None if more text is needed."""
         if not text.startswith(self._quote, position):
             return False
         end = position + len(self._quote)

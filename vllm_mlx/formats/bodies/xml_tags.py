@@ -15,7 +15,7 @@ _NAMES = ("name", "tool", "key")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the tag of a call or an argument says. `is_string` is None if it does not say whether the value is text."""
+    """The contents of a tag of a call or argument. `is_string` is None if it does not say whether the value is text."""
 
     name: str
     is_string: bool | None = None

@@ -53,7 +53,7 @@ class GuidedTool:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether nothing more of its schema may be left out."""
+        """Return whether nothing more of its schema may be left out."""
         return self.held not in _LOOSER
 
     def looser(self, budget: SchemaBudget) -> "GuidedTool":
