@@ -34,6 +34,12 @@ _FIRST_CALL = (
 _LAST_NAME = _TURN.replace("m.role", "(ns.name if m.role == 'tool' else m.role)")
 _ID_TURN = _TURN.replace("m.content", "(m.tool_call_id or '') + (m.content or '')")
 _ID_CALLS = _CALLS.replace("call.function |", "call.id + call.function.arguments |")
+_KNOWN_IDS = "{%- set seen = namespace(ids=[]) -%}"  # a result is skipped if its id was there before
+_SKIPS = (
+    "{%- if m.tool_call_id not in seen.ids or m.role != 'tool' -%}"
+    + _TURN
+    + "{%- endif -%}{%- if m.role == 'tool' -%}{%- set seen.ids = seen.ids + [m.tool_call_id] -%}{%- endif -%}"
+)
 _FIELDS = (
     "{%- for tool in tools or [] -%}{{- '[' + tool.function.name + tool.function.description + ']' -}}"
     "{%- for name, value in tool.function.parameters.properties.items() -%}"
@@ -69,6 +75,7 @@ NEEDS = {
     "text or calls": _template(turn=_TEXT_OR_CALLS),
     "calls before text": _template(turn=f"{_OPEN}CALLS{_TEXT}{_CLOSE}"),
     "ids": _template(turn=_ID_TURN, calls=_ID_CALLS),
+    "ids once": _template(_KNOWN_IDS, turn=_SKIPS),
     "fields of tools": _template(tools=_FIELDS),
     "a user": _template(_ASKS_USER),
     "results behind calls": _template(turn=_SCANS[0], calls=_SCANS[1]),

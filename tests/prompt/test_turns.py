@@ -84,6 +84,7 @@ RULES = {
     "no calls, no results": ("ucr", "results as text"),
     "calls before text": ("utrr", "text beside calls"),
     "ids": ("ucr", "ids of calls"),
+    "ids once": ("ucr", "ids of calls"),
     "a user": ("cr", "a user's turn"),
     "results behind calls": ("uou", "results without a call"),
     "no empty messages": ("uxu", "empty messages"),
@@ -160,6 +161,21 @@ SHOWS_IMAGES_OF_USERS = (
     "{{- '<I>' if part.type == 'image' else part.text + ' ' -}}{%- endfor -%}{%- endif -%}"
     "{%- for call in m.tool_calls or [] -%}{{- call.function | tojson -}}{%- endfor -%}{%- endfor -%}"
 )
+
+
+def test_ids_that_a_client_uses_again_lose_no_result() -> None:
+    turns = [
+        Message("assistant", (ToolCallPart("call_0", "read_file", {"path": f"ask{number}"}),)) for number in range(2)
+    ]
+    results = [
+        Message("tool", (ToolResultPart(call_id, (TextPart(f"said{number}"),)),))
+        for number, call_id in enumerate(["call_0", "call_gone", "call_0", "call_gone"])
+    ]
+    sent = [user("read"), turns[0], *results[:2], user("again"), turns[1], *results[2:]]
+    text = text_of("ids once", *sent)
+    shown = ["ask0", "said0", "said1", "again", "ask1", "said2", "said3"]
+    assert [text.count(part) for part in shown] == [1] * len(shown)
+    assert sorted(shown, key=text.find) == shown
 
 
 def test_an_image_of_a_result_is_shown_behind_the_results() -> None:

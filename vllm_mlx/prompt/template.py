@@ -36,11 +36,16 @@ _THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
 _PROBE_CALL = ToolCallPart("call_of_probe", PROBE_NAMES[0], {"probe_key": "probe_value"})
 _PROBE_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
 _PROBE_TOOLS = [{"type": "function", "function": {"name": name, **_PROBE_FIELDS}} for name in PROBE_NAMES]
-_PROBE_MESSAGES = (
-    Message("user", (TextPart("probe"),)),
-    Message("assistant", (_PROBE_CALL,)),
-    Message("tool", (ToolResultPart(_PROBE_CALL.call_id, (TextPart("probe_result"),)),)),
-)
+_OTHER_ID = "call_of_other"
+
+
+def _called(call_id: str) -> tuple[Message, Message]:
+    """Return a probe's call, and its result."""
+    result = ToolResultPart(call_id, (TextPart("probe_result"),))
+    return Message("assistant", (replace(_PROBE_CALL, call_id=call_id),)), Message("tool", (result,))
+
+
+_PROBE_MESSAGES = (Message("user", (TextPart("probe"),)), *_called(_PROBE_CALL.call_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +310,8 @@ class ChatTemplate:
     @cached_property
     def _style(self) -> CallStyle:
         style = next(filter(self._writes_calls, _styles()), CallStyle())
+        if style.ids == "own" and self._confuses_ids(style):
+            style = replace(style, ids="unique")
         return replace(style, knows_errors=bool(_ERROR_VARIABLE.search(self._tokenizer.chat_template or "")))
 
     def _writes_calls(self, style: CallStyle) -> bool:
@@ -325,6 +332,14 @@ class ChatTemplate:
         text = self._probe_messages((*_PROBE_MESSAGES, *_PROBE_MESSAGES[1:]), style, tools=_PROBE_TOOLS)
         num_written = 1 if style.results_are_users else 2
         return text is not None and text.count(f"functions.{_PROBE_CALL.name}:1") == num_written
+
+    def _confuses_ids(self, style: CallStyle) -> bool:
+        """Whether a second call with the id of the first changes more of the prompt than this id."""
+        same, other = (
+            self._probe_messages((*_PROBE_MESSAGES, *_called(call_id)), style, tools=_PROBE_TOOLS) or ""
+            for call_id in (_PROBE_CALL.call_id, _OTHER_ID)
+        )
+        return same != other.replace(_OTHER_ID, _PROBE_CALL.call_id)
 
 
 def _shown_tools(request: Request) -> Sequence[ToolSpec]:

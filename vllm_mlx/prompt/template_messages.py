@@ -27,7 +27,7 @@ _ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
-CallIds = Literal["own", "short", "numbered"]
+CallIds = Literal["own", "short", "numbered", "unique"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class CallStyle:
 
     arguments_are_text: bool = False  # JSON text, for a template that does not write objects as JSON itself
     empty_content: str | None = ""  # the content of a message that has only calls; None is a null content
-    ids: CallIds = "own"  # short: nine letters or digits; numbered: `functions.NAME:0`
+    ids: CallIds = "own"  # short: nine letters or digits; numbered: `functions.NAME:0`; unique
     calls_are_text: bool = False  # the template writes no calls: they become text of the message, as the model writes
     results_are_users: bool = False  # the template writes no results: they become messages of the user
     knows_errors: bool = False  # it reads `is_error` of a tool result
@@ -44,7 +44,7 @@ class CallStyle:
     @property
     def rules(self) -> tuple[str, ...]:
         """The rules by which the style rewrites conversations."""
-        holds = (self.ids == "numbered", self.calls_are_text, self.results_are_users)
+        holds = (self.ids in ("numbered", "unique"), self.calls_are_text, self.results_are_users)
         return tuple(itertools.compress(("ids of calls", "calls as text", "results as text"), holds))
 
 
@@ -60,11 +60,16 @@ def in_style(messages: Sequence[Message], style: CallStyle, written: Spelling) -
         parts: list[Part] = []
         for part in message.parts:
             if isinstance(part, ToolCallPart):
-                number = f"functions.{part.name}:{num_calls}"
-                call_id, part = part.call_id, replace(part, call_id=number if style.ids == "numbered" else part.call_id)
+                call_id = part.call_id
+                if style.ids == "numbered":
+                    part = replace(part, call_id=f"functions.{part.name}:{num_calls}")
+                elif style.ids == "unique" and call_id in calls:
+                    part = replace(part, call_id=f"{call_id}:{num_calls}")
                 calls[call_id], num_calls = part, num_calls + 1
             elif isinstance(part, ToolResultPart) and (call := calls.get(part.call_id)) is not None:
                 part = replace(part, call_id=call.call_id, name=call.name if part.name is None else part.name)
+            elif isinstance(part, ToolResultPart) and style.ids == "unique":
+                part = replace(part, call_id=f"{part.call_id}:{len(result)}")
             parts.append(part)
         made = [part for part in parts if isinstance(part, ToolCallPart)]
         if made and style.calls_are_text:
