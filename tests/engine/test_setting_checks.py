@@ -48,6 +48,7 @@ def test_what_no_checkpoint_could_mend_is_refused_before_one_is_downloaded(
     ("settings", "words"),
     [
         ({"chat_template": "a\n{% if %}"}, "--chat-template is not a Jinja template: line 2: Expected an expression"),
+        ({"chat_template": " \n"}, "--chat-template is not a Jinja template: it writes no messages"),
         ({"chat_template": "{{ messages | nothing }}"}, "No filter named 'nothing'"),
         ({"max_model_len": 99_999_999}, "--max-model-len 99999999 exceeds the checkpoint's context of 65536 tokens"),
         ({"revision": "main"}, "--revision is for models on Hugging Face"),

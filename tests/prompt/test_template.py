@@ -198,6 +198,12 @@ def test_missing_template_is_said(qwen_folder: Path, llama: Tokenizer) -> None:
         render(llama, USER)
 
 
+@pytest.mark.parametrize("damaged", ["", " \n", "version https://git-lfs.github.com/spec/v1\n"])
+def test_a_template_that_writes_no_messages_is_none(with_template, damaged: str) -> None:
+    with pytest.raises(TemplateError, match="no chat template"):
+        render(with_template(damaged), USER)
+
+
 @pytest.mark.parametrize(
     "template",
     [

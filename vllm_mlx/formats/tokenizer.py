@@ -75,7 +75,7 @@ class Tokenizer:
         if not getattr(hf_tokenizer, "is_fast", False):
             raise ModelLoadError(f"The tokenizer in {path} has no fast form: convert it to a tokenizer.json.")
         eos = [*_eos_ids(path / "generation_config.json"), *_eos_ids(path / "config.json")]
-        if chat_template is None and hf_tokenizer.chat_template is None:
+        if chat_template is None and not hf_tokenizer.chat_template:
             chat_template = read_json(path / "chat_template.json").get("chat_template")  # processors keep it there
         return cls(hf_tokenizer, eos_token_ids=eos, chat_template=chat_template)
 
@@ -84,13 +84,13 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The text of the chat template. The texts of several templates are joined."""
-        if self._template_override is not None:
-            return self._template_override
-        template: str | dict[str, str] | None = self._hf.chat_template
+        """The text of the chat template, if it writes messages. The texts of several templates are joined."""
+        template: str | dict[str, str] | None = self._template_override
+        if template is None:
+            template = self._hf.chat_template
         if isinstance(template, dict):
-            return "\n".join(template.values())
-        return template
+            template = "\n".join(template.values())
+        return template if template and "{" in template else None
 
     @property
     def response_template(self) -> Any:
@@ -100,6 +100,8 @@ class Tokenizer:
 
     def template_fault(self) -> str | None:
         """Why Jinja cannot read the chat template; None if it can. It is rendered once, for one empty message."""
+        if self.chat_template is None:
+            return "it writes no messages"
         try:
             self.apply_chat_template([{"role": "user", "content": ""}])
         except jinja2.TemplateSyntaxError as error:
