@@ -192,7 +192,7 @@ def test_the_context_window_is_read_where_the_architecture_keeps_it(checkpoint):
     assert find_checkpoint(str(checkpoint("qwen3_5"))).max_model_len == 65536
 
 
-WHOLE = ("of no file", "of another shard", "a list", "no JSON")
+WHOLE = ("of no file", "of another shard", "a list", "a list of places", "no JSON")
 
 
 def shards(folder: Path, fault: str) -> None:
@@ -210,7 +210,7 @@ def shards(folder: Path, fault: str) -> None:
         places = dict.fromkeys(names, files[0])
     if fault == "missing":
         (folder / files[1]).unlink()
-    index = [] if fault == "a list" else {"weight_map": places}
+    index = [] if fault == "a list" else {"weight_map": [] if fault == "a list of places" else places}
     (folder / "model.safetensors.index.json").write_text("{" if fault == "no JSON" else json.dumps(index))
 
 

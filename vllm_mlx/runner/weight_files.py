@@ -71,7 +71,7 @@ def index_fault(folder: Path) -> str | None:
     """Say in which way the index does not fit the files. Returns None if it does, or if there is no index."""
     try:
         index = read_json(folder / INDEX)
-        places = index.get("weight_map") or {}
+        places = index.get("weight_map", {})
         if missing := [name for name in sorted(set(places.values())) if not (folder / name).is_file()]:
             return f"{INDEX} names {missing[0]}, which is not there"
         if places.keys() - {tensor for name in set(places.values()) for tensor in tensors_of(folder / name)}:
