@@ -79,9 +79,10 @@ def test_ctrl_c_ends_a_measurement(slow_url: str) -> None:
         assert may_end.wait(30)
         return Reply(0.0, [1.0], text="a")
 
-    before = set(threading.enumerate())
+    before, handler = set(threading.enumerate()), signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         run_load(ask, conversations("turns", 40, Words(1), **SIZES), 2)
+    signal.signal(signal.SIGINT, handler)
     may_end.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(30)

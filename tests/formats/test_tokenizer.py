@@ -86,11 +86,11 @@ def test_end_of_sequence_ids_of_all_files(tmp_path: Path) -> None:
 def test_chat_template_of_the_checkpoint_of_its_processor_and_of_the_user(tmp_path: Path) -> None:
     folder = save(tmp_path, byte_level_backend(), eos="<|im_end|>")
     assert Tokenizer.load(folder).chat_template is None
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
-    assert Tokenizer.load(folder).chat_template == "of the processor"
-    (folder / "chat_template.jinja").write_text("of the checkpoint")
-    assert Tokenizer.load(folder).chat_template == "of the checkpoint"
-    assert Tokenizer.load(folder, chat_template="of the user").chat_template == "of the user"
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{# of the processor #}"}))
+    assert Tokenizer.load(folder).chat_template == "{# of the processor #}"
+    (folder / "chat_template.jinja").write_text("{# of the checkpoint #}")
+    assert Tokenizer.load(folder).chat_template == "{# of the checkpoint #}"
+    assert Tokenizer.load(folder, chat_template="{# of the user #}").chat_template == "{# of the user #}"
 
 
 def test_missing_tokenizer_is_said_in_one_line(tmp_path: Path) -> None:

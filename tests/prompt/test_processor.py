@@ -109,7 +109,7 @@ def test_without_a_reasoning_format_nothing_is_a_thought(qwen_3_5: Tokenizer) ->
 
 def test_markers_that_are_no_tokens_are_found_in_the_text(llama_folder: Path) -> None:
     def starts(template: str) -> bool:
-        tokenizer = Tokenizer.load(llama_folder, chat_template=template)
+        tokenizer = Tokenizer.load(llama_folder, chat_template="{# a template of a constant #}" + template)
         return process(tokenizer, messages=user("hello")).starts_in_reasoning
 
     assert starts("</s>hello<think>\n")
@@ -126,7 +126,7 @@ def test_markers_that_are_no_tokens_are_found_in_the_text(llama_folder: Path) ->
 )
 def test_every_tag_of_a_format_opens_reasoning(llama_folder: Path, reasoning: str, tag: str, end: str) -> None:
     def starts(template: str) -> bool:
-        tokenizer = Tokenizer.load(llama_folder, chat_template=template)
+        tokenizer = Tokenizer.load(llama_folder, chat_template="{# a template of a constant #}" + template)
         return process(tokenizer, messages=user("hello"), reasoning=reasoning).starts_in_reasoning
 
     assert starts(f"</s>hello{tag}")

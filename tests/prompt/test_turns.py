@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.support.drawing import examples
+from tests.support.rows import cases
 from vllm_mlx.core.errors import RequestError, TemplateError
 from vllm_mlx.core.messages import ImagePart, Message, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
@@ -222,7 +223,7 @@ def test_each_prompt_continues_the_last_one(need: str) -> None:
 REPLY = 'Well.\n<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("need", NEEDS)
+@pytest.mark.parametrize("need", cases(NEEDS, [name for name in NEEDS if "," not in name]))
 def test_ten_turns_say_the_same_with_and_without_memory(need: str) -> None:
     processor, forgetful = (make_processor(tokenizer(NEEDS[need]), reasoning="none") for _ in range(2))
     session = Session(processor, messages=(system("Be kind."), user("Go."), user("Now.")), encode=canonical)

@@ -89,6 +89,7 @@ print("returned")
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not has_trim(), reason="the C library returns no freed memory when it is asked")
 def test_an_idle_engine_returns_freed_memory_to_the_system():
     process = start_python(FREED)
