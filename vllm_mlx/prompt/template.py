@@ -334,7 +334,7 @@ class ChatTemplate:
         return text is not None and text.count(f"functions.{_PROBE_CALL.name}:1") == num_written
 
     def _confuses_ids(self, style: CallStyle) -> bool:
-        """Whether a second call with the id of the first changes more of the prompt than this id."""
+        """Return whether a second call with the id of the first changes more of the prompt than this id."""
         same, other = (
             self._probe_messages((*_PROBE_MESSAGES, *_called(call_id)), style, tools=_PROBE_TOOLS) or ""
             for call_id in (_PROBE_CALL.call_id, _OTHER_ID)
