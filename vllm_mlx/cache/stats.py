@@ -1,7 +1,9 @@
 """Counts of a prefix tree, and its nodes as plain values for a status page. They hold no cached state."""
 
 from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
+from ..core.figure import counter, gauge
 from .node import NODE_BYTES, Hit, Node, Space
 from .store import NodeStore
 
@@ -13,8 +15,9 @@ class Counters:
     hits: dict[Hit, int] = field(default_factory=lambda: {"exact": 0, "prefix": 0, "supersequence": 0, "lcp": 0})
     misses: int = 0
     tokens_saved: int = 0
-    evictions: int = 0  # cuts of leaves and removals of states to make room
-    evicted_bytes: int = 0
+    # cuts of leaves and removals of states to make room
+    evictions: Annotated[int, counter("cache_evictions", "Evictions from the prefix cache.")] = 0
+    evicted_bytes: Annotated[int, counter("cache_evicted_bytes", "Bytes freed by evictions from the prefix cache.")] = 0
     inserts: int = 0
     inserts_refused: int = 0  # no room could be made
     inserts_unattached: int = 0  # because the prefix that they continue was no longer stored
@@ -28,10 +31,10 @@ class Counters:
 class TreeStats(Counters):
     """The counts of one moment, and the sizes of the tree."""
 
-    entry_count: int  # stored paths
-    num_states: int
+    entry_count: Annotated[int, gauge("cache_paths", "Stored paths in the prefix cache.")]
+    num_states: Annotated[int, gauge("cache_states", "Snapshots of recurrent state in the prefix cache.")]
     used_bytes: int
-    used_buffers: int
+    used_buffers: Annotated[int, gauge("cache_buffers", "Device buffers that the prefix cache holds.")]
     index_bytes: int  # part of used_bytes
     max_bytes: int
 
@@ -49,18 +52,27 @@ class DiskReport:
 
     folder: str
     off_reason: str | None = None
-    used_bytes: int = 0  # all files in the folder
-    max_bytes: int = 0
-    written_today_bytes: int = 0
-    daily_bytes: int = 0
-    num_records: int = 0
-    num_waiting_bytes: int = 0  # state that is to be written
-    hits: int = 0  # requests for which something was read
-    tokens_read: int = 0
-    bytes_read: int = 0
-    reads_not_made: int = 0  # because computing the tokens was faster
-    reads_not_used: int = 0  # the request resumed before the point up to which was read
-    num_damaged: int = 0  # files that were removed, because they were incomplete or changed
+    used_bytes: Annotated[int, gauge("disk_bytes", "Size of the prefix cache on disk.")] = 0
+    max_bytes: Annotated[int, gauge("disk_limit_bytes", "Limit of the prefix cache on disk.")] = 0
+    written_today_bytes: Annotated[int, gauge("disk_written_today_bytes", "Bytes written to disk today.")] = 0
+    daily_bytes: Annotated[int, gauge("disk_daily_limit_bytes", "Bytes that may be written to disk in a day.")] = 0
+    num_records: Annotated[int, gauge("disk_records", "Files of the prefix cache on disk.")] = 0
+    num_waiting_bytes: Annotated[int, gauge("disk_waiting_bytes", "State that is to be written to disk.")] = 0
+    hits: Annotated[int, counter("disk_hits", "Requests for which cached state was read from disk.")] = 0
+    tokens_read: Annotated[int, counter("disk_tokens_read", "Tokens whose state was read from disk.")] = 0
+    bytes_read: Annotated[int, counter("disk_bytes_read", "Bytes of state that were read from disk.")] = 0
+    reads_not_made: Annotated[
+        int, counter("disk_reads_not_made", "Reads from disk that were not made, because computing was faster.")
+    ] = 0
+    reads_not_used: Annotated[
+        int,
+        counter(
+            "disk_reads_not_used", "Reads from disk after which the prompt resumed before the end of what was read."
+        ),
+    ] = 0
+    num_damaged: Annotated[
+        int, counter("disk_damaged_files", "Files that were removed from disk, because they were damaged.")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

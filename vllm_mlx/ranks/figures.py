@@ -1,10 +1,11 @@
 """What each rank says of itself, for the status: workers add it to their heartbeats, and rank 0 reads it there."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
+from ..core.figure import gauge
 from ..runner.device import DeviceUsage
 
 
@@ -18,13 +19,19 @@ class RankRow(TypedDict):
 
     rank: int
     host: str
-    plan: int
-    lag_plans: int
-    lag_s: float
-    active_bytes: int
+    plan: Annotated[int, gauge("rank_plan", "The last plan of a step that a rank has carried out.", "rank")]
+    lag_plans: Annotated[
+        int, gauge("rank_lag_plans", "Plans that have reached a rank and are not carried out.", "rank")
+    ]
+    lag_s: Annotated[
+        float, gauge("rank_lag_seconds", "Seconds for which a rank has worked on the first of these plans.", "rank")
+    ]
+    active_bytes: Annotated[int, gauge("rank_memory_bytes", "Memory of a rank as MLX counts it.", "rank")]
     peak_bytes: int
     limit_bytes: int
-    sum_s: float
+    sum_s: Annotated[
+        float, gauge("rank_sum_seconds", "Seconds that a sum over all ranks took at the start of a rank.", "rank")
+    ]
 
 
 def figures(usage: DeviceUsage, sum_s: float) -> dict[str, Any]:

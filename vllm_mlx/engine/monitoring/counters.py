@@ -1,15 +1,17 @@
 """Counts the progress of each reply, and totals, on the event loop. Knows no other part of the server."""
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
+from ...core.figure import Figure, counter, gauge
 from ...core.receipt import CacheReceipt, Expectation, Shortfall, Tier
 from ...core.sequence import Sequence
 from ...core.step import SequenceUpdate
@@ -67,8 +69,9 @@ class Quantiles(TypedDict):
 class Histogram:
     """Counts values by bucket. Like in Prometheus, a bucket holds the values up to its bound."""
 
-    def __init__(self, bounds: Iterable[float]):
-        self.bounds = tuple(bounds)
+    def __init__(self, bounds: tuple[float, ...], name: str, help: str):
+        self.figure = Figure("histogram", f"vllm:{name}", help)
+        self.bounds = bounds
         self._counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
@@ -77,7 +80,7 @@ class Histogram:
         self.sum += value
 
     def __add__(self, other: Self) -> Self:
-        both = type(self)(self.bounds)
+        both = copy(self)
         both._counts = [mine + others for mine, others in zip(self._counts, other._counts, strict=True)]
         both.sum = self.sum + other.sum
         return both
@@ -90,8 +93,8 @@ class Histogram:
 class Latency(Histogram):
     """One kind of duration in seconds: a histogram since the start, and the values of the last SAMPLE_WINDOW_S."""
 
-    def __init__(self, bounds: Iterable[float]):
-        super().__init__(bounds)
+    def __init__(self, bounds: tuple[float, ...], name: str, help: str):
+        super().__init__(bounds, name, help)
         self._marks: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
 
     def add_at(self, seconds: float, now: float) -> None:
@@ -100,7 +103,7 @@ class Latency(Histogram):
 
     def __add__(self, other: Self) -> Self:
         both = super().__add__(other)
-        both._marks.extend(sorted((*self._marks, *other._marks)))
+        both._marks = deque(sorted((*self._marks, *other._marks)), maxlen=MAX_SAMPLES)
         return both
 
     def quantiles(self, now: float) -> Quantiles:
@@ -268,8 +271,10 @@ class Stalls:
     """Gaps between two tokens of one reply that exceeded `max_stall_ms`."""
 
     threshold_s: float
-    total: int = 0
-    longest_s: float = 0.0
+    total: Annotated[int, counter("stalls", "Gaps between two tokens that exceed the stall limit.")] = 0
+    longest_s: Annotated[
+        float, gauge("longest_stall_seconds", "The longest gap between two tokens that exceeded the stall limit.")
+    ] = 0.0
 
     def add(self, gap_s: float) -> None:
         if gap_s > self.threshold_s:
@@ -284,29 +289,50 @@ class Stalls:
 class Totals:
     """Counts over all replies of one model since the start. The sum of several has those of all of them."""
 
+    requests: Annotated[int, counter("requests", "Ended requests, with any outcome.")]
+    outcomes: Annotated[dict[Outcome, int], counter("replies", "Ended replies by outcome.", "outcome")]
+    tiers: Annotated[
+        dict[Tier, int],
+        counter("cache_hits", "Replies with cached tokens, by the slowest tier that these came from.", "tier"),
+    ]
+    shortfalls: Annotated[
+        dict[Shortfall, int],
+        counter(
+            "cache_shortfalls",
+            "Replies with fewer cached tokens than the previous turn made likely, by reason.",
+            "reason",
+        ),
+    ]
+    prompt_tokens: Annotated[int, counter("vllm:prompt_tokens", "Prompt tokens, including cached ones.")]
+    cached_tokens: Annotated[int, counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")]
+    completion_tokens: Annotated[int, counter("vllm:generation_tokens", "Sampled tokens.")]
+    computed_tokens: Annotated[int, counter("prefill_tokens", "Prompt tokens that were computed.")]
+
     def __init__(self, *, started_s: float, stall_threshold_s: float):
         self.started_s = started_s
-        self.requests = 0  # requests that have ended, with any outcome
-        self.outcomes: Counter[Outcome] = Counter()  # replies that have ended
-        self.shortfalls: Counter[Shortfall] = Counter()  # replies with fewer cached tokens than expected
-        self.tiers: Counter[Tier] = Counter()  # replies with cached tokens, by the slowest tier that they came from
-        self.prompt_tokens = 0  # including cached ones
-        self.cached_tokens = 0
+        self.requests = self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.computed_tokens = 0
         self.disk_tokens = 0  # part of cached_tokens
-        self.computed_tokens = 0  # prompt tokens that were computed
-        self.completion_tokens = 0
+        self.outcomes, self.tiers = dict.fromkeys(get_args(Outcome), 0), dict.fromkeys(get_args(Tier), 0)
+        self.shortfalls = dict.fromkeys(Shortfall, 0)
         self.prompt_rate = TokenRate(started_s)  # computed prompt tokens
         self.completion_rate = TokenRate(started_s)
         self.stalls = Stalls(threshold_s=stall_threshold_s)
-        self.ttft = Latency(TTFT_S)
-        self.gap = Latency(GAP_S)  # between two tokens of a reply
-        self.e2e, self.queue, self.prefill, self.decode = (Latency(REQUEST_S) for _ in range(4))
-        self.prompt_sizes, self.reply_sizes = Histogram(TOKENS), Histogram(TOKENS)
+        text = "Seconds from the arrival of a request to its"
+        self.ttft = Latency(TTFT_S, "time_to_first_token_seconds", f"{text} first token.")
+        self.gap = Latency(GAP_S, "inter_token_latency_seconds", "Seconds between two tokens of one reply.")
+        self.e2e = Latency(REQUEST_S, "e2e_request_latency_seconds", f"{text} last token.")
+        self.queue = Latency(REQUEST_S, "request_queue_time_seconds", "Seconds that a sequence waits for a place.")
+        self.prefill = Latency(REQUEST_S, "request_prefill_time_seconds", "Seconds from admission to the first token.")
+        self.decode = Latency(REQUEST_S, "request_decode_time_seconds", "Seconds from the first token to the last.")
+        self.prompt_sizes = Histogram(TOKENS, "request_prompt_tokens", "Prompt tokens of finished replies.")
+        self.reply_sizes = Histogram(TOKENS, "request_generation_tokens", "Sampled tokens of finished replies.")
 
     def __add__(self, other: "Totals") -> "Totals":
         both = Totals(started_s=self.started_s, stall_threshold_s=self.stalls.threshold_s)
         for name in vars(self).keys() - {"started_s"}:
-            setattr(both, name, getattr(self, name) + getattr(other, name))
+            mine, theirs = getattr(self, name), getattr(other, name)
+            is_by_key = isinstance(mine, dict)
+            setattr(both, name, {key: mine[key] + theirs[key] for key in mine} if is_by_key else mine + theirs)
         return both
 
     def take(self, stats: ReplyStats, update: SequenceUpdate, now: float) -> None:

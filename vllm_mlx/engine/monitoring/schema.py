@@ -1,18 +1,20 @@
 """The types of the engine's part of `/v1/status`, and the values from which it is written."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NotRequired
+from typing import TYPE_CHECKING, Annotated, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ...cache.node import ResumeRule
 from ...cache.stats import DiskReport, TreeStats
 from ...core.config import ModelInfo
+from ...core.figure import counter, gauge
 from ...core.memory import MemoryBudget, RowFootprint
+from ...core.receipt import Shortfall, Tier
 from ...ranks.figures import RankRow
 from ...runner.device import DeviceUsage
 from ...scheduler.residence import State
-from .counters import Quantiles, RunningReply, Stalls
+from .counters import Outcome, Quantiles, RunningReply, Stalls
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
     from ...runner.calibrate import Calibration
@@ -142,7 +144,7 @@ class CacheStatus(TypedDict):
     enabled: bool
     hits: int
     hits_by_kind: dict[str, int]
-    hits_by_tier: dict[str, int]
+    hits_by_tier: dict[Tier, int]
     misses: int
     hit_rate: float
     evictions: int
@@ -156,7 +158,7 @@ class CacheStatus(TypedDict):
     num_buffers: NotRequired[int]
     index_mb: NotRequired[float]
     inserts_refused: NotRequired[int]
-    shortfalls: dict[str, int]
+    shortfalls: dict[Shortfall, int]
     disk: DiskReport | None
 
 
@@ -164,9 +166,9 @@ class ImageStatus(TypedDict):
     """The cache of image features. `max_memory_mb` is given only if the model takes images."""
 
     enabled: bool
-    encoded: int
+    encoded: Annotated[int, counter("images_encoded", "Runs of the vision encoder.")]
     longest_encode_s: float
-    evictions: int
+    evictions: Annotated[int, counter("image_evictions", "Evictions from the cache of image features.")]
     entry_count: int
     current_memory_mb: float
     max_memory_mb: NotRequired[float]
@@ -183,9 +185,11 @@ class DraftStatus(TypedDict):
     off_reason: str | None
     parked: str | None
     num_passes: int
-    num_drafts: int
-    drafted_tokens: dict[str, int]  # by source: grammar, prediction, ngram and mtp
-    accepted_tokens: dict[str, int]
+    num_drafts: Annotated[int, counter("vllm:spec_decode_num_drafts", "Drafts verified, one for each reply and pass.")]
+    drafted_tokens: Annotated[dict[str, int], counter("draft_tokens", "Tokens that were drafted, by source.", "source")]
+    accepted_tokens: Annotated[
+        dict[str, int], counter("accepted_draft_tokens", "Drafted tokens that were accepted, by source.", "source")
+    ]
     accepted_by_position: list[int]  # the first number counts accepted first tokens of drafts
     tokens_per_pass: float
 
@@ -215,12 +219,14 @@ class LaneRow(TypedDict):
     state: State
     progress: float | None
     weights_bytes: int
-    missing_bytes: int
+    missing_bytes: Annotated[
+        int, gauge("model_bytes_missing", "Bytes of the weights that were still in memory after the last unload.")
+    ]
     last_used_s: float
-    running: int
-    waiting: int
-    loads: dict[str, int]
-    load_s: float
+    running: Annotated[int, gauge("vllm:num_requests_running", "Running replies.")]
+    waiting: Annotated[int, gauge("vllm:num_requests_waiting", "Waiting replies.")]
+    loads: Annotated[dict[str, int], counter("model_loads", "Loads of the weights, by what asked for them.", "reason")]
+    load_s: Annotated[float, gauge("model_load_seconds", "Seconds that the last load after the start took.")]
     cause: str | None
 
 
@@ -228,7 +234,7 @@ class ModelRow(Counts, LaneRow):
     """A model of the server."""
 
     name: str
-    outcomes: dict[str, int]
+    outcomes: dict[Outcome, int]
     drafts: DraftStatus
 
 
@@ -254,7 +260,7 @@ class EngineFigures(Counts, RankRows):
     rate_window_s: float
     latency: LatencyStatus
     stalls: Stalls
-    outcomes: dict[str, int]
+    outcomes: dict[Outcome, int]
     metal: DeviceStatus
     system: SystemStatus
     process: ProcessStatus
@@ -299,7 +305,10 @@ class LaneReport:
     """The state of a lane between two steps. Times are seconds."""
 
     row: LaneRow
-    num_preemptions: int
+    num_preemptions: Annotated[
+        int,
+        counter("vllm:num_preemptions", "Replies that were preempted: they gave their memory back and continue later."),
+    ]
     num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
     live_bytes: int  # state of all rows, including padding
     lacking_bytes: int  # that were planned for rows and caches, and that the device turned out not to have
@@ -308,14 +317,17 @@ class LaneReport:
     images: ImageStatus
     drafts: DraftStatus
     media_bytes: int  # image features that are cached
-    build_s: float  # of the last load: the pause in which the model is built
+    build_s: Annotated[
+        float,
+        gauge("model_build_seconds", "Seconds of that load in which the model was built, and nothing else ran."),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """The state of the engine between two steps."""
 
-    num_steps: int
+    num_steps: Annotated[int, counter("steps", "Steps of the engine.")]
     device: DeviceUsage
     lanes: tuple[LaneReport, ...]  # by the positions of their models
     images: ImageStatus  # of all models together, like the next one

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from operator import add
-from typing import Any, get_args
+from typing import Any
 
 import mlx.core as mx
 
@@ -15,10 +15,9 @@ from ...cache.media import MediaCache
 from ...cache.tree import PrefixTree
 from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
-from ...core.receipt import Shortfall, Tier
 from ...prompt.processor import RequestProcessor
 from ...scheduler.speculation import Speculation
-from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
+from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, ReplyStats, Totals
 from .schema import (
     BuildFacts,
     CacheStatus,
@@ -94,7 +93,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "rate_window_s": RATE_WINDOW_S,
         "latency": _latency(totals, now),
         "stalls": totals.stalls,
-        "outcomes": outcomes(totals),
+        "outcomes": totals.outcomes,
         "metal": {
             "active_memory_gb": round(report.device.active_bytes / _GB, 4),
             "peak_memory_gb": round(report.device.peak_bytes / _GB, 4),
@@ -133,17 +132,12 @@ def _counts(totals: Totals, now: float) -> Counts:
     }
 
 
-def outcomes(totals: Totals) -> dict[str, int]:
-    """Count the replies that have ended, by how they ended."""
-    return {outcome: totals.outcomes[outcome] for outcome in get_args(Outcome)}
-
-
 def _model(name: str, lane: LaneReport, totals: Totals, now: float) -> ModelRow:
     return {
         "name": name,
         **lane.row,
         **_counts(totals, now),
-        "outcomes": outcomes(totals),
+        "outcomes": totals.outcomes,
         "drafts": lane.drafts,
     }
 
@@ -258,7 +252,7 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
         "enabled": report.cache is not None,
         "hits": stats.num_hits,
         "hits_by_kind": {str(kind): num for kind, num in stats.hits.items()},
-        "hits_by_tier": {tier: totals.tiers[tier] for tier in get_args(Tier)},
+        "hits_by_tier": totals.tiers,
         "misses": stats.misses,
         "hit_rate": round(stats.num_hits / lookups, 4) if lookups else 0.0,
         "evictions": stats.evictions,
@@ -272,7 +266,7 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
         "num_buffers": stats.used_buffers,
         "index_mb": round(stats.index_bytes / _MB, 3),
         "inserts_refused": stats.inserts_refused + sum(lane.num_skipped_captures for lane in report.lanes),
-        "shortfalls": {kind.value: totals.shortfalls[kind] for kind in Shortfall},
+        "shortfalls": totals.shortfalls,
         "disk": report.disk,
     }
     if report.cache is None:
