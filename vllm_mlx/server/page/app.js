@@ -6,12 +6,65 @@ import { showConnect } from "./connect.js";
 import { byId, bytes, count, element, seconds, share } from "./dom.js";
 import { decades, Plot } from "./plots.js";
 import { events, json } from "./server.js";
+import { Table } from "./table.js";
 
 const CACHE_EVERY_MS = 5000;
 const RETRY_MS = 2000;
 const FEW_REPLIES = 10;
 const MAX_NAME = 28;
 const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Reserved for one step"], ["media", "Encoded images"], ["image", "Reserved for images"], ["free", "Free"], ["lacking", "Unavailable"]];
+
+const OTHERS = "other key";
+const WAITS = { disk: ", reads disk", model: ", waits for the model" };
+const CLIENT = ["Client", "The name that the program gives itself."], ENDPOINT = ["Endpoint", "The path of the API, below /v1/.", null, endpoint];
+
+const modelsTable = new Table("models", [
+  ["Model", "The name by which requests ask for it. The first model answers requests that name none.", "name", (model) => model.name],
+  ["Weights", "Ready: the weights are in memory. Leaving and loading: they are on their way. Pinned: they leave for no other model.", null, (model, cell) => { cell.classList.toggle("why", model.cause !== null); return whereabouts(model) + (model.pinned ? ", pinned" : ""); }],
+  ["Memory", "The memory that the weights take now.", "number", (model) => (model.weights_bytes ? bytes(model.weights_bytes) : "–")],
+  ["Running", "Replies whose prompt is being computed or whose text is being written.", "number", (model) => count(model.running)],
+  ["Waiting", "Replies that wait until the weights, a place and memory are there.", "number", (model) => count(model.waiting)],
+  ["Tokens/s", "Tokens of replies that were written, per second of the last ten.", "number", (model) => model.generation_tps.toFixed(1)],
+  ["Finished", "Requests that ended since the start, in any way.", "number", (model) => count(model.total_requests_processed)],
+  ["Cached", "The share of all tokens of its prompts that came from the prefix cache.", "number", (model) => share(model.total_cached_tokens / Math.max(1, model.total_prompt_tokens))],
+  ["Last used", "The time since its last request.", "number", (model) => (model.running + model.waiting ? "now" : seconds(model.last_used_s))],
+  ["Last load", "How long it took to bring the weights back, the last time.", "number", (model) => (model.load_s ? seconds(model.load_s) : "–")],
+]);
+
+const requestsTable = new Table("requests", [
+  [...CLIENT, null, (request, cell) => titled(cell, request.client ? `${request.client}\n${request.id}` : request.id, request.request_id === null ? OTHERS : clientName(request))],
+  ENDPOINT,
+  ["Model", null, "several name", (request) => request.model],
+  ["Phase", "Queued: it waits for a place. Prefill: its prompt is computed. Generation: its reply is written.", null, (request) => request.phase + (WAITS[request.waits_for] ?? "")],
+  ["Progress", "How much of the prompt is computed, or of the longest reply that is allowed is written.", null, showProgress],
+  ["Prompt", "The tokens of the prompt.", "number", (request) => count(request.prompt_tokens)],
+  ["Cached", "The share of the prompt that came from the prefix cache.", "number", (request) => share(request.cached_tokens / request.prompt_tokens) + fromDisk(request)],
+  ["Reply", "The tokens that are written, of the most that are allowed.", "number", (request) => `${count(request.completion_tokens)} of ${count(request.max_tokens)}`],
+  ["Tokens/s", "The speed at which this reply is written.", "number", (request) => request.tokens_per_second.toFixed(1)],
+  ["Elapsed", "The time since the request arrived.", "number", (request) => seconds(request.elapsed_s)],
+  ["Action", null, null, showCancel],
+], (request) => request.id);
+
+const ranksTable = new Table("ranks", [
+  ["Rank", "Rank 0 is this server; the others are workers.", null, (rank) => rank.rank],
+  ["Host", null, null, (rank) => rank.host],
+  ["Memory", "Memory as MLX counts it, and the limit beyond which cached state leaves.", "number", (rank) => `${bytes(rank.active_bytes)} of ${bytes(rank.limit_bytes)}`],
+  ["Plan", "The last step that this Mac has carried out.", "number", (rank) => count(rank.plan)],
+  ["Behind", "Steps that have reached this Mac and are not carried out, and how long it has worked on the first of them.", "number", (rank) => (rank.lag_plans ? `${count(rank.lag_plans)}, ${seconds(rank.lag_s)}` : "0")],
+  ["Time of a sum", "A sum over all Macs, as it was measured at start. Each token waits for two in every layer.", "number", (rank) => `${(rank.sum_s * 1000).toFixed(2)} ms`],
+]);
+
+const repliesTable = new Table("replies", [
+  ["When", null, null, (reply) => clock(reply.time)],
+  [...CLIENT, null, (reply, cell) => titled(cell, `${reply.client ?? ""}\n${reply.request_id ?? ""}`.trim(), clientName(reply))],
+  ENDPOINT,
+  ["Model", null, "several name", (reply, cell) => titled(cell, reply.model, reply.served_by)],
+  ["Prompt", "The tokens of the prompt.", "number", (reply) => count(reply.prompt_tokens)],
+  ["Expected", "The tokens that an earlier prompt of the same conversation leads one to expect in the cache.", "number", (reply) => count(reply.expected_tokens)],
+  ["Cached", "The tokens that came from the prefix cache.", "number", (reply) => count(reply.cached_tokens) + fromDisk(reply)],
+  ["Time to first token", "The time from the request to its first token.", "number", (reply) => seconds(reply.ttft_s)],
+  ["Why not cached", "Why fewer tokens were cached than expected.", "why", (reply) => reply.why ?? ""],
+]);
 
 const throughput = new Plot(byId("throughput"), ["generation", "prefill"], { unit: "tokens per second" });
 const latency = new Plot(byId("latency"), ["between tokens, p50", "between tokens, p99", "to first token, p50"], { unit: "seconds", scale: decades, write: seconds });
@@ -28,10 +81,12 @@ function show(status) {
   latency.draw();
   showHead(status);
   showTiles(status, gap, ttft, queue);
-  showModels(status.models);
-  showRequests(status.requests);
+  modelsTable.show(status.models);
+  requestsTable.show(status.requests.map((request, number) => ({ ...request, id: request.request_id ?? `${OTHERS} ${number + 1}` })));
+  byId("no-requests").hidden = status.requests.length > 0;
   showMemory(status.memory);
-  showRanks(status.ranks ?? []);
+  ranksTable.show(status.ranks ?? []);
+  byId("ranks-section").hidden = !status.ranks;
   showDisk(status.cache);
   showReplies(status.last_replies, status.other_replies);
   showErrors(status.last_errors);
@@ -69,14 +124,6 @@ function whereabouts({ state, progress, cause }) {
   return `${state}${progress === null ? "" : ` ${share(progress)}`}${state === "failed" ? `: ${cause}` : ""}`;
 }
 
-function showModels(models) {
-  const number = (text) => element("td", { class: "number" }, text);
-  byId("models").replaceChildren(...models.map((model) => element("tr", {}, element("td", { class: "name" }, model.name),
-    element("td", { class: model.cause ? "why" : "" }, whereabouts(model) + (model.pinned ? ", pinned" : "")), number(model.weights_bytes ? bytes(model.weights_bytes) : "–"),
-    number(count(model.running)), number(count(model.waiting)), number(model.generation_tps.toFixed(1)), number(count(model.total_requests_processed)),
-    number(share(model.total_cached_tokens / Math.max(1, model.total_prompt_tokens))), number(model.running + model.waiting ? "now" : seconds(model.last_used_s)), number(model.load_s ? seconds(model.load_s) : "–"))));
-}
-
 function showTiles(status, gap, ttft, queue) {
   const tiles = [
     ["Generation, tokens/s", status.generation_tps.toFixed(1), "Tokens of replies that were written, of all requests together, per second of the last ten."],
@@ -97,44 +144,20 @@ function showTiles(status, gap, ttft, queue) {
   if (byId("meanings").childElementCount !== 2 * tiles.length) byId("meanings").replaceChildren(...tiles.flatMap(([name, , meaning]) => [element("dt", {}, name), element("dd", {}, meaning)]));
 }
 
-// Rows are kept, so that a focused button stays focused.
-const OTHERS = "other key";
-const rows = new Map();
-
-function showRequests(listed) {
-  const requests = listed.map((request, number) => ({ ...request, id: request.request_id ?? `${OTHERS} ${number + 1}` }));
-  const here = new Set(requests.map((request) => request.id));
-  for (const [id, row] of rows) if (!here.has(id)) { row.remove(); rows.delete(id); }
-  for (const request of requests) {
-    const { id } = request;
-    if (!rows.has(id)) rows.set(id, byId("requests").appendChild(requestRow(id, request.request_id !== null)));
-    fillRow(rows.get(id), request);
-  }
-  byId("no-requests").hidden = requests.length > 0;
+function fromDisk({ tier }) {
+  return tier === "disk" ? " (disk)" : "";
 }
 
-function requestRow(id, isOwn) {
-  const cell = (name, type = "number") => element("td", { "data-name": name, class: type });
+function showProgress(request, cell) {
+  const bar = cell.firstChild ?? cell.appendChild(element("progress", { max: 1, "aria-label": `Progress of ${request.id}` }));
+  bar.value = request.progress;
+}
+
+function showCancel({ id, request_id: own }, cell) {
+  if (own === null || cell.firstChild) return;
   const button = element("button", { type: "button", "aria-label": `Cancel ${id}`, onclick: () => cancel(id, button) }, "Cancel");
-  return element("tr", { "data-id": id }, cell("client", ""), cell("path", ""), cell("model", "several name"), cell("phase", ""),
-    element("td", {}, element("progress", { max: 1, value: 0, "aria-label": `Progress of ${id}` })),
-    cell("prompt"), cell("cached"), cell("reply"), cell("rate"), cell("elapsed"), element("td", {}, ...(isOwn ? [button] : [])));
+  cell.append(button);
 }
-
-function fillRow(row, request) {
-  row.querySelector("[data-name=client]").title = request.client ? `${request.client}\n${request.id}` : request.id;
-  const texts = {
-    client: request.request_id === null ? OTHERS : clientName(request), path: endpoint(request), model: request.model, phase: request.phase + (WAITS[request.waits_for] ?? ""), prompt: count(request.prompt_tokens),
-    cached: share(request.cached_tokens / request.prompt_tokens) + fromDisk(request),
-    reply: `${count(request.completion_tokens)} of ${count(request.max_tokens)}`, rate: request.tokens_per_second.toFixed(1), elapsed: seconds(request.elapsed_s),
-  };
-  for (const [name, text] of Object.entries(texts)) row.querySelector(`[data-name=${name}]`).textContent = text;
-  row.querySelector("progress").value = request.progress;
-}
-
-const WAITS = { disk: ", reads disk", model: ", waits for the model" };
-
-const fromDisk = ({ tier }) => (tier === "disk" ? " (disk)" : "");
 
 async function cancel(id, button) {
   button.disabled = true;
@@ -145,6 +168,12 @@ async function cancel(id, button) {
   }
 }
 
+// Returns a text whose cell shows a longer one when the pointer rests on it.
+function titled(cell, title, text) {
+  cell.title = title ?? "";
+  return text;
+}
+
 // The name and version at the beginning of a user agent. Browsers all begin with the name of a browser of old.
 function clientName({ client }) {
   if (!client) return "unnamed";
@@ -153,7 +182,9 @@ function clientName({ client }) {
   return name.length > MAX_NAME ? `${name.slice(0, MAX_NAME)}…` : name;
 }
 
-const endpoint = ({ path }) => path.replace(/^\/v1\//, "");
+function endpoint({ path }) {
+  return path.replace(/^\/v1\//, "");
+}
 
 function showMemory(memory) {
   const parts = MEMORY.map(([key, name], index) => ({ name, index, value: memory[`${key}_bytes`] })).filter((part) => part.value > 0);
@@ -167,22 +198,10 @@ function showMemory(memory) {
     element("li", {}, `of ${bytes(memory.total_bytes)}`));
 }
 
-function showRanks(ranks) {
-  const number = (text) => element("td", { class: "number" }, text);
-  byId("ranks-section").hidden = ranks.length === 0;
-  byId("ranks").replaceChildren(...ranks.map((rank) => element("tr", {}, element("td", {}, String(rank.rank)), element("td", {}, rank.host),
-    number(`${bytes(rank.active_bytes)} of ${bytes(rank.limit_bytes)}`), number(count(rank.plan)),
-    number(rank.lag_plans ? `${count(rank.lag_plans)}, ${seconds(rank.lag_s)}` : "0"), number(`${(rank.sum_s * 1000).toFixed(2)} ms`))));
-}
-
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
 function showReplies(replies, others) {
-  const number = (text) => element("td", { class: "number" }, text);
-  const listed = showsAllReplies ? replies : replies.slice(0, FEW_REPLIES);
-  byId("replies").replaceChildren(...listed.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
-    element("td", { title: `${reply.client ?? ""}\n${reply.request_id ?? ""}`.trim() }, clientName(reply)), element("td", {}, endpoint(reply)), element("td", { class: "several name", title: reply.model }, reply.served_by), number(count(reply.prompt_tokens)),
-    number(count(reply.expected_tokens)), number(count(reply.cached_tokens) + fromDisk(reply)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
+  repliesTable.show(showsAllReplies ? replies : replies.slice(0, FEW_REPLIES));
   byId("all-replies").hidden = replies.length <= FEW_REPLIES;
   byId("all-replies").textContent = showsAllReplies ? `Show the last ${FEW_REPLIES}` : `Show all ${replies.length}`;
   byId("no-replies").hidden = replies.length + others.num_replies > 0;

@@ -2,8 +2,17 @@
 // their lines. Both drawings have the same scale. Also displays the figures of the disk.
 
 import { bytes, byId, count, element, seconds, share, svg } from "./dom.js";
+import { Table } from "./table.js";
 
 const MIN_WIDTH = 240, ROW = 16, MAX_ROWS = 200;
+const table = new Table("cache-rows", [
+  ["Run", null, "number", (entry) => entry.node_id],
+  ["Follows", null, "number", (entry) => entry.parent_id ?? "–"],
+  ["Tokens", null, null, (entry) => `${count(entry.start)} to ${count(entry.end)}`],
+  ["Size", null, "number", (entry) => bytes(sizeOf(entry))],
+  ["Uses", null, "number", (entry) => count(entry.hits)],
+  ["Last used", null, "number", (entry) => `${seconds(entry.age_s)} ago`],
+]);
 
 export function drawCache({ data, disk, others, cache }) {
   const [held, kept] = [laidOut(data), laidOut(disk)];
@@ -16,7 +25,7 @@ export function drawCache({ data, disk, others, cache }) {
     : "The prefix cache is off.";
   byId("cache").replaceChildren(...(data.length ? [drawing(held, longest, "cache")] : []));
   byId("disk").replaceChildren(...(disk.length ? [drawing(kept, longest, "disk")] : []));
-  byId("cache-rows").replaceChildren(...data.slice(0, MAX_ROWS).map(tableRow));
+  table.show(data.slice(0, MAX_ROWS));
 }
 
 function laidOut(entries) {
@@ -57,12 +66,6 @@ const sizeOf = (node) => node.segment_bytes + node.state_bytes;
 function describe(node) {
   const users = node.children.length > 1 ? `, shared by ${node.end_row - node.row}` : "";
   return `Tokens ${count(node.start)} to ${count(node.end)}, ${bytes(sizeOf(node))}, used ${count(node.hits)} times, last ${seconds(node.age_s)} ago${users}`;
-}
-
-function tableRow(entry) {
-  const number = (text) => element("td", { class: "number" }, text);
-  return element("tr", {}, number(entry.node_id), number(entry.parent_id ?? "–"), element("td", {}, `${count(entry.start)} to ${count(entry.end)}`),
-    number(bytes(sizeOf(entry))), number(count(entry.hits)), number(`${seconds(entry.age_s)} ago`));
 }
 
 export function showDisk({ enabled, disk, hits_by_tier: hits }) {
