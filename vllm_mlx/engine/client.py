@@ -329,7 +329,9 @@ class Monitor:
 
     def __init__(self, config: EngineConfig, fronts: Items[Front], thread: "EngineThread", pool: PromptPool):
         started_s, stall_s = time.monotonic(), config.stall_ms / 1000
-        self.totals = tuple(Totals(started_s=started_s, stall_threshold_s=stall_s) for _ in fronts)
+        self._whole = Totals(started_s=started_s, stall_threshold_s=stall_s)
+        others = (Totals(started_s=started_s, stall_threshold_s=stall_s, of_all=self._whole) for _ in fronts)
+        self.totals = tuple(others) if len(fronts) > 1 else (self._whole,)
         self._fronts = fronts
         self._build = build_facts()
         self._thread = thread
@@ -371,15 +373,12 @@ class Monitor:
             report, age_s = self._last, time.monotonic() - self._last_s
         return Moment(
             build=self._build,
-            facts=self._fronts[0].model_facts,
-            names=tuple(front.name for front in self._fronts),
-            memory=tuple(front.facts.memory for front in self._fronts),
+            fronts=self._fronts,
             report=report,
             report_age_s=age_s,
-            totals=self.totals,
+            totals=self._whole,
+            totals_of_models=self.totals,
             now=time.monotonic(),
-            pixels_bytes=sum(front.preparations.pixels_bytes for front in self._fronts),
-            replies_bytes=sum(front.processor.replies.num_bytes for front in self._fronts),
             resident_bytes=resident_bytes(),
         )
 

@@ -2,12 +2,11 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Items
-from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, get_args
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
@@ -46,12 +45,6 @@ class TokenRate:
         self._forget(now)
         return self._num_tokens / max(1e-3, min(RATE_WINDOW_S, now - self._started_s))
 
-    def __add__(self, other: "TokenRate") -> "TokenRate":
-        both = TokenRate(self._started_s)
-        both._marks = deque(sorted((*self._marks, *other._marks)))
-        both._num_tokens = self._num_tokens + other._num_tokens
-        return both
-
     def _forget(self, now: float) -> None:
         while self._marks and self._marks[0][0] < now - RATE_WINDOW_S:
             self._num_tokens -= self._marks.popleft()[1]
@@ -79,12 +72,6 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def __add__(self, other: Self) -> Self:
-        both = copy(self)
-        both._counts = [mine + others for mine, others in zip(self._counts, other._counts, strict=True)]
-        both.sum = self.sum + other.sum
-        return both
-
     def buckets(self) -> Iterator[tuple[float, int]]:
         """Yield (bound, number of values that do not exceed it). The last bound is infinite."""
         return zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True)
@@ -100,11 +87,6 @@ class Latency(Histogram):
     def add_at(self, seconds: float, now: float) -> None:
         self.add(seconds)
         self._marks.append((now, seconds))
-
-    def __add__(self, other: Self) -> Self:
-        both = super().__add__(other)
-        both._marks = deque(sorted((*self._marks, *other._marks)), maxlen=MAX_SAMPLES)
-        return both
 
     def quantiles(self, now: float) -> Quantiles:
         while self._marks and self._marks[0][0] < now - SAMPLE_WINDOW_S:
@@ -281,13 +263,9 @@ class Stalls:
             self.total += 1
             self.longest_s = max(self.longest_s, round(gap_s, 4))
 
-    def __add__(self, other: "Stalls") -> "Stalls":
-        longest_s = max(self.longest_s, other.longest_s)
-        return Stalls(threshold_s=self.threshold_s, total=self.total + other.total, longest_s=longest_s)
-
 
 class Totals:
-    """Counts over all replies of one model since the start. The sum of several has those of all of them."""
+    """Counts over all replies of one model since the start, or over the replies of all models."""
 
     requests: Annotated[int, counter("requests", "Ended requests, with any outcome.")]
     outcomes: Annotated[dict[Outcome, int], counter("replies", "Ended replies by outcome.", "outcome")]
@@ -308,7 +286,9 @@ class Totals:
     completion_tokens: Annotated[int, counter("vllm:generation_tokens", "Sampled tokens.")]
     computed_tokens: Annotated[int, counter("prefill_tokens", "Prompt tokens that were computed.")]
 
-    def __init__(self, *, started_s: float, stall_threshold_s: float):
+    def __init__(self, *, started_s: float, stall_threshold_s: float, of_all: "Totals | None" = None):
+        """`of_all` counts what this counts, and the replies of other models."""
+        self._counted = (self,) if of_all is None else (self, of_all)
         self.started_s = started_s
         self.requests = self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.computed_tokens = 0
         self.disk_tokens = 0  # part of cached_tokens
@@ -327,48 +307,49 @@ class Totals:
         self.prompt_sizes = Histogram(TOKENS, "request_prompt_tokens", "Prompt tokens of finished replies.")
         self.reply_sizes = Histogram(TOKENS, "request_generation_tokens", "Sampled tokens of finished replies.")
 
-    def __add__(self, other: "Totals") -> "Totals":
-        both = Totals(started_s=self.started_s, stall_threshold_s=self.stalls.threshold_s)
-        for name in vars(self).keys() - {"started_s"}:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            is_by_key = isinstance(mine, dict)
-            setattr(both, name, {key: mine[key] + theirs[key] for key in mine} if is_by_key else mine + theirs)
-        return both
-
     def take(self, stats: ReplyStats, update: SequenceUpdate, now: float) -> None:
         """Count an update. This runs for each token of each row, so keep it short."""
-        if update.error is not None:
-            return
-        was_known, last_token_s = stats.receipt is not None, stats.last_token_s
-        computed = stats.take(update, now)
-        if not was_known:
-            self._scheduled(stats, now)
-        if computed:
-            self.computed_tokens += computed
-            self.prompt_rate.add(computed, now)
-        if num_tokens := len(update.tokens):
-            self.completion_tokens += num_tokens
-            self.completion_rate.add(num_tokens, now)
-            if last_token_s is None:
-                self._first_token(stats, now)
-            else:
-                self.gap.add_at(now - last_token_s, now)
-                self.stalls.add(now - last_token_s)
-            for _ in range(num_tokens - 1):  # tokens that arrive in one update have no gap between them
-                self.gap.add_at(0.0, now)
+        if update.error is None:
+            is_new, last_token_s = stats.receipt is None, stats.last_token_s
+            computed = stats.take(update, now)
+            for totals in self._counted:
+                if is_new:
+                    totals._scheduled(stats, now)
+                if computed:
+                    totals.computed_tokens += computed
+                    totals.prompt_rate.add(computed, now)
+                if update.tokens:
+                    totals._sampled(stats, len(update.tokens), last_token_s, now)
 
-    def end(self, replies: Iterable[ReplyStats]) -> None:
+    def end(self, replies: Items[ReplyStats]) -> None:
         """Count a request that has ended, with all of its replies and any outcome."""
-        self.requests += 1
-        for stats in replies:
-            assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
-            self.outcomes[stats.outcome] += 1
-            if stats.outcome in ("stop", "length", "tool_calls"):
-                self.e2e.add_at(stats.ended_s - stats.arrived_s, stats.ended_s)
-                self.prompt_sizes.add(stats.prompt_tokens)
-                self.reply_sizes.add(stats.completion_tokens)
-                if stats.first_token_s is not None:
-                    self.decode.add_at(stats.ended_s - stats.first_token_s, stats.ended_s)
+        for totals in self._counted:
+            totals.requests += 1
+            for stats in replies:
+                totals._ended(stats)
+
+    def _ended(self, stats: ReplyStats) -> None:
+        assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
+        self.outcomes[stats.outcome] += 1
+        if stats.outcome in ("stop", "length", "tool_calls"):
+            self.e2e.add_at(stats.ended_s - stats.arrived_s, stats.ended_s)
+            self.prompt_sizes.add(stats.prompt_tokens)
+            self.reply_sizes.add(stats.completion_tokens)
+            if stats.first_token_s is not None:
+                self.decode.add_at(stats.ended_s - stats.first_token_s, stats.ended_s)
+
+    def _sampled(self, stats: ReplyStats, num_tokens: int, last_token_s: float | None, now: float) -> None:
+        self.completion_tokens += num_tokens
+        self.completion_rate.add(num_tokens, now)
+        if last_token_s is None:
+            self.ttft.add_at(now - stats.arrived_s, now)
+            if stats.scheduled_s is not None:
+                self.prefill.add_at(max(0.0, now - stats.scheduled_s), now)
+        else:
+            self.gap.add_at(now - last_token_s, now)
+            self.stalls.add(now - last_token_s)
+        for _ in range(num_tokens - 1):  # tokens that arrive in one update have no gap between them
+            self.gap.add_at(0.0, now)
 
     def _scheduled(self, stats: ReplyStats, now: float) -> None:
         self.prompt_tokens += stats.prompt_tokens
@@ -382,8 +363,3 @@ class Totals:
             self.shortfalls[receipt.shortfall] += 1
         if stats.queue_s is not None:
             self.queue.add_at(stats.queue_s, now)
-
-    def _first_token(self, stats: ReplyStats, now: float) -> None:
-        self.ttft.add_at(now - stats.arrived_s, now)
-        if stats.scheduled_s is not None:
-            self.prefill.add_at(max(0.0, now - stats.scheduled_s), now)

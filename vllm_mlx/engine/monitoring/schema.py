@@ -238,13 +238,7 @@ class ModelRow(Counts, LaneRow):
     drafts: DraftStatus
 
 
-class RankRows(TypedDict):
-    """What only a model has that several Macs run."""
-
-    ranks: NotRequired[list[RankRow]]
-
-
-class EngineFigures(Counts, RankRows):
+class EngineFigures(Counts):
     """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
 
     status: str
@@ -270,6 +264,7 @@ class EngineFigures(Counts, RankRows):
     images: ImageStatus
     drafts: DraftStatus
     models: list[ModelRow]
+    ranks: NotRequired[list[RankRow]]  # only of a model that several Macs run
     model_facts: ModelFacts
     build: BuildFacts
     report_age_s: float

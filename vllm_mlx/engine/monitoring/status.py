@@ -2,10 +2,9 @@
 
 import platform
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
-from operator import add
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...prompt.processor import RequestProcessor
 from ...scheduler.speculation import Speculation
+from ..front import Front
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, ReplyStats, Totals
 from .schema import (
     BuildFacts,
@@ -34,7 +34,6 @@ from .schema import (
     ModelRow,
     PressureStatus,
     ProcessStatus,
-    RankRows,
     SystemStatus,
 )
 
@@ -45,44 +44,45 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """All figures of one moment, from which status and metrics are written. `now` is a time of the monotonic clock."""
+    """The sources of all figures at one moment. `now` is a time of the monotonic clock."""
 
     build: BuildFacts
-    facts: ModelFacts  # of the default model
-    names: tuple[str, ...]  # of the models, by their positions
-    memory: tuple[MemoryBudget, ...]  # as each model sees it
+    fronts: Items[Front]  # the models by their positions
     report: EngineReport
     report_age_s: float
-    totals: tuple[Totals, ...]  # of each model
+    totals: Totals  # of all models together
+    totals_of_models: Items[Totals]
     now: float
-    pixels_bytes: int = 0  # decoded images
-    replies_bytes: int = 0  # that are remembered
-    resident_bytes: int | None = None  # of the process, where the report has no footprint
+    resident_bytes: int | None  # of the process, for where the report has no footprint
 
     @property
     def models(self) -> list[tuple[str, LaneReport, Totals]]:
-        return list(zip(self.names, self.report.lanes, self.totals, strict=True))
+        names = (front.name for front in self.fronts)
+        return list(zip(names, self.report.lanes, self.totals_of_models, strict=True))
+
+    @property
+    def memory(self) -> list[MemoryBudget]:
+        """The memory budget as each model sees it."""
+        return [front.facts.memory for front in self.fronts]
 
     @property
     def rows_bytes(self) -> int:
         """The memory that is planned for rows and caches beside the weights that are in memory now."""
-        kept_bytes = sum(memory.media_bytes + memory.grammars_bytes for memory in self.memory)
-        rest_bytes = (
-            self.memory[0].total_bytes - sum(lane.row["weights_bytes"] for lane in self.report.lanes) - kept_bytes
-        )
-        return rest_bytes - max(memory.transient_bytes for memory in self.memory)
+        memory, weights_bytes = self.memory, sum(lane.row["weights_bytes"] for lane in self.report.lanes)
+        kept_bytes = sum(each.media_bytes + each.grammars_bytes for each in memory)
+        return memory[0].total_bytes - weights_bytes - kept_bytes - max(each.transient_bytes for each in memory)
 
 
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
-    report, totals, now = moment.report, reduce(add, moment.totals), moment.now
+    report, totals, now, facts = moment.report, moment.totals, moment.now, moment.fronts[0].model_facts
     models = [(name, lane.row["state"] in ("ready", "leaving")) for name, lane, _ in moment.models]
     running = [reply.describe(now, models, report.reading) for reply in replies]
-    return {
+    status: EngineStatus = {
         "status": "running" if running else "idle",
-        "model": moment.facts["model"],
-        "architecture": moment.facts["architecture"],
-        "max_model_len": moment.facts["max_model_len"],
+        "model": facts["model"],
+        "architecture": facts["architecture"],
+        "max_model_len": facts["max_model_len"],
         "uptime_s": round(now - totals.started_s, 1),
         "steps_executed": report.num_steps,
         "num_running": sum(lane.row["running"] for lane in report.lanes),
@@ -108,16 +108,15 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "images": report.images,
         "drafts": report.drafts,
         "models": [_model(*model, now) for model in moment.models],
-        **_ranks(report),
-        "model_facts": moment.facts,
+        "ranks": list(report.ranks),
+        "model_facts": facts,
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
         "requests": running,
     }
-
-
-def _ranks(report: EngineReport) -> RankRows:
-    return {"ranks": list(report.ranks)} if report.ranks else {}
+    if not report.ranks:
+        del status["ranks"]
+    return status
 
 
 def _counts(totals: Totals, now: float) -> Counts:
@@ -164,14 +163,17 @@ def _system(system: SystemMemory) -> SystemStatus:
 def _process(moment: Moment) -> ProcessStatus:
     device = moment.report.device
     total = moment.resident_bytes if device.system.footprint_bytes is None else device.system.footprint_bytes
-    named = device.active_bytes + device.cache_bytes + moment.pixels_bytes + moment.replies_bytes
+    pixels_bytes = sum(front.preparations.pixels_bytes for front in moment.fronts)
+    replies_bytes = sum(front.processor.replies.num_bytes for front in moment.fronts)
     return {
         "total_bytes": total,
         "mlx_active_bytes": device.active_bytes,
         "mlx_freed_bytes": device.cache_bytes,
-        "pixels_bytes": moment.pixels_bytes,
-        "replies_bytes": moment.replies_bytes,
-        "other_bytes": None if total is None else total - named,
+        "pixels_bytes": pixels_bytes,
+        "replies_bytes": replies_bytes,
+        "other_bytes": None
+        if total is None
+        else total - device.active_bytes - device.cache_bytes - pixels_bytes - replies_bytes,
     }
 
 
