@@ -9,7 +9,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.figures import declared
 from tests.support.running import eventually, serving
+from vllm_mlx.cache.stats import DiskReport
 from vllm_mlx.cli.status import disk_line
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.folder import look
@@ -76,6 +78,7 @@ def test_what_is_kept_is_reported_read_after_a_restart_and_cleared(checkpoint: A
         assert (now["cache"]["disk"]["hits"], now["cache"]["disk"]["tokens_read"]) == (1, cached)
         assert 0 < now["cache"]["disk"]["bytes_read"] <= disk["used_bytes"]
         figures = metrics(client)
+        assert all(figures[name] == number for (name,), number in declared(DiskReport, status(client)["cache"]["disk"]))
         assert figures["vllm_mlx_cached_tokens_total disk"] == figures["vllm_mlx_disk_tokens_read_total"] == cached
         assert figures["vllm_mlx_cache_hits_total disk"] == figures["vllm_mlx_disk_works"] == 1
 

@@ -13,10 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.golden.normal import shape
 from tests.golden.streams import ASKED, PATHS
+from tests.support.figures import declared
 from tests.support.running import eventually, serving, slowly
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.monitoring.schema import DraftStatus, LaneRow
 
 GOLDEN = Path(__file__).parents[1] / "golden/files"
 NAMES = ("coder", "small")
@@ -122,3 +124,5 @@ def test_metrics_of_each_model_are_its_figures_in_the_status(client: httpx.Clien
         ended = outcomes["stop"] + outcomes["length"] + outcomes["tool_calls"]
         assert found[name, "vllm:e2e_request_latency_seconds_count"] == ended
         assert found[name, "vllm:spec_decode_num_drafts_total"] == drafts["num_drafts"]
+        for sample, number in (*declared(LaneRow, row), *declared(DraftStatus, drafts)):
+            assert (name, *sample) in found and found[(name, *sample)] == number, sample

@@ -42,19 +42,14 @@ def _follow(server: Remote, fields: dict[str, Any], interval_s: float, screen: C
         with Live(status_view(server.url, fields), console=screen, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
-                fields, view = _look(server, fields)
-                live.update(view, refresh=True)
+                trouble = None
+                try:
+                    fields = server.status()
+                except CommandFailed as error:  # the server may be restarting: the last fields stay
+                    trouble = error.message
+                live.update(status_view(server.url, fields, trouble=trouble), refresh=True)
     except KeyboardInterrupt:
         screen.print(status_view(server.url, fields))
-
-
-def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], RenderableType]:
-    """Ask for the latest fields. If the server does not answer, it may be restarting: the last fields stay."""
-    try:
-        fields = server.status()
-    except CommandFailed as error:
-        return last, status_view(server.url, last, trouble=error.message)
-    return fields, status_view(server.url, fields)
 
 
 _PARTS = (

@@ -22,11 +22,11 @@ from ..scheduler.residence import State
 from .admission import AdmissionQueue
 from .front import Front
 from .generation import Generation, Reply
-from .macos import KeepAwake, resident_bytes
+from .macos import KeepAwake
 from .monitoring.counters import ReplyStats, Totals
 from .monitoring.prometheus import metric_families
 from .monitoring.schema import EngineReport, EngineStatus
-from .monitoring.status import Moment, build_facts, engine_status
+from .monitoring.status import Moment, engine_status
 from .preparing import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
@@ -333,7 +333,6 @@ class Monitor:
         others = (Totals(started_s=started_s, stall_threshold_s=stall_s, of_all=self._whole) for _ in fronts)
         self.totals = tuple(others) if len(fronts) > 1 else (self._whole,)
         self._fronts = fronts
-        self._build = build_facts()
         self._thread = thread
         self._pool = pool
         self._watchdog_s = config.watchdog_s
@@ -372,14 +371,12 @@ class Monitor:
             assert self._last is not None, "the first report is always awaited"
             report, age_s = self._last, time.monotonic() - self._last_s
         return Moment(
-            build=self._build,
             fronts=self._fronts,
             report=report,
             report_age_s=age_s,
             totals=self._whole,
             totals_of_models=self.totals,
             now=time.monotonic(),
-            resident_bytes=resident_bytes(),
         )
 
     def _ask(self) -> asyncio.Future[EngineReport]:

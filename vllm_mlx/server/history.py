@@ -5,41 +5,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Literal
-
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ..core.errors import EngineDead
 from ..core.fence import Fence
 from ..engine.monitoring.schema import EngineFigures
+from .schema import Sample, StatusHistory
 
 SAMPLE_EVERY_S = 2.0
 HISTORY_S = 600.0
-
-
-class Sample(TypedDict):
-    """Figures of one moment. Rates cover the last ten seconds, latencies the last minute."""
-
-    time: float
-    generation_tps: float
-    prompt_tps: float
-    num_running: int
-    num_waiting: int
-    ttft_p50_s: float | None
-    inter_token_p50_s: float | None
-    inter_token_p99_s: float | None
-
-
-class StatusHistory(TypedDict):
-    """Samples of the last ten minutes, one every `every_s` seconds, oldest first.
-
-    `age_s` is the age of the last one in seconds, which grows if samples fail; null if there is none.
-    """
-
-    object: Literal["list"]
-    every_s: float
-    age_s: float | None
-    data: list[Sample]
 
 
 class History:

@@ -25,7 +25,7 @@ from ..core.fence import Fence
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from .error_handlers import CLIENT_GONE
 from .generations import RequestGeneration
-from .status import LastReply
+from .schema import LastReply
 
 logger = logging.getLogger(__name__)
 requests_logger = logging.getLogger("vllm_mlx.requests")

@@ -1,36 +1,32 @@
-"""Reports status, metrics, cache and health, and lets administrators cancel requests and clear the cache.
-
-It has the types of `/v1/status` and `/v1/cache`, and decides what each client may see.
+"""Reports status, metrics, cache and health, lets administrators cancel requests and clear the cache, and decides what
+each client may see.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query, Request
 from prometheus_client.exposition import choose_encoder
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Scope
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from .. import __version__
 from ..api.error_replies import OpenAIError
-from ..cache.node import Space
 from ..cache.stats import Entry
 from ..core.errors import VLLMMLXError, shown
-from ..core.receipt import Tier
 from ..engine.client import EngineClient
-from ..engine.monitoring.counters import ReplyProgress
-from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
+from ..engine.monitoring.schema import EngineStatus
 from .guards import is_admin, managed_salts, may_see, shown_model, tenant_of
-from .history import History, StatusHistory
+from .history import History
+from .schema import CacheEntry, CacheTree, LastError, LastReply, OtherEntries, ServerStatus, StatusHistory
 
 MAX_ERRORS = 20
 MAX_REPLIES = 30
@@ -41,95 +37,6 @@ _PATHS = frozenset(
 _SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _OTHER_PATH = "/v1/…"  # replaces paths that hold ids or what a client made up
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
-
-
-class LastReply(TypedDict):
-    """A reply that has ended. `model` is the name that was asked for, and `served_by` the first name of that model."""
-
-    time: float
-    request_id: str | None
-    client: str | None
-    path: str
-    model: str | None
-    served_by: str | None
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    ttft_s: float | None
-    finish: str
-    disk_tokens: int
-    tier: Tier | None
-    expected_tokens: int
-    why: str | None
-
-
-class OtherReplies(TypedDict):
-    """The last replies to other API keys, as one sum."""
-
-    num_replies: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-
-
-class LastError(TypedDict):
-    """A request that failed. `request_id`, `client` and `message` are null if it was sent with another API key."""
-
-    time: float
-    request_id: str | None
-    client: str | None
-    path: str
-    status: int
-    code: str | None
-    message: str | None
-
-
-class ServerStatus(EngineFigures):
-    """The engine's figures, running requests, and the last replies and errors, newest first. Times are Unix times."""
-
-    time: float
-    served_model_names: list[str]
-    requests: list[ReplyProgress]
-    last_replies: list[LastReply]
-    other_replies: OtherReplies
-    last_errors: list[LastError]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntry(Entry):
-    """A run of tokens in the prefix cache: the tokens `start` to `end` of the prompts that share it.
-
-    `fingerprint` is the model's; `salted` says whether the run belongs to an API key or has a salt.
-    """
-
-    space: Annotated[Space, Field(exclude=True)]  # it contains the salt
-    age_s: float
-    fingerprint: str
-    salted: bool
-
-
-class OtherEntries(TypedDict):
-    """The entries of other API keys, as one sum."""
-
-    num_entries: int
-    num_tokens: int
-    num_bytes: int
-
-
-class CacheTree(TypedDict):
-    """The prefix cache: its entries, each of which follows its parent, sums of other API keys' entries, and figures.
-
-    `disk` has the entries that are kept on disk, of all checkpoints: the ones used last, and what they follow.
-    """
-
-    object: Literal["list"]
-    data: list[CacheEntry]
-    disk: list[CacheEntry]
-    others: OtherEntries
-    others_on_disk: OtherEntries
-    cache: CacheStatus
-
-
 _TREE = TypeAdapter(CacheTree)
 
 
@@ -190,8 +97,7 @@ def status_routes(engine: EngineClient, names: Sequence[str], recent: Recent, hi
     """`names`: the names under which the checkpoint is served."""
     router = APIRouter(tags=["Server"])
     _add_status(router, engine, names, recent, history)
-    _add_cancel(router, engine)
-    _add_cache(router, engine)
+    _add_management(router, engine)
     _add_health(router, engine)
     return router
 
@@ -199,27 +105,33 @@ def status_routes(engine: EngineClient, names: Sequence[str], recent: Recent, hi
 def _add_status(
     router: APIRouter, engine: EngineClient, names: Sequence[str], recent: Recent, history: History
 ) -> None:
-    async def visible_to(scope: Scope) -> ServerStatus:
-        figures = await engine.status()
-        return recent.status_for(scope, figures, names)
+    async def told(scope: Scope) -> bytes:
+        return to_json(recent.status_for(scope, await engine.status(), names))
+
+    async def events(scope: Scope, interval_s: float) -> AsyncIterator[bytes]:
+        """Yield the status again and again. The last event is `error` and says why the stream ends."""
+        try:
+            while True:
+                yield b"data: %s\n\n" % await told(scope)
+                await asyncio.sleep(interval_s)
+        except VLLMMLXError as error:
+            yield b"event: error\ndata: %s\n\n" % to_json({"message": error.message})
 
     @router.get("/v1/status", responses={200: {"model": ServerStatus}})
     async def status(http: Request) -> Response:
         """Report running requests, rates, memory and the prefix cache."""
-        return _json(await visible_to(http.scope))
+        return Response(await told(http.scope), media_type="application/json")
 
     @router.get("/v1/status/stream", responses={200: {"content": {"text/event-stream": {}}}})
     async def stream(http: Request, interval: IntervalSeconds = 1.0) -> Response:
         """Send the status as server-sent events, now and every `interval` seconds."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        events = _events(lambda: visible_to(http.scope), interval_s=interval)
-        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        return StreamingResponse(events(http.scope, interval), headers=headers, media_type="text/event-stream")
 
     @router.get("/v1/status/history", responses={200: {"model": StatusHistory}})
     async def past() -> Response:
         """Report rates and latencies of the last ten minutes, oldest first."""
-        samples = history.told(time.time())
-        return _json(samples)
+        return Response(to_json(history.told(time.time())), media_type="application/json")
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -231,17 +143,7 @@ def _add_status(
         return Response(encode(registry), headers={"content-type": media_type})
 
 
-async def _events(ask: Callable[[], Awaitable[ServerStatus]], *, interval_s: float) -> AsyncIterator[str]:
-    """Yield status events, now and every `interval_s`. The last event is `error` and says why the stream ends."""
-    try:
-        while True:
-            yield f"data: {to_json(await ask()).decode()}\n\n"
-            await asyncio.sleep(interval_s)
-    except VLLMMLXError as error:
-        yield f"event: error\ndata: {to_json({'message': error.message}).decode()}\n\n"
-
-
-def _add_cancel(router: APIRouter, engine: EngineClient) -> None:
+def _add_management(router: APIRouter, engine: EngineClient) -> None:
     @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": OpenAIError}})
     async def cancel(request_id: str, http: Request) -> dict[str, Any]:
         """Cancel a request of the same API key, or any with an admin key. Its client gets an error."""
@@ -249,8 +151,6 @@ def _add_cancel(router: APIRouter, engine: EngineClient) -> None:
             raise HTTPException(404, f"No request `{shown(request_id)}` is running.")
         return {"object": "request.cancelled", "id": request_id}
 
-
-def _add_cache(router: APIRouter, engine: EngineClient) -> None:
     @router.get("/v1/cache", responses={200: {"model": CacheTree}})
     async def cache(http: Request) -> Response:
         """List the prefix cache's tree: each entry is a run of tokens that follows its parent's."""
@@ -325,8 +225,3 @@ def _add_health(router: APIRouter, engine: EngineClient) -> None:
     async def hello() -> dict[str, Any]:
         """Answer Claude Code, which asks whether a server is there."""
         return {"message": "hello"}
-
-
-def _json(value: Mapping[str, Any]) -> Response:
-    """Encode a value without validating it again."""
-    return Response(to_json(value), media_type="application/json")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from math import ceil
 from typing import Annotated, Literal, get_args
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
@@ -33,21 +34,19 @@ class TokenRate:
     def __init__(self, started_s: float):
         self._started_s = started_s
         self._marks: deque[tuple[float, int]] = deque()
-        self._num_tokens = 0
 
     def add(self, num_tokens: int, now: float) -> None:
-        if num_tokens:
-            self._marks.append((now, num_tokens))
-            self._num_tokens += num_tokens
+        self._marks.append((now, num_tokens))
         self._forget(now)
 
     def per_second(self, now: float) -> float:
         self._forget(now)
-        return self._num_tokens / max(1e-3, min(RATE_WINDOW_S, now - self._started_s))
+        num_tokens = sum(num_tokens for _, num_tokens in self._marks)
+        return num_tokens / max(1e-3, min(RATE_WINDOW_S, now - self._started_s))
 
     def _forget(self, now: float) -> None:
         while self._marks and self._marks[0][0] < now - RATE_WINDOW_S:
-            self._num_tokens -= self._marks.popleft()[1]
+            self._marks.popleft()
 
 
 class Quantiles(TypedDict):
@@ -94,13 +93,9 @@ class Latency(Histogram):
         values = sorted(seconds for _, seconds in self._marks)
         if not values:
             return {"count": 0, "p50": None, "p99": None, "max": None}
-        p50, p99 = (round(_quantile(values, share), 5) for share in (0.50, 0.99))
+        # the smallest values that half of all, and 99 % of all, do not exceed
+        p50, p99 = (round(values[ceil(share * len(values)) - 1], 5) for share in (0.50, 0.99))
         return {"count": len(values), "p50": p50, "p99": p99, "max": round(values[-1], 5)}
-
-
-def _quantile(values: list[float], share: float) -> float:
-    """Return the smallest of the sorted values that at least this share of them does not exceed."""
-    return values[max(0, -int(-share * len(values) // 1) - 1)]
 
 
 class ReplyProgress(TypedDict):

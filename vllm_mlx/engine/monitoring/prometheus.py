@@ -14,7 +14,7 @@ from ...ranks.figures import RankRow
 from ...scheduler.residence import State
 from .counters import Histogram, Outcome, Stalls, Totals
 from .schema import DraftStatus, EngineReport, ImageStatus, LaneReport, LaneRow
-from .status import Moment, memory_status
+from .status import Moment, build_facts, memory_status
 
 Readings = Iterator[tuple[Figure, Any]]  # figures and their values
 _FINISHED: dict[str, tuple[Outcome, ...]] = {
@@ -61,7 +61,7 @@ def _sections(moment: Moment) -> Iterator[tuple[str, Readings]]:
     report, models = moment.report, moment.models
     first = models[0][0]
     yield from ((name, _vllm(moment, lane, totals)) for name, lane, totals in models)
-    yield first, iter([(Figure("info", "build", "Versions of the server and its libraries."), moment.build)])
+    yield first, iter([(Figure("info", "build", "Versions of the server and its libraries."), build_facts())])
     yield first, readings(EngineReport, report)
     yield from ((name, _own(totals, moment.now)) for name, _, totals in models)
     yield first, _memory(moment)

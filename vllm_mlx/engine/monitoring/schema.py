@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from ...cache.node import ResumeRule
+from ...cache.node import Hit, ResumeRule
 from ...cache.stats import DiskReport, TreeStats
 from ...core.config import ModelInfo
 from ...core.figure import counter, gauge
@@ -18,20 +18,6 @@ from .counters import Outcome, Quantiles, RunningReply, Stalls
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
     from ...runner.calibrate import Calibration
-
-
-class BuildFacts(TypedDict):
-    """Versions; an empty text if a package is not installed."""
-
-    version: str
-    python: str
-    platform: str
-    device: str
-    mlx: str
-    mlx_lm: str
-    mlx_vlm: str
-    transformers: str
-    llguidance: str
 
 
 class ModelFacts(TypedDict):
@@ -143,7 +129,7 @@ class CacheStatus(TypedDict):
 
     enabled: bool
     hits: int
-    hits_by_kind: dict[str, int]
+    hits_by_kind: dict[Hit, int]
     hits_by_tier: dict[Tier, int]
     misses: int
     hit_rate: float
@@ -266,7 +252,7 @@ class EngineFigures(Counts):
     models: list[ModelRow]
     ranks: NotRequired[list[RankRow]]  # only of a model that several Macs run
     model_facts: ModelFacts
-    build: BuildFacts
+    build: dict[str, str]  # versions
     report_age_s: float
 
 

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,9 +18,9 @@ from ...core.memory import MemoryBudget, SystemMemory
 from ...prompt.processor import RequestProcessor
 from ...scheduler.speculation import Speculation
 from ..front import Front
+from ..macos import resident_bytes
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, ReplyStats, Totals
 from .schema import (
-    BuildFacts,
     CacheStatus,
     Counts,
     DraftStatus,
@@ -46,14 +47,12 @@ _MB = 1e6
 class Moment:
     """The sources of all figures at one moment. `now` is a time of the monotonic clock."""
 
-    build: BuildFacts
     fronts: Items[Front]  # the models by their positions
     report: EngineReport
     report_age_s: float
     totals: Totals  # of all models together
     totals_of_models: Items[Totals]
     now: float
-    resident_bytes: int | None  # of the process, for where the report has no footprint
 
     @property
     def models(self) -> list[tuple[str, LaneReport, Totals]]:
@@ -110,7 +109,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "models": [_model(*model, now) for model in moment.models],
         "ranks": list(report.ranks),
         "model_facts": facts,
-        "build": moment.build,
+        "build": build_facts(),
         "report_age_s": round(moment.report_age_s, 2),
         "requests": running,
     }
@@ -162,18 +161,17 @@ def _system(system: SystemMemory) -> SystemStatus:
 
 def _process(moment: Moment) -> ProcessStatus:
     device = moment.report.device
-    total = moment.resident_bytes if device.system.footprint_bytes is None else device.system.footprint_bytes
+    total = resident_bytes() if device.system.footprint_bytes is None else device.system.footprint_bytes
     pixels_bytes = sum(front.preparations.pixels_bytes for front in moment.fronts)
     replies_bytes = sum(front.processor.replies.num_bytes for front in moment.fronts)
+    named_bytes = device.active_bytes + device.cache_bytes + pixels_bytes + replies_bytes
     return {
         "total_bytes": total,
         "mlx_active_bytes": device.active_bytes,
         "mlx_freed_bytes": device.cache_bytes,
         "pixels_bytes": pixels_bytes,
         "replies_bytes": replies_bytes,
-        "other_bytes": None
-        if total is None
-        else total - device.active_bytes - device.cache_bytes - pixels_bytes - replies_bytes,
+        "other_bytes": None if total is None else total - named_bytes,
     }
 
 
@@ -253,7 +251,7 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
     status: CacheStatus = {
         "enabled": report.cache is not None,
         "hits": stats.num_hits,
-        "hits_by_kind": {str(kind): num for kind, num in stats.hits.items()},
+        "hits_by_kind": stats.hits,
         "hits_by_tier": totals.tiers,
         "misses": stats.misses,
         "hit_rate": round(stats.num_hits / lookups, 4) if lookups else 0.0,
@@ -278,17 +276,15 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
     return status
 
 
-def build_facts() -> BuildFacts:
+@cache
+def build_facts() -> dict[str, str]:
+    """Return versions; an empty text for a package that is not installed."""
     return {
         "version": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "device": "metal" if mx.metal.is_available() else "cpu",
-        "mlx": _version("mlx"),
-        "mlx_lm": _version("mlx-lm"),
-        "mlx_vlm": _version("mlx-vlm"),
-        "transformers": _version("transformers"),
-        "llguidance": _version("llguidance"),
+        **{name: _version(name) for name in ("mlx", "mlx_lm", "mlx_vlm", "transformers", "llguidance")},
     }
 
 
