@@ -20,6 +20,12 @@ from vllm_mlx.engine.loading import start_engine
 
 QUESTION = {"messages": [{"role": "user", "content": "Count to 9. " * 200}], "max_tokens": 3, "temperature": 0}
 
+DISK_METRICS = {
+    "works", "bytes", "limit_bytes", "records", "waiting_bytes", "written_today_bytes", "daily_limit_bytes",
+    "hits_total", "tokens_read_total", "bytes_read_total", "reads_not_made_total", "reads_not_used_total",
+    "damaged_files_total",
+}  # fmt: skip
+
 
 @contextmanager
 def served(checkpoint: Path, folder: Path, **settings: Any) -> Iterator[httpx.Client]:
@@ -79,6 +85,7 @@ def test_what_is_kept_is_reported_read_after_a_restart_and_cleared(checkpoint: A
         assert 0 < now["cache"]["disk"]["bytes_read"] <= disk["used_bytes"]
         figures = metrics(client)
         assert all(figures[name] == number for (name,), number in declared(DiskReport, status(client)["cache"]["disk"]))
+        assert {name.removeprefix("vllm_mlx_disk_") for name in figures if "_disk_" in name} == DISK_METRICS
         assert figures["vllm_mlx_cached_tokens_total disk"] == figures["vllm_mlx_disk_tokens_read_total"] == cached
         assert figures["vllm_mlx_cache_hits_total disk"] == figures["vllm_mlx_disk_works"] == 1
 

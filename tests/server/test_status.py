@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from vllm_mlx.server import log
 from .documents import documented_reply
 from .watched import engine_served
 
+API = Path(__file__).parents[2] / "docs/api.md"
 NAMES = PROMISED["S4-32"]
 
 
@@ -105,6 +107,12 @@ def test_the_document_lists_every_field_of_an_idle_server(server):
     assert schemas["CacheStatus"]["properties"].keys() == status["cache"].keys()
     assert {"request_id", "progress", "why_not_cached"} <= schemas["ReplyProgress"]["properties"].keys()
     assert "tenant" not in schemas["ReplyProgress"]["properties"]
+
+
+def test_the_page_of_the_api_names_every_field(server):
+    watching = API.read_text(encoding="utf-8").partition("## Watching")[2].partition("###")[0]
+    fields = server.get("/openapi.json").json()["components"]["schemas"]["ServerStatus"]["properties"].keys()
+    assert fields <= set(re.findall("`([a-z_]+)`", watching))
 
 
 def test_the_document_fits_a_server_without_a_prefix_cache(checkpoint):

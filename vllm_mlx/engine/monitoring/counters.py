@@ -196,19 +196,19 @@ class ReplyStats:
         """The time that the sequence waited for a place; None while it waits."""
         return None if self.scheduled_s is None else max(0.0, self.scheduled_s - self.queued_s)
 
-    def _waits_for(self, reading: Collection[int], has_model: bool) -> Literal["disk", "model"] | None:
-        if self.phase != "queued" or self.seq_id is None:
-            return None
-        if not has_model:
-            return "model"
-        return "disk" if self.seq_id in reading else None
-
     def describe(self, now: float, models: Items[tuple[str, bool]], reading: Collection[int] = ()) -> RunningReply:
         """Describe the reply for the status. `reading`: the seq_ids of sequences that wait for the disk.
 
         `models`: the name of each model, and whether its weights are in memory.
         """
         name, has_model = models[self.model]
+        waits_for: Literal["disk", "model"] | None = None
+        if self.phase == "queued" and self.seq_id is not None:
+            waits_for = "model" if not has_model else "disk" if self.seq_id in reading else None
+        # of the present phase: tokens that are allowed, or those of the prompt, which are 0 while it is prepared
+        done, most = self.computed_tokens, max(1, self.prompt_tokens)
+        if self.phase == "generation":
+            done, most = self.completion_tokens, self.max_tokens
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
             "request_id": self.request_id,
@@ -218,14 +218,14 @@ class ReplyStats:
             "path": self.path,
             "status": "waiting" if self.phase == "queued" else "running",
             "phase": self.phase,
-            "waits_for": self._waits_for(reading, has_model),
+            "waits_for": waits_for,
             "elapsed_s": round(now - self.arrived_s, 3),
             "queue_s": round(now - self.queued_s if self.queue_s is None else self.queue_s, 4),
             "prompt_tokens": self.prompt_tokens,
             "computed_tokens": self.computed_tokens,
             "completion_tokens": self.completion_tokens,
             "max_tokens": self.max_tokens,
-            "progress": round(self._progress(), 4),
+            "progress": round(done / most, 4),
             "tokens_per_second": round((self.completion_tokens - 1) / decoding_s, 2) if decoding_s > 0 else 0.0,
             "ttft_s": None if self.first_token_s is None else round(self.first_token_s - self.arrived_s, 4),
             "cache_hit_type": None if self.receipt is None else self.receipt.hit,
@@ -235,12 +235,6 @@ class ReplyStats:
             "expected_tokens": 0 if self.receipt is None else self.receipt.expected_tokens,
             "why_not_cached": None if self.receipt is None else self.receipt.why,
         }
-
-    def _progress(self) -> float:
-        """Return the share of the present phase that is done: of the prompt, or of the tokens that are allowed."""
-        if self.phase == "generation":
-            return self.completion_tokens / self.max_tokens
-        return self.computed_tokens / max(1, self.prompt_tokens)  # 0 while the prompt is prepared
 
 
 @dataclass(slots=True, kw_only=True)

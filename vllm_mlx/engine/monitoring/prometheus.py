@@ -98,9 +98,9 @@ def _own(totals: Totals, now: float) -> Readings:
     yield counter("cached_tokens", "Prompt tokens taken from the prefix cache, by tier.", "tier"), tiers
     yield from readings(Totals, totals, "tiers", "computed_tokens", "shortfalls")
     yield from readings(Stalls, totals.stalls)
-    text = "okens per second over the last ten seconds."
-    yield gauge("generation_tokens_per_second", f"Sampled t{text}"), totals.completion_rate.per_second(now)
-    yield gauge("prefill_tokens_per_second", f"Computed prompt t{text}"), totals.prompt_rate.per_second(now)
+    text = "tokens per second over the last ten seconds."
+    yield gauge("generation_tokens_per_second", f"Sampled {text}"), totals.completion_rate.per_second(now)
+    yield gauge("prefill_tokens_per_second", f"Computed prompt {text}"), totals.prompt_rate.per_second(now)
 
 
 def _memory(moment: Moment) -> Readings:
