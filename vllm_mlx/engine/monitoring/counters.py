@@ -22,7 +22,7 @@ MAX_SAMPLES = 10_000
 # The buckets of vLLM's histograms of the same names, so that its dashboards fit.
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+REPLY_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 Phase = Literal["queued", "prefill", "generation"]
 Outcome = Literal["stop", "length", "tool_calls", "aborted", "cancelled", "failed"]
@@ -59,33 +59,27 @@ class Quantiles(TypedDict):
 
 
 class Histogram:
-    """Counts values by bucket. Like in Prometheus, a bucket holds the values up to its bound."""
+    """Counts values by bucket since the start, and keeps those of the last SAMPLE_WINDOW_S that come with their time.
+
+    Like in Prometheus, a bucket holds the values up to its bound.
+    """
 
     def __init__(self, bounds: tuple[float, ...], name: str, help: str):
         self.figure = Figure("histogram", f"vllm:{name}", help)
         self.bounds = bounds
         self._counts = [0] * (len(self.bounds) + 1)
+        self._marks: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
         self.sum = 0.0
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, now: float | None = None) -> None:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+        if now is not None:
+            self._marks.append((now, value))
 
     def buckets(self) -> Iterator[tuple[float, int]]:
         """Yield (bound, number of values that do not exceed it). The last bound is infinite."""
         return zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True)
-
-
-class Latency(Histogram):
-    """One kind of duration in seconds: a histogram since the start, and the values of the last SAMPLE_WINDOW_S."""
-
-    def __init__(self, bounds: tuple[float, ...], name: str, help: str):
-        super().__init__(bounds, name, help)
-        self._marks: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
-
-    def add_at(self, seconds: float, now: float) -> None:
-        self.add(seconds)
-        self._marks.append((now, seconds))
 
     def quantiles(self, now: float) -> Quantiles:
         while self._marks and self._marks[0][0] < now - SAMPLE_WINDOW_S:
@@ -276,7 +270,7 @@ class Totals:
     computed_tokens: Annotated[int, counter("prefill_tokens", "Prompt tokens that were computed.")]
 
     def __init__(self, *, started_s: float, stall_threshold_s: float, of_all: "Totals | None" = None):
-        """`of_all` counts what this counts, and the replies of other models."""
+        """`of_all`: the totals of all models, which count along."""
         self._counted = (self,) if of_all is None else (self, of_all)
         self.started_s = started_s
         self.requests = self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.computed_tokens = 0
@@ -287,12 +281,12 @@ class Totals:
         self.completion_rate = TokenRate(started_s)
         self.stalls = Stalls(threshold_s=stall_threshold_s)
         text = "Seconds from the arrival of a request to its"
-        self.ttft = Latency(TTFT_S, "time_to_first_token_seconds", f"{text} first token.")
-        self.gap = Latency(GAP_S, "inter_token_latency_seconds", "Seconds between two tokens of one reply.")
-        self.e2e = Latency(REQUEST_S, "e2e_request_latency_seconds", f"{text} last token.")
-        self.queue = Latency(REQUEST_S, "request_queue_time_seconds", "Seconds that a sequence waits for a place.")
-        self.prefill = Latency(REQUEST_S, "request_prefill_time_seconds", "Seconds from admission to the first token.")
-        self.decode = Latency(REQUEST_S, "request_decode_time_seconds", "Seconds from the first token to the last.")
+        self.ttft = Histogram(TTFT_S, "time_to_first_token_seconds", f"{text} first token.")
+        self.gap = Histogram(GAP_S, "inter_token_latency_seconds", "Seconds between two tokens of one reply.")
+        self.e2e = Histogram(REPLY_S, "e2e_request_latency_seconds", f"{text} last token.")
+        self.queue = Histogram(REPLY_S, "request_queue_time_seconds", "Seconds that a sequence waits for a place.")
+        self.prefill = Histogram(REPLY_S, "request_prefill_time_seconds", "Seconds from admission to the first token.")
+        self.decode = Histogram(REPLY_S, "request_decode_time_seconds", "Seconds from the first token to the last.")
         self.prompt_sizes = Histogram(TOKENS, "request_prompt_tokens", "Prompt tokens of finished replies.")
         self.reply_sizes = Histogram(TOKENS, "request_generation_tokens", "Sampled tokens of finished replies.")
 
@@ -321,24 +315,24 @@ class Totals:
         assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
         self.outcomes[stats.outcome] += 1
         if stats.outcome in ("stop", "length", "tool_calls"):
-            self.e2e.add_at(stats.ended_s - stats.arrived_s, stats.ended_s)
+            self.e2e.add(stats.ended_s - stats.arrived_s, stats.ended_s)
             self.prompt_sizes.add(stats.prompt_tokens)
             self.reply_sizes.add(stats.completion_tokens)
             if stats.first_token_s is not None:
-                self.decode.add_at(stats.ended_s - stats.first_token_s, stats.ended_s)
+                self.decode.add(stats.ended_s - stats.first_token_s, stats.ended_s)
 
     def _sampled(self, stats: ReplyStats, num_tokens: int, last_token_s: float | None, now: float) -> None:
         self.completion_tokens += num_tokens
         self.completion_rate.add(num_tokens, now)
         if last_token_s is None:
-            self.ttft.add_at(now - stats.arrived_s, now)
+            self.ttft.add(now - stats.arrived_s, now)
             if stats.scheduled_s is not None:
-                self.prefill.add_at(max(0.0, now - stats.scheduled_s), now)
+                self.prefill.add(max(0.0, now - stats.scheduled_s), now)
         else:
-            self.gap.add_at(now - last_token_s, now)
+            self.gap.add(now - last_token_s, now)
             self.stalls.add(now - last_token_s)
         for _ in range(num_tokens - 1):  # tokens that arrive in one update have no gap between them
-            self.gap.add_at(0.0, now)
+            self.gap.add(0.0, now)
 
     def _scheduled(self, stats: ReplyStats, now: float) -> None:
         self.prompt_tokens += stats.prompt_tokens
@@ -351,4 +345,4 @@ class Totals:
         if receipt.shortfall is not None:
             self.shortfalls[receipt.shortfall] += 1
         if stats.queue_s is not None:
-            self.queue.add_at(stats.queue_s, now)
+            self.queue.add(stats.queue_s, now)
