@@ -92,7 +92,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "rate_window_s": RATE_WINDOW_S,
         "latency": _latency(totals, now),
         "stalls": totals.stalls,
-        "outcomes": totals.outcomes,
+        "outcomes": {**totals.outcomes},
         "metal": {
             "active_memory_gb": round(report.device.active_bytes / _GB, 4),
             "peak_memory_gb": round(report.device.peak_bytes / _GB, 4),
@@ -135,7 +135,7 @@ def _model(name: str, lane: LaneReport, totals: Totals, now: float) -> ModelRow:
         "name": name,
         **lane.row,
         **_counts(totals, now),
-        "outcomes": totals.outcomes,
+        "outcomes": {**totals.outcomes},
         "drafts": lane.drafts,
     }
 
@@ -252,7 +252,7 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
         "enabled": report.cache is not None,
         "hits": stats.num_hits,
         "hits_by_kind": stats.hits,
-        "hits_by_tier": totals.tiers,
+        "hits_by_tier": {**totals.tiers},
         "misses": stats.misses,
         "hit_rate": round(stats.num_hits / lookups, 4) if lookups else 0.0,
         "evictions": stats.evictions,
@@ -266,7 +266,7 @@ def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
         "num_buffers": stats.used_buffers,
         "index_mb": round(stats.index_bytes / _MB, 3),
         "inserts_refused": stats.inserts_refused + sum(lane.num_skipped_captures for lane in report.lanes),
-        "shortfalls": totals.shortfalls,
+        "shortfalls": {**totals.shortfalls},
         "disk": report.disk,
     }
     if report.cache is None:
