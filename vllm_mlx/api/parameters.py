@@ -68,6 +68,7 @@ def _unlimited(value: Any) -> Any:
 
 
 TokenLimit = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_unlimited)]  # None and -1: the context
+EchoLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_unlimited)]
 CACHE_HINT = Ignored("a hint; the prefix cache finds every prefix by itself")
 OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the types do not declare
     "user": Ignored("names the end user for abuse reports"),

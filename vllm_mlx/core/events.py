@@ -34,11 +34,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One sampled token. Log probabilities are natural logarithms of the model's own distribution, before sampling."""
+    """One token. Log probabilities are natural logarithms of the model's own distribution, before sampling."""
 
     token_id: int
-    logprob: float
+    logprob: float | None  # None for the first token of a prompt
     top: tuple[tuple[int, float], ...] = ()  # (token_id, logprob), most likely first
+    offset: int | None = None  # characters of the reply before the token; None if they are not counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ MAX_GUIDE_CHARS = 256 * 1024
 MAX_CHOICES = 4096
 MAX_STRUCTURES = 1024  # structures, and triggers, of a structural tag: each pair is compared
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**18  # of one request: tokens of its prompts, each with its likeliest ones
 MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
 MAX_INTEGER = 2**63 - 1
 MAX_STOP_STRINGS = 16
@@ -154,7 +155,7 @@ class SamplingParams:
     thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
 
     def __post_init__(self) -> None:
-        _check_range("max_tokens", self.max_tokens, 1, None, is_whole=True)
+        _check_range("max_tokens", self.max_tokens, 0, None, is_whole=True)
         _check_range("temperature", self.temperature, 0, 2)
         _check_range("top_p", self.top_p, 0, 1)
         _check_range("top_k", self.top_k, 0, None, is_whole=True)
@@ -247,6 +248,7 @@ class Request:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # only in a text completion: the reply begins with the prompt's text
+    max_prompt_logprobs: int = 0  # of the prompt, in each reply that echoes it; 0: the reply shows none
     keeps_reasoning: bool | None = None  # in the prefix cache, for any next turn; None: as the server is set
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
@@ -256,7 +258,9 @@ class Request:
     model: int = 0  # the position of its model in the list of models
 
     def __post_init__(self) -> None:
-        """Refuse two tools of one name: no call could say which of them it means. Raises InvalidParameter."""
+        """Refuse an empty reply, and two tools of one name, since no call could say which. Raises InvalidParameter."""
+        if self.sampling.max_tokens == 0 and not self.echo:
+            raise InvalidParameter("`max_tokens` must be at least 1; with `echo` it may be 0.", param="max_tokens")
         by_name: dict[str, ToolSpec] = {}
         for tool in (*self.tools, *self.unlisted_tools):
             if (other := by_name.setdefault(tool.name, tool)) is not tool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from .events import FinishReason
+from .events import FinishReason, TokenLogprob
 from .receipt import NO_RECEIPT, CacheReceipt
 
 _GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
@@ -186,6 +186,8 @@ class Sequence:
     prompt_index: Any = None  # a cache.prompt_index.PromptIndex; None if no drafts are taken from the prompt
     tenant: str = ""  # the owner of the request; tenants take turns
     model: int = 0  # the position of its model
+    scores_prompt: bool = False  # its reply shows the log-probabilities of the prompt's tokens
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens from the second one on
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -228,11 +230,18 @@ class Sequence:
     @property
     def decode_end(self) -> int:
         """The position where decode stops: the last token that the reply may have is not fed."""
-        return len(self.prompt.token_ids) + self.max_tokens - 1
+        return len(self.prompt.token_ids) + max(1, self.max_tokens) - 1
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether all log-probabilities of the prompt that the reply shows are known."""
+        return not self.scores_prompt or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
 
     def take(self, token_id: int) -> FinishReason | None:
         """Add a token to the reply. Returns the reason why the reply ends with it, if it does."""
         self.num_faults = 0
+        if not self.max_tokens:  # only the prompt was asked for
+            return FinishReason.LENGTH
         self.output_token_ids.append(token_id)
         if token_id in self.stop_token_ids:
             self.stop_token_id = token_id

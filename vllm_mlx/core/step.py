@@ -12,6 +12,7 @@ from .receipt import NO_RECEIPT, CacheReceipt
 from .sequence import Sequence
 
 Group = Rows[Sequence]  # rows that decode with their KV in the same buffers
+MOST_SCORED = 256  # positions of a chunk whose logits are needed: those of a long prompt are not in memory together
 BY_HEAD = -1  # in place of a draft: the model's MTP head guesses this token and those behind it
 
 
@@ -45,6 +46,7 @@ class PrefillChunk:
     start: int
     end: int
     capture: Capture | None = None
+    scores: bool = False  # compute the log-probability of the token behind each position
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,13 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    seq_id: int
+    start: int  # the first position of the chunk
+    logprobs: tuple[TokenLogprob, ...]  # of the tokens behind its positions
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkTiming:
     start: int  # tokens before the chunk
     num_tokens: int
@@ -122,6 +131,7 @@ class StepOutput:
     verified: tuple[Verified, ...] = ()  # one for each row that had drafts and whose tokens are reported
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (seq_id, tokens that its grammar forces next)
     prefilled: tuple[tuple[int, int], ...] = ()  # (seq_id, end)
+    scored: tuple[Scored, ...] = ()
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
     suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that another row may have caused
     snapshots: tuple[Snapshot, ...] = ()
@@ -138,6 +148,7 @@ class SequenceUpdate:
 
     seq_id: int
     tokens: tuple[TokenOutput, ...] = ()
+    prompt_logprobs: Rows[TokenLogprob] = ()  # once all are known
     num_computed_tokens: int = 0
     receipt: CacheReceipt = NO_RECEIPT
     num_predicted: int = 0
@@ -153,6 +164,7 @@ class SequenceUpdate:
         return cls(
             seq_id=seq.seq_id,
             tokens=tokens,
+            prompt_logprobs=seq.prompt_logprobs if seq.is_scored else (),
             num_computed_tokens=seq.num_computed_tokens,
             receipt=seq.receipt,
             num_predicted=seq.num_predicted,

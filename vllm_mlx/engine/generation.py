@@ -178,6 +178,7 @@ class Reply:
         if self._num_cached_tokens is None:
             self._num_cached_tokens = update.receipt.cached_tokens
             events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt))
+        self._output.feed_prompt(update.prompt_logprobs)
         if update.tokens:
             events += self._output.feed(update.tokens)
         elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:

@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from ..cache.prompt_index import PromptIndex
 from ..core.config import CacheReasoning, EngineConfig, SamplingDefaults
 from ..core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
+from ..core.events import TokenLogprob
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request, SamplingParams
 from ..core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
@@ -58,6 +59,7 @@ class PreparedRequest:
     constraint: Constraint | None = None
     prediction: PromptIndex | None = None
     index: PromptIndex | None = None  # of the prompt; None if no drafts are taken from it
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # the replies share what one has computed
 
     def sequence(self, seq_id: int, index: int) -> Sequence:
         """Make the engine's work for reply number `index`. Each reply has a seed of its own."""
@@ -74,6 +76,8 @@ class PreparedRequest:
             prompt_index=self.index,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
+            scores_prompt=request.max_prompt_logprobs > 0,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -219,6 +223,14 @@ class RequestProcessor:
         else:
             self._check_vocabulary(prompt)
         self._window.check_ids(prompt, param="prompt")
+        if most := request.max_prompt_logprobs:
+            self._check_vocabulary(prompt)
+            if (num := len(prompt) * (1 + (request.sampling.logprobs or 0))) > most:
+                raise InvalidParameter(
+                    f"This prompt would return {num} log-probabilities; for each choice of this request the limit is "
+                    f"{most}. Lower `logprobs`, send fewer or shorter prompts, or leave `echo` out.",
+                    param="logprobs",
+                )
         return PromptInputs(token_ids=prompt)
 
     def _check_vocabulary(self, token_ids: Iterable[int]) -> None:

@@ -39,7 +39,7 @@ def _restore(restore: Restore) -> list[Any]:
 def _chunk(chunk: PrefillChunk) -> list[Any]:
     seq, start, end = chunk.seq, chunk.start, chunk.end
     capture = None if chunk.capture is None else _capture(chunk.capture)
-    return [seq.seq_id, start, end, seq.num_tokens, seq.tokens(start, end), capture]
+    return [seq.seq_id, start, end, seq.num_tokens, seq.tokens(start, end), capture, chunk.scores]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ class Unpacker:
         return Restore(seq, Match(space=("", ""), length=length, pieces=found, state=kept_state))
 
     def _chunk(
-        self, seq_id: int, start: int, end: int, capacity: int, ids: list[int], capture: list[int] | None
+        self, seq_id: int, start: int, end: int, capacity: int, ids: list[int], capture: list[int] | None, scores: bool
     ) -> PrefillChunk:
         seq = self._seq(seq_id, capacity)
         seq.chunks[start], seq.num_computed_tokens = ids, end
-        return PrefillChunk(seq, start, end, None if capture is None else self._capture(*capture))
+        return PrefillChunk(seq, start, end, None if capture is None else self._capture(*capture), scores)

@@ -19,7 +19,7 @@ from ...core.messages import (
     ToolSpec,
     VideoPart,
 )
-from ...core.request import Guide, Request, SamplingParams
+from ...core.request import MAX_PROMPT_LOGPROBS, Guide, Request, SamplingParams
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import (
@@ -158,16 +158,16 @@ def _prediction(prediction: schema.Prediction | None) -> str:
 def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded[ReplySpec]:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Unsupported("`best_of` other than `n` is not supported.", param="best_of")
-    if body.echo and body.logprobs is not None:
-        raise Unsupported("`echo` together with `logprobs` is not supported yet.", param="echo")
     prompts = _prompts(body.prompt)
     sampling = _sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    scores_prompt = bool(body.echo) and body.logprobs is not None
     requests = tuple(
         Request(
             request_id=reply_id if len(prompts) == 1 else f"{reply_id}-{number}",
             prompt=prompt,
             sampling=sampling,
             echo=bool(body.echo),
+            max_prompt_logprobs=max(1, MAX_PROMPT_LOGPROBS // (len(prompts) * sampling.n)) if scores_prompt else 0,
             cache_salt=body.cache_salt or "",
         )
         for number, prompt in enumerate(prompts)

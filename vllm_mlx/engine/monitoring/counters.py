@@ -259,7 +259,7 @@ class ReplyStats:
     def _progress(self) -> float:
         """Return the share of the present phase that is done: of the prompt, or of the tokens that are allowed."""
         if self.phase == "generation":
-            return self.completion_tokens / self.max_tokens
+            return self.completion_tokens / max(1, self.max_tokens)
         return self.computed_tokens / max(1, self.prompt_tokens)  # 0 while the prompt is prepared
 
 
