@@ -147,7 +147,8 @@ class CompletionLogprobs(Reply):
 
 def _name(token_id: int, names: TokenNames) -> str:
     """Return the token's text, or its bytes if it has incomplete characters, since other tokens have that text, too."""
-    text, spelled = names.token_text(token_id), names.token_bytes(token_id)
+    spelled = names.token_bytes(token_id)
+    text = spelled.decode(errors="replace")
     return text if text.encode() == spelled else "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
