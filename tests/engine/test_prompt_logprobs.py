@@ -153,3 +153,6 @@ def test_a_prompt_alone_takes_no_decode_step(checkpoint):
     driver.run()
     assert driver.replies[row].finish_reason is FinishReason.LENGTH and driver.replies[row].token_ids == []
     assert driver.engine.num_steps - num <= 2  # its chunk, and one in which the row leaves
+    row = driver.add([5], 0, stop_token_ids=frozenset(range(driver.engine.facts.info.vocab_size)), **SCORED)
+    driver.run()
+    assert driver.replies[row].finish_reason is FinishReason.LENGTH and driver.replies[row].token_ids == []
