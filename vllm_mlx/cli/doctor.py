@@ -21,6 +21,7 @@ from rich.text import Text
 from ..core.errors import ConfigError, VLLMMLXError
 from ..core.memory import readable
 from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder, nearest
+from .output import configure_logging
 from .remote import Remote
 from .settings import Settings, local_url
 from .terminal import AsJson, ExitCode, console, option
@@ -51,8 +52,6 @@ def doctor(
     workers: Annotated[bool, option("--workers", None, "Wait for the workers, and check the link to them.")] = False,
 ) -> None:
     """Check whether this machine can serve a model. The exit code is 1 if something prevents it."""
-    from .serve import configure_logging
-
     configure_logging("error")
     checks = []
     screen = console()
