@@ -22,14 +22,14 @@ Spec = TypeVar("Spec", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded(Generic[Spec]):
-    """What a body is decoded into: a request for each prompt, and how the client wants the reply written."""
+    """A decoded body: a request for each prompt, and the form in which the client wants the reply."""
 
     requests: tuple[Request, ...]
     reply: Spec
 
     @property
     def request(self) -> Request:
-        """The request of a body with one prompt."""
+        """Return the request of a body with one prompt."""
         [request] = self.requests
         return request
 

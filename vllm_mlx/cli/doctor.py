@@ -111,7 +111,7 @@ def check_python() -> Check:
 
 
 def is_other_installed() -> bool:
-    """Whether the package index's `vllm-mlx`, which is another program, is installed in this environment."""
+    """Return whether the package index's `vllm-mlx`, which is another program, is installed in this environment."""
     try:
         return distribution("vllm-mlx").read_text("direct_url.json") is None  # a clone's installation has this file
     except PackageNotFoundError:

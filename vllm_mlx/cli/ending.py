@@ -1,4 +1,4 @@
-"""How the process of a command ends: one line for an error, and an exit code. Importing this takes no time."""
+"""The end of a command's process: one line for an error, and an exit code. Importing this takes no time."""
 
 import logging
 import os

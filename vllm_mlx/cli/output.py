@@ -165,7 +165,7 @@ class LogFile:
 
 
 def log_files(path: Path) -> list[Path]:
-    """The names that a log's files may have, the oldest lines first."""
+    """Return the names that a log's files may have, the oldest lines first."""
     return [*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path]
 
 

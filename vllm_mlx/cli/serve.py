@@ -143,7 +143,7 @@ def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banner:
-    """What the terminal prints once the server is ready."""
+    """The block that the terminal prints once the server is ready."""
 
     info: ModelInfo
     loaded: Mapping[str, Any]  # facts of the model, as /v1/status shows them

@@ -128,7 +128,7 @@ class Guide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled. A field that is None takes the server's default, then the checkpoint's.
+    """Sampling of the tokens. A field that is None takes the server's default, then the checkpoint's.
 
     Raises InvalidParameter, which names the field, for a value outside its range.
     """
@@ -188,7 +188,7 @@ class SamplingParams:
 
 
 def check_stop(name: str, stop: Sequence[str]) -> None:
-    """Raises InvalidParameter, which names the field, for stop strings that exceed a limit."""
+    """Raise InvalidParameter, which names the field, for stop strings that exceed a limit."""
     _check_number(name, stop, MAX_STOP_STRINGS)
     if not all(stop):
         raise InvalidParameter(f"`{name}` must not contain an empty string.", param=name)
@@ -197,7 +197,7 @@ def check_stop(name: str, stop: Sequence[str]) -> None:
 
 
 def check_budget(budget: Any, name: str) -> None:
-    """Raises InvalidParameter, which names the field, unless `budget` is a number of tokens, -1 or None."""
+    """Raise InvalidParameter, which names the field, unless `budget` is a number of tokens, -1 or None."""
     if budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and -1 <= budget <= MAX_INTEGER):
         return
     raise InvalidParameter(f"`{name}` must be a non-negative integer or -1 for unlimited.", param=name)
@@ -285,7 +285,7 @@ class RequestLimits(SettingsGroup):
     """Replies to one request: `n` for each of its prompts."""
 
     def check(self, request: Request) -> None:
-        """Raises InvalidParameter, naming the limit."""
+        """Raise InvalidParameter, naming the limit."""
         self.check_messages(len(request.messages or ()))
         _at_most(
             len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools", setting("max_tools")
@@ -299,11 +299,11 @@ class RequestLimits(SettingsGroup):
                 )
 
     def check_messages(self, num_messages: int) -> None:
-        """Raises InvalidParameter, naming the limit."""
+        """Raise InvalidParameter, naming the limit."""
         _at_most(num_messages, self.max_messages, "messages", "messages", setting("max_messages"))
 
     def check_choices(self, num_choices: int) -> None:
-        """Raises InvalidParameter, naming the limit."""
+        """Raise InvalidParameter, naming the limit."""
         _at_most(num_choices, self.max_choices, "n", "choices", setting("max_choices"))
 
 
@@ -314,7 +314,7 @@ def _at_most(number: int, limit: int, param: str, noun: str, limit_name: str) ->
 
 
 def _is_longer(schema: Any, max_bytes: int) -> bool:
-    """Whether the schema has more than `max_bytes` as JSON. It is only written if the lengths of its texts fit."""
+    """Return whether the schema has more than `max_bytes` as JSON, which is only written if its texts fit."""
     num_bytes, left = 0, [schema]
     while left and num_bytes <= max_bytes:
         value = left.pop()

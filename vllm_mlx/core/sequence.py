@@ -32,7 +32,7 @@ class TagWatch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningRule:
-    """How reasoning begins and ends, in token ids."""
+    """The token ids that begin and end reasoning."""
 
     new_watch: Callable[[], TagWatch]
     starts: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class NameHold(Protocol):
 
     @property
     def is_bounding(self) -> bool:
-        """Whether a mask restricts the next token."""
+        """Return whether a mask restricts the next token."""
         ...
 
     def feed(self, token_id: int) -> None: ...
@@ -65,7 +65,7 @@ class NameHold(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What constrains the tokens of one reply: a grammar or the names of its calls, and the budget of its reasoning.
+    """Constraints on the tokens of one reply: a grammar or the names of its calls, and the budget of its reasoning.
 
     All replies to a request share it.
 
@@ -94,7 +94,7 @@ class EncoderInputs(Protocol):
     """The arrays of one media item for the vision encoder. They may be dropped and made again."""
 
     def prepare(self) -> bool:
-        """Whether `get` returns at once. If not, the arrays are being made, and the engine is woken once they are."""
+        """Return whether `get` can return. Otherwise begin to make the arrays; the engine is woken once they exist."""
         ...
 
     def get(self) -> Mapping[str, Any]:
@@ -214,17 +214,17 @@ class Sequence:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Number of prompt tokens taken from the prefix cache at its first admission."""
+        """Return the number of prompt tokens taken from the prefix cache at its first admission."""
         return self.receipt.cached_tokens
 
     @property
     def num_in_flight(self) -> int:
-        """Number of samples launched on the device and not read back yet."""
+        """Return the number of samples launched on the device and not read back yet."""
         return max(0, self.num_computed_tokens - self.num_tokens + 1)
 
     @property
     def prefill_end(self) -> int:
-        """The position where prefill stops. The decode step feeds the last known token, and samples after it."""
+        """Return the position where prefill stops. The decode step feeds the last known token, and samples after it."""
         return self.num_tokens - 1
 
     @property
@@ -249,7 +249,7 @@ class Sequence:
         return FinishReason.LENGTH if len(self.output_token_ids) >= self.max_tokens else None
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """The ids at positions `[start, end)` of prompt + output."""
+        """Return the ids at positions `[start, end)` of prompt + output."""
         num_prompt = self.num_prompt_tokens
         if end <= num_prompt:
             return list(self.prompt.token_ids[start:end])

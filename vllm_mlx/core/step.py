@@ -74,7 +74,7 @@ NO_WORK = StepPlan()
 
 
 def forward_passes(groups: Iterable[Group], isolated: Collection[int]) -> list[list[Group]]:
-    """The groups that share a forward pass, and each isolated group as a pass of its own."""
+    """Return the groups that share a forward pass, and each isolated group as a pass of its own."""
     shared: list[Group] = []
     passes = []
     for group in groups:
@@ -94,7 +94,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """How many drafts of a row were computed in a step, and how many of them the row's own draws confirmed."""
+    """Counts of a row's drafts in a step: those computed, and those that the row's own draws confirmed."""
 
     seq_id: int
     num_drafted: int
@@ -160,7 +160,7 @@ class SequenceUpdate:
 
     @classmethod
     def of(cls, seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> "SequenceUpdate":
-        """The sequence's present state as an update."""
+        """Return the sequence's present state as an update."""
         return cls(
             seq_id=seq.seq_id,
             tokens=tokens,

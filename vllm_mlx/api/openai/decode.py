@@ -46,7 +46,7 @@ _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySpec:
-    """How the reply is written. `created` is in unix seconds. Choices are numbered prompt by prompt."""
+    """The form of the reply. `created`: unix seconds. Choices are numbered prompt by prompt."""
 
     reply_id: str
     model: str
@@ -377,5 +377,5 @@ def _part(
 
 
 def _address(field: schema.ImageURL | schema.VideoURL | str) -> str:
-    """Some clients send the address itself where the object with the address belongs."""
+    """Accept an address where the object with the address belongs, as some clients send it."""
     return field if isinstance(field, str) else field.url

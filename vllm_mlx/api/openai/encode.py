@@ -31,7 +31,7 @@ TEXT = "\ue000text\ue000"  # the mark of a text in the template of an event: to 
 
 
 class _Stream:
-    """What chat and completions share: the chunk around a choice, the usage chunk, the end, and errors."""
+    """Parts of chat and completions: the chunk around a choice, the usage chunk, the end, and errors."""
 
     def __init__(self, spec: ReplySpec, kind: str) -> None:
         self._spec = spec

@@ -178,7 +178,7 @@ LOADED: Mapping[str, LoadValue] = {  # by the state of a model
 
 
 class LoadStatus(Reply):
-    """Where the weights are, in llama.cpp's words."""
+    """The place of the weights, in llama.cpp's words."""
 
     value: LoadValue
 
