@@ -175,6 +175,7 @@ class _JSONRequest(Request):
     """A request whose JSON is a wire type."""
 
     _wire: Any = None
+    is_long = False  # a thread reads and decodes the body
 
     @classmethod
     async def read(cls, request: Request, wire: TypeAdapter[Any]) -> "_JSONRequest":
@@ -187,7 +188,9 @@ class _JSONRequest(Request):
                     record.body = body
                 record.unknown_fields = unknown = UnknownFields(drops=config.unknown_fields == "warn")
                 read = partial(_read, body, wire, config.limits, unknown)
+                found.is_long = len(body) >= LARGE_BYTES or may_hold_sealed(body)
                 found._wire = await _in_turn(found, read)
+                found._body = b"read"  # the request lasts until its reply has ended, and its bytes need not
         except ClientDisconnect:
             raise ClientGone from None
         except JSONDecodeError as error:
@@ -196,10 +199,6 @@ class _JSONRequest(Request):
 
     async def json(self) -> Any:
         return self._wire
-
-    def drop_body(self) -> None:
-        """Let the bytes go once they are read as a wire type: the request lasts until its reply has ended."""
-        self._body = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +236,7 @@ async def decoded(http: Request, call: Call[B, D]) -> D:
     A thread does this if the body is long, or may unpack to a long one. Raises InvalidParameter.
     """
     limits: RequestLimits = http.app.state.config.limits
-    is_long = call.is_long or await _is_long(http)
-    if isinstance(http, _JSONRequest):
-        http.drop_body()
-    if is_long:
+    if call.is_long or (isinstance(http, _JSONRequest) and http.is_long):
         return await _THREADS.run(partial(_decode, call, limits), tenant_of(http.scope), is_first=True)
     return _decode(call, limits)
 
@@ -265,15 +261,10 @@ async def _check_queue(http: Request) -> None:
         await http.app.state.queue.check(tenant_of(http.scope), len(http.app.state.config.models.entries))
 
 
-async def _is_long(http: Request) -> bool:
-    body = await http.body()
-    return len(body) >= LARGE_BYTES or may_hold_sealed(body)
-
-
-async def _in_turn(http: Request, work: Callable[[], T]) -> T:
+async def _in_turn(http: _JSONRequest, work: Callable[[], T]) -> T:
     """Read a body. If keys share the server, a key rests after a long body before its next long one is read."""
     await _check_queue(http)  # requests that came while the body arrived
-    if not await _is_long(http):
+    if not http.is_long:
         return work()
     loop, tenant, has_begun = asyncio.get_running_loop(), tenant_of(http.scope), False
     share = REST if len(http.app.state.config.api_keys) > 1 else 0
