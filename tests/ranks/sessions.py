@@ -17,7 +17,7 @@ from tests.support.guiding import Guiding
 from tests.support.two_ranks import RankedDriver, config_of, follow
 from vllm_mlx.cache import snapshot
 from vllm_mlx.core.errors import EngineDead
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.step import StepPlan
 from vllm_mlx.engine import lane_parts, loading
 from vllm_mlx.ranks import watch

@@ -9,7 +9,8 @@ from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import MemoryBudget
-from vllm_mlx.core.sequence import PromptInputs, Sequence, SequenceStatus, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence, SequenceStatus
 from vllm_mlx.core.step import StepOutput
 from vllm_mlx.runner.calibrate import overhead_of
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer

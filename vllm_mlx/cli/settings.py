@@ -6,6 +6,7 @@ here. `PANELS` lists them all.
 
 import ipaddress
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_origin
 
@@ -81,8 +82,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "document_pages", "max_document_bytes", "max_document_pages", "max_document_chars", "max_document_s",
     ),
     "Sampling defaults": (
-        "default_thinking_token_budget", "max_silent_tokens", "temperature", "top_p", "top_k", "min_p",
-        "repetition_penalty", "max_tokens",
+        "default_thinking_token_budget", "max_silent_tokens", *(each.name for each in fields(SamplingDefaults)),
     ),
 }  # fmt: skip
 COMMON = frozenset({  # what `--help` shows; `--help-all` shows every setting

@@ -5,19 +5,26 @@ It knows no wire format, no grammar library and no tokenizer.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Literal
 
 import pydantic.dataclasses
 from pydantic import Field
 
-from .config import DOCUMENTED, SettingsGroup
+from .config import DOCUMENTED, SamplingDefaults, SettingsGroup
 from .errors import InvalidParameter, setting, shown
 from .messages import Message, ToolChoice, ToolSpec
 
 MAX_GUIDE_CHARS = 256 * 1024
+_LAST_RESORT = SamplingDefaults(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
+_CHECKPOINT_RANGES = {
+    "temperature": (0, 2), "top_p": (1e-9, 1), "min_p": (0, 1), "repetition_penalty": (1e-9, math.inf),
+}  # fmt: skip
+_GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
+_SEED_BITS = 63
 MAX_CHOICES = 4096
 MAX_STRUCTURES = 1024  # structures, and triggers, of a structural tag: each pair is compared
 MAX_LOGPROBS = 20
@@ -185,6 +192,108 @@ class SamplingParams:
                 f"`min_tokens` ({self.min_tokens}) must not exceed `max_tokens` ({self.max_tokens}).",
                 param="min_tokens",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSampling:
+    """SamplingParams with every default resolved, as the sampler reads them for one row.
+
+    A field with the name of a field of SamplingParams takes its value.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0  # drawn at random if the client gave none
+    num_top_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < _GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSampling:
+    tokens: TokenSampling
+    max_tokens: int
+    clamped_max_tokens: int | None  # set if the context window is too small for what the client asked for
+    min_tokens: int
+    stop_token_ids: frozenset[int]
+
+
+def checkpoint_defaults(config: Mapping[str, Any]) -> SamplingDefaults:
+    """Read generation_config.json. Sampling is greedy if `do_sample` is false and no temperature is given.
+
+    Other values count even if `do_sample` is false. A value for which a client could not ask is left out.
+    """
+    found: dict[str, Any] = {
+        name: float(value)
+        for name, (low, high) in _CHECKPOINT_RANGES.items()
+        if isinstance(value := config.get(name), int | float) and low <= value <= high
+    }
+    if isinstance(top_k := config.get("top_k"), int):
+        found["top_k"] = max(0, top_k)
+    if config.get("do_sample") is False and config.get("temperature") is None:
+        found["temperature"] = 0.0
+    return SamplingDefaults(**found)
+
+
+def usual_sampling(defaults: SamplingDefaults, checkpoint: SamplingDefaults) -> dict[str, float]:
+    """Return the temperature and the top_p of requests that give none."""
+    filled = _filled_in(defaults, checkpoint, _LAST_RESORT)
+    return {name: filled[name] for name in ("temperature", "top_p")}
+
+
+def resolve_sampling(
+    params: SamplingParams,
+    *,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+    eos_token_ids: Iterable[int] = (),
+    defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
+    checkpoint: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
+) -> ResolvedSampling:
+    """Resolve every setting. The prompt must fit the context window.
+
+    Raises InvalidParameter for a `logit_bias` outside the vocabulary.
+    """
+    for token_id in params.logit_bias:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidParameter(
+                f"`logit_bias` names the token id {token_id}; this model's ids are 0 to {vocab_size - 1}.",
+                param="logit_bias",
+            )
+    room = max_model_len - num_prompt_tokens
+    assert room > 0
+    asked = params.max_tokens if params.max_tokens is not None else defaults.max_tokens
+    max_tokens = room if asked is None else min(asked, room)
+    is_clamped = params.max_tokens is not None and params.max_tokens > room
+    given = {each.name: getattr(params, each.name) for each in fields(TokenSampling) if hasattr(params, each.name)}
+    given |= _filled_in(params, defaults, checkpoint, _LAST_RESORT)
+    given["seed"] = (secrets.randbits(_SEED_BITS) if params.seed is None else params.seed) % 2**64
+    return ResolvedSampling(
+        tokens=TokenSampling(**given, num_top_logprobs=params.logprobs),
+        max_tokens=max_tokens,
+        clamped_max_tokens=max_tokens if is_clamped else None,
+        min_tokens=min(params.min_tokens, max_tokens),
+        stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else set(eos_token_ids)),
+    )
+
+
+def _filled_in(*sources: SamplingParams | SamplingDefaults) -> dict[str, Any]:
+    """Take each setting from the first source that has it."""
+    names = [each.name for each in fields(SamplingDefaults) if each.name != "max_tokens"]
+    return {name: next(value for source in sources if (value := getattr(source, name)) is not None) for name in names}
 
 
 def check_stop(name: str, stop: Sequence[str]) -> None:

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from .events import FinishReason, TokenLogprob
 from .receipt import NO_RECEIPT, CacheReceipt
-
-_GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
+from .request import TokenSampling
 
 
 class Tag(Enum):
@@ -132,30 +131,6 @@ class PromptInputs:
     media: tuple[MediaItem, ...] = ()
     snapshot_points: tuple[int, ...] = ()  # token counts worth keeping for a later turn
     starts_in_reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSampling:
-    """SamplingParams with every default resolved, as the sampler reads them for one row."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0  # drawn at random if the client gave none
-    num_top_logprobs: int | None = None
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature < _GREEDY_TEMPERATURE or self.top_k == 1
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
 
 class SequenceStatus(Enum):

@@ -10,9 +10,10 @@ from ..cache import layers
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
+from ..core.request import checkpoint_defaults, usual_sampling
+from ..formats.tokenizer import read_json
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
-from ..prompt.processor import usual_sampling
 from ..ranks.lockstep import Ranks
 from ..ranks.shards import several_macs
 from ..runner.attention import assumed, can_force, score_bytes
@@ -260,7 +261,7 @@ def engine_facts(
         vocab_size=model.vocab_size,
         takes_images=measured.images is not None,
         created=int(time.time()),
-        **usual_sampling(config.defaults, checkpoint.path),
+        **usual_sampling(config.defaults, checkpoint_defaults(read_json(checkpoint.path / "generation_config.json"))),
     )
     return EngineFacts(
         info=info,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cache.node import Match, Piece
-from ..core.sequence import PromptInputs, Sequence, TokenSampling
+from ..core.request import TokenSampling
+from ..core.sequence import PromptInputs, Sequence
 from ..core.step import Capture, PrefillChunk, Restore, StepPlan
 from .channel import Message
 

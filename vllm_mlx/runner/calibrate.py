@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, PROBE_PIXELS
-from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag, TokenSampling
+from ..core.request import TokenSampling
+from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag
 from ..core.step import BY_HEAD, PrefillChunk, StepPlan
 from .attention import AttentionShape, observed
 from .device import DeviceWatch, device_memory, peak_of
