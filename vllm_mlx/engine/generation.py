@@ -54,10 +54,10 @@ class Preparations:
         """The progress of the replies whose prompts are being prepared."""
         return [reply for preparation in self._open for reply in preparation.replies]
 
-    async def prepare(self, request: Request) -> tuple[PreparedRequest, list[ReplyStats]]:
+    async def prepare(self, request: Request, *, runs: bool = True) -> tuple[PreparedRequest, list[ReplyStats]]:
         """Prepare a prompt. If the caller leaves, the work ends at its next check of the deadline.
 
-        Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
+        With `runs` False, it is only counted. Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
         """
         deadline = Deadline(
             self._max_prepare_s,
@@ -68,7 +68,7 @@ class Preparations:
         self._open.append(preparation)
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                return await self._prepare(request, deadline), preparation.replies
+                return await self._prepare(request, deadline, runs), preparation.replies
         except TimeoutError:
             deadline.check()
             raise
@@ -98,7 +98,7 @@ class Preparations:
     async def close(self) -> None:
         await self._media.close()
 
-    async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
+    async def _prepare(self, request: Request, deadline: Deadline, runs: bool) -> PreparedRequest:
         """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
         rendered = None
         try:
@@ -108,7 +108,7 @@ class Preparations:
                 rendered = await self._media.render(
                     parts, salt=request.cache_salt, tenant=request.tenant, deadline=deadline
                 )
-            work = partial(self._processor.prepare, request, rendered, deadline=deadline)
+            work = partial(self._processor.prepare, request, rendered, deadline=deadline, runs=runs)
             return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
         except BaseException as error:
             clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts

@@ -153,8 +153,11 @@ class RequestProcessor:
         rendered: Mapping[MediaPart, RenderedMedia] | None = None,
         *,
         deadline: Deadline | None = None,
+        runs: bool = True,
     ) -> PreparedRequest:
         """Turn a request into what the engine runs. `rendered` holds its images and videos; None if it has none.
+
+        With `runs` False, its prompt is only counted.
 
         Raises RequestError, and Cancelled if the deadline was cancelled. Without `deadline` there is no time limit.
         """
@@ -165,7 +168,7 @@ class RequestProcessor:
             request = replace_parts(request, {part: (_known_part(part, media),) for part, media in rendered.items()})
         budget = SchemaBudget()
         schemas = declared_schemas(request, budget)
-        chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline)
+        chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline, runs=runs)
         prompt = self._completion(request) if chat is None else chat.inputs
         sampling = resolve_sampling(
             request.sampling,
@@ -177,11 +180,11 @@ class RequestProcessor:
             checkpoint=self._checkpoint_defaults,
         )
         deadline.check()
-        compared = None if chat is None else self._changes.compare(chat)
+        compared = self._changes.compare(chat) if chat is not None and runs else None
         deadline.check()
         constraint = self._constraints.constraint(request, prompt, budget)
         prediction = self._prediction(request) if self._has_drafts else None
-        index = PromptIndex(prompt.token_ids) if self._has_drafts else None
+        index = PromptIndex(prompt.token_ids) if self._has_drafts and runs else None
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint, prediction, index)
 
     def _prediction(self, request: Request) -> PromptIndex | None:
