@@ -17,18 +17,18 @@ from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.experts import join_experts
 from vllm_mlx.runner.load_model import begin_loading, load_model
 
-# Families of mlx-lm with experts → the layers that have some, in the tiny checkpoint
-FAMILIES = {
-    "qwen3_moe": 4,
-    "gpt_oss": 4,
-    "qwen3_next": 4,
-    "granitemoehybrid": 4,
-    "jamba": 2,
-    "deepseek_v3": 3,
-    "glm4_moe_lite": 3,
-    "deepseek_v41": 4,
-    "llama4": 2,
-}
+# Families of mlx-lm with experts
+FAMILIES = (
+    "qwen3_moe",
+    "gpt_oss",
+    "qwen3_next",
+    "granitemoehybrid",
+    "jamba",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "deepseek_v41",
+    "llama4",
+)
 MODES: dict[str, dict[str, Any]] = {
     "4 bits": {"bits": 4, "group_size": 64},
     "8 bits": {"bits": 8, "group_size": 64},
@@ -57,7 +57,8 @@ def test_joined_experts_compute_the_same_by_one_product_less(
     model, own = load_model(find_checkpoint(str(path)), trust_remote_code=False), load_by_mlx_lm(path)[0]
     tokens = mx.arange(3, 3 + num_tokens)[None]
     logits, expected = model.forward(tokens, model.new_caches()), own(tokens, cache=model.new_caches())
-    assert (num_products(expected), num_products(logits)) == (3 * FAMILIES[name], 2 * FAMILIES[name])
+    num_layers = sum(isinstance(part, SwitchGLU) for _, part in own.named_modules())
+    assert num_products(expected) - num_products(logits) == num_layers > 0
     assert mx.array_equal(logits, expected)
 
 
