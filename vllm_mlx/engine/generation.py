@@ -57,7 +57,8 @@ class Preparations:
     async def prepare(self, request: Request, *, runs: bool = True) -> tuple[PreparedRequest, list[ReplyStats]]:
         """Prepare a prompt. If the caller leaves, the work ends at its next check of the deadline.
 
-        With `runs` False, it is only counted. Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
+        With `runs` False, it is only counted. Also returns the progress of each reply to the request. Raises
+        RequestError, and Cancelled after `cancel`.
         """
         deadline = Deadline(
             self._max_prepare_s,
