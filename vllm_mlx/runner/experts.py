@@ -8,18 +8,14 @@ import mlx.nn as nn
 from .libraries import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
 
-class _PartOfUp(nn.Module):
-    """Stands for the gate projection, whose outputs the up projection has."""
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        return None
+def _within_up(*_: Any, **__: Any) -> None:
+    """Stand for the gate projection, whose outputs the up projection has."""
 
 
-class _Halves(nn.Module):
+class _Halves:
     """An activation whose two inputs are the halves of one: `(..., 2 * width)` -> `(..., width)`."""
 
     def __init__(self, activation: Any):
-        super().__init__()
         self._activation = activation
 
     def __call__(self, both: mx.array, _: None) -> mx.array:
@@ -39,7 +35,7 @@ def join_experts(module: nn.Module) -> None:
             gate = part.gate_proj
             for name, array in part.up_proj.items():
                 part.up_proj[name] = mx.concatenate([array, gate[name]], axis=1)
-            part.gate_proj, part.activation = _PartOfUp(), _Halves(part.activation)
+            part.gate_proj, part.activation = _within_up, _Halves(part.activation)
 
 
 def _are_alike(up: Any, gate: Any) -> bool:
