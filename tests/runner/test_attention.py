@@ -234,3 +234,12 @@ def test_a_model_that_computes_attention_itself_keeps_scores(checkpoint: Callabl
     found = find_checkpoint(str(checkpoint("gemma2")))
     measured = load_measured(EngineConfig(model=str(found.path), memory_budget_bytes=1 << 30), found)
     assert score_bytes(measured.calibration.attention, on_metal=True) == 2 * 4 * found.config["num_attention_heads"]
+
+
+@pytest.mark.parametrize(("name", "has_experts"), [("qwen3_moe", True), ("qwen3", False)])
+def test_a_mixture_of_experts_is_measured_with_a_long_chunk_too(
+    checkpoint: Callable[[str], Path], name: str, has_experts: bool
+) -> None:
+    config = EngineConfig(model=str(checkpoint(name)))
+    calibration = load_measured(config, find_checkpoint(config.model)).calibration
+    assert (calibration.long_probe_s is not None) == has_experts

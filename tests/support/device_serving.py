@@ -64,6 +64,7 @@ def pacer_of(
         tokens_per_s=256 / (probe_s - overhead_s),
         overhead_s=overhead_s,
         half_share=clock(device.chunk_s(32)) / short_s,
+        long_probe_s=clock(device.chunk_s(1024)) if device.shape.num_experts else None,
     )
 
 

@@ -78,7 +78,7 @@ def load_measured(
     loading = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks, proofs=proofs)
     model = loading.complete() if ranks is None else loading.complete(ranks.watch.advance)
     load_s = time.monotonic() - start_s
-    calibration = calibrate(model)
+    calibration = calibrate(model, has_experts=longest_chunk(checkpoint.config) is not None)
     if facts is None:
         prove_rows(model)
     else:

@@ -51,7 +51,8 @@ class PrefillPlanner:
         longest_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, now)
         if not prefilling or not self.beside_s:
             return ()
-        budget = self._pacer.budget(decoding=is_decoding, most_s=min(self.beside_s, longest_s))
+        most_s, is_alone = min(self.beside_s, longest_s), self._turns.num_here.total() == 1
+        budget = self._pacer.budget(decoding=is_decoding, most_s=most_s, is_alone=is_alone)
         chunks = plan_prefill(self._turns.in_turn(prefilling), self._pacer, self._chunk, budget)
         if chunks:
             self._turns.prefill(chunks[0].seq)
