@@ -21,6 +21,7 @@ from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_imag
 from ..runner.checkpoint import Checkpoint
 from ..runner.device import apply_limits, device_memory, wire_weights
 from ..runner.family_check import check_family, media_fault
+from ..runner.kernel_proof import check_kernels
 from ..runner.load_model import ALL, advising, begin_loading
 from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
@@ -80,6 +81,7 @@ def load_measured(
     load_s = time.monotonic() - start_s
     calibration = calibrate(model, has_experts=longest_chunk(checkpoint.config) is not None)
     if facts is None:
+        check_kernels(calibration.attention)
         prove_rows(model)
     else:
         logger.info("What rows of this model can do is known from an earlier start")

@@ -37,9 +37,14 @@ class AttentionShape:
     value_width: int
     item_bytes: int  # bytes of one element
     has_head_masks: bool = False  # each head has a mask: latent attention passes a part of its scores so
+    num_kv_heads: int = 0  # 0 if the model computes attention itself
+    dtype: str = "bfloat16"  # of the queries
+    has_sinks: bool = False
 
     @classmethod
-    def of(cls, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None) -> "AttentionShape":
+    def of(
+        cls, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None, sinks: Any = None
+    ) -> "AttentionShape":
         """The shape of a call with queries, keys and values of shape (rows, heads, tokens, width)."""
         return cls(
             num_heads=queries.shape[1],
@@ -47,6 +52,9 @@ class AttentionShape:
             value_width=values.shape[-1],
             item_bytes=max(array.dtype.size for array in (queries, keys, values)),
             has_head_masks=isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] > 1,
+            num_kv_heads=keys.shape[1],
+            dtype=str(queries.dtype).rpartition(".")[2],
+            has_sinks=sinks is not None,
         )
 
     @property
@@ -96,7 +104,7 @@ def observed() -> Iterator[set[AttentionShape]]:
     shapes: set[AttentionShape] = set()
 
     def observe(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
-        shapes.add(AttentionShape.of(queries, keys, values, options.get("mask")))
+        shapes.add(AttentionShape.of(queries, keys, values, options.get("mask"), options.get("sinks")))
         return original(queries, keys, values, **options)
 
     with _replaced(observe):
