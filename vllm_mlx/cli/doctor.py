@@ -129,10 +129,13 @@ def check_device() -> Check:
     if value != 64**3:
         return Check("MLX", "bad", f"a product of two matrices is wrong: {value} instead of {64**3}")
     version = getattr(mx, "__version__", "?")
+    if not is_metal and sys.platform == "darwin":
+        return Check("MLX", "bad", f"{version} finds no Metal: is this a virtual machine, or macOS too old?")
+    if "/Cellar/mlx/" in str(Path(mx.__file__).resolve()):
+        text = f"{version} of Homebrew may lack kernels for an M5; `pip install mlx` in an environment has them"
+        return Check("MLX", "warning", text)
     if is_metal:
         return Check("MLX", "good", f"{version}, Metal on {mx.device_info().get('device_name', 'this GPU')}")
-    if sys.platform == "darwin":
-        return Check("MLX", "bad", f"{version} finds no Metal: is this a virtual machine, or macOS too old?")
     return Check("MLX", "warning", f"{version} on the CPU, for tests only: it is many times slower than Metal")
 
 

@@ -7,6 +7,7 @@ There `mx.where` is replaced, too, while rows in groups decode: latent attention
 Besides `formats/remote_code.py`, this is the only place that replaces anything of a library.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from .model_types import text_config
 FUSED_WIDTHS = frozenset({64, 72, 80, 96, 128, 192, 256})
 # MLX prefers matrix products for these, which are faster and take memory (`use_fallback` in the same file).
 UNPREFERRED_WIDTHS = frozenset({192, 256})
+# No Mac has shown whether forcing pays with MLX 0.32.4, which may compute these in blocks: `scripts/check --mac`.
+FORCES = os.environ.get("VLLM_MLX_FORCE_ATTENTION") != "0"
 _FORCED_BYTES = 2  # bytes of an element; with more, they exceed a threadgroup's 32 KB (steel_attention.h)
 _FEW_QUERIES = 8  # this many or fewer take other kernels, and their scores are small
 _COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_dot_product_attention` in mlx/fast.cpp)
@@ -42,9 +45,7 @@ class AttentionShape:
     has_sinks: bool = False
 
     @classmethod
-    def of(
-        cls, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None, sinks: Any = None
-    ) -> "AttentionShape":
+    def of(cls, queries: mx.array, keys: mx.array, values: mx.array, mask: Any, sinks: Any = None) -> "AttentionShape":
         """The shape of a call with queries, keys and values of shape (rows, heads, tokens, width)."""
         return cls(
             num_heads=queries.shape[1],
@@ -113,7 +114,7 @@ def observed() -> Iterator[set[AttentionShape]]:
 
 def can_force(shapes: frozenset[AttentionShape]) -> bool:
     """Whether this device has a fused kernel that MLX does not prefer for one of the shapes."""
-    return mx.metal.is_available() and any(shape.needs_forcing for shape in shapes)
+    return FORCES and mx.metal.is_available() and any(shape.needs_forcing for shape in shapes)
 
 
 def memory_saving(shapes: frozenset[AttentionShape], threshold_bytes: int) -> AbstractContextManager[None]:

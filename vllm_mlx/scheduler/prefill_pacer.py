@@ -101,8 +101,8 @@ class PrefillPacer:
         """If `max_stall_s` is None, a machine with slow steps may take longer than the default.
 
         `overhead_s` are the seconds of a chunk in addition to those of its tokens. `half_share` are the seconds of a
-        chunk of half of GRID tokens, as a share of those of GRID tokens. `long_probe_s` are those of LONG_PROBE tokens,
-        if they were measured. With `whole_prompts`, no prompt is cut.
+        chunk of half of GRID tokens, as a share of those of GRID tokens. With `whole_prompts`, no prompt is cut.
+        `long_probe_s` are the seconds of LONG_PROBE tokens, if they were measured.
         """
         self.whole_prompts = whole_prompts
         stall_s = DEFAULT_STALL_MS / 1000 if max_stall_s is None else max_stall_s
