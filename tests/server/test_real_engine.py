@@ -1,6 +1,7 @@
 """The whole server over a tiny random checkpoint: from the socket to the tokens and back."""
 
 import asyncio
+import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -48,6 +49,31 @@ def test_a_streamed_chat_is_the_whole_one(client: openai.OpenAI) -> None:
     assert last.usage is not None and whole.usage is not None
     assert last.usage.completion_tokens == whole.usage.completion_tokens > 0
     assert last.usage.prompt_tokens == whole.usage.prompt_tokens > 0
+
+
+CONTINUOUS: Any = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(("path", "num_prompts"), [("chat/completions", 1), ("completions", 2)])
+def test_every_chunk_says_what_its_choice_has_used(server: Running, path: str, num_prompts: int) -> None:
+    asked = {"messages": HI} if "chat" in path else {"prompt": ["Once", "Once upon a time"]}
+    body = {**asked, "n": 2, "max_tokens": 6, "ignore_eos": True, "stream": True, "stream_options": CONTINUOUS}
+    with server.http() as http:
+        lines = http.post(f"/v1/{path}", json=body).text.split("\n\n")
+        plain = http.post(f"/v1/{path}", json=body | {"stream_options": {"continuous_usage_stats": True}}).text
+    *chunks, total = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    usages: dict[int, list[Any]] = {index: [] for index in range(2 * num_prompts)}
+    for chunk in chunks:
+        usages[chunk["choices"][0]["index"]].append(chunk["usage"])
+    for of_choice in usages.values():
+        counts = [usage["completion_tokens"] for usage in of_choice]
+        assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 3
+        assert counts[0] == 0 or "chat" not in path, "the chunk of the role comes before the first token"
+        assert len({usage["prompt_tokens"] for usage in of_choice}) == 1
+        assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in of_choice)
+    assert total["choices"] == [] and total["usage"]["completion_tokens"] == 12 * num_prompts
+    assert total["usage"]["prompt_tokens"] == sum(usages[2 * at][0]["prompt_tokens"] for at in range(num_prompts))
+    assert '"usage"' not in plain, "only with `include_usage`, as in vLLM"
 
 
 def test_completions_echo_and_logprobs(client: openai.OpenAI) -> None:

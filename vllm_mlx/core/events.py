@@ -1,6 +1,6 @@
 """The one stream of events that every protocol encodes.
 
-Order: Started, any number of PromptProgress, any number of content events, then Finished or Failed once.
+Order: Started, any number of PromptProgress, any number of Counted and content events, then Finished or Failed once.
 """
 
 from collections.abc import Mapping
@@ -53,6 +53,13 @@ class Started:
 class PromptProgress:
     num_computed_tokens: int
     num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The usage so far, with the tokens whose deltas follow. It is sent only if the request asks for it."""
+
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +127,4 @@ class Failed:
 
 
 ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
-GenerationEvent = Started | PromptProgress | ContentEvent | SearchDone | Finished | Failed
+GenerationEvent = Started | PromptProgress | Counted | ContentEvent | SearchDone | Finished | Failed

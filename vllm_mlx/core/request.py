@@ -358,6 +358,7 @@ class Request:
     continue_final_message: bool = False
     echo: bool = False  # only in a text completion: the reply begins with the prompt's text
     max_prompt_logprobs: int = 0  # of the prompt, in each reply that echoes it; 0: the reply shows none
+    counts: bool = False  # whether the stream says before each delta how many tokens there are
     keeps_reasoning: bool | None = None  # in the prefix cache, for any next turn; None: as the server is set
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys

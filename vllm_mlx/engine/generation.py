@@ -14,7 +14,7 @@ from time import monotonic
 from types import TracebackType
 
 from ..core.errors import Cancelled, VLLMMLXError, setting
-from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
+from ..core.events import Counted, Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started, Usage
 from ..core.fence import Fence, clear_locals
 from ..core.request import Request
 from ..core.sequence import Sequence
@@ -181,7 +181,9 @@ class Reply:
             events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt))
         self._output.feed_prompt(update.prompt_logprobs)
         if update.tokens:
-            events += self._output.feed(update.tokens)
+            deltas = self._output.feed(update.tokens)
+            counted = [Counted(self._used(self._output.usage(self._num_cached_tokens)))] if self._output.counts else []
+            events += [*counted, *deltas]
         elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:
             events.append(PromptProgress(update.num_computed_tokens, num_prompt_tokens))
         if self._output.stopped:
@@ -203,12 +205,16 @@ class Reply:
             num_tokens, limit = finished.usage.completion_tokens, setting("max_silent_tokens")
             logger.info("id=%s ends after %d tokens without an answer (%s)", self.stats.request_id, num_tokens, limit)
         self._close(_OUTCOMES[finished.reason])
-        usage = replace(finished.usage, receipt=self.stats.receipt)
+        return [*deltas, replace(finished, usage=self._used(finished.usage))]
+
+    def _used(self, usage: Usage) -> Usage:
+        """Add the receipt, and the tokens of the prediction."""
+        usage = replace(usage, receipt=self.stats.receipt)
         if usage.accepted_prediction_tokens is not None:
             accepted, rejected = self._predicted
             accepted = min(accepted, usage.completion_tokens)  # a stop string may cut some of them off
             usage = replace(usage, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
-        return [*deltas, replace(finished, usage=usage)]
+        return usage
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
         self._close("cancelled" if isinstance(error, Cancelled) else "failed")

@@ -75,6 +75,7 @@ class OutputPipeline:
         self._fills_content = _fills_content(request, formats, is_opened=prompt.starts_in_reasoning)
         self._max_silent_tokens = max_silent_tokens  # becomes None once the reply has text or a tool call
         self.is_silent = False  # whether the reply was ended because it had neither
+        self.counts = request.counts  # whether the stream carries the usage so far
         self.stopped = False  # by a stop string, the last permitted tool call or silence; further tokens are ignored
 
     def feed_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
@@ -189,16 +190,19 @@ class OutputPipeline:
             stop = stop_token_id
         if reason is FinishReason.STOP and self._parse.calls.are_complete:
             reason = FinishReason.TOOL_CALLS
-        usage = Usage(
+        return Finished(reason, self.usage(cached_tokens), stop, tuple(self._parse.calls.broken))
+
+    def usage(self, cached_tokens: int) -> Usage:
+        """Return the usage so far, or of the complete reply. The engine counts the tokens of the prediction."""
+        return Usage(
             prompt_tokens=len(self._prompt_ids),
             cached_tokens=cached_tokens,
             completion_tokens=self._reply.num_tokens,
             reasoning_tokens=self._parse.num_reasoning_tokens,
             clamped_max_tokens=self._clamped_max_tokens,
-            accepted_prediction_tokens=0 if self._request.prediction else None,  # the engine counts them
+            accepted_prediction_tokens=0 if self._request.prediction else None,
             rejected_prediction_tokens=0 if self._request.prediction else None,
         )
-        return Finished(reason, usage, stop, tuple(self._parse.calls.broken))
 
 
 def _is_shown(event: ContentEvent) -> bool:

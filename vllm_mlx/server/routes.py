@@ -61,7 +61,7 @@ class ChatCall(ReplyCall[ChatCompletionBody | ResponsesAsChatBody, Decoded[Reply
         return decode_responses_as_chat(self.body, **options)
 
     def stream(self, found: Decoded[ReplySpec], generation: RequestGeneration) -> StreamEncoder:
-        return ChatStream(found.reply, self.front.tokenizer)
+        return ChatStream(found.reply, self.front.tokenizer, prompt_tokens=generation.num_prompt_tokens)
 
     def fold(self, found: Decoded[ReplySpec]) -> ReplyFold:
         return chat_fold(found.reply, self.front.tokenizer)

@@ -49,7 +49,8 @@ async def submit(
     """
     num_choices = requests[0].sampling.n
     client: SearchClient | None = http.app.state.search
-    ready = [owned(request, http, spec.model) for request in requests]
+    counts = isinstance(spec, ReplySpec) and spec.continuous_usage
+    ready = [replace(owned(request, http, spec.model), counts=counts) for request in requests]
     for path in spec.left_out:
         record_of(http.scope).unknown_fields.note(path)
     async with AsyncExitStack() as stack:

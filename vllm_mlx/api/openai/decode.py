@@ -55,6 +55,7 @@ class ReplySpec:
     choices_per_prompt: int = 1
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # in every chunk, for its choice
     logprobs: bool = False
     reasoning: ReasoningMode = "separate"
     custom_tools: frozenset[str] = frozenset()  # their calls carry one text in place of arguments
@@ -91,7 +92,7 @@ def decode_chat(
         created=created,
         choices_per_prompt=request.sampling.n,
         stream=bool(body.stream),
-        include_usage=include_usage(body.stream_options, bool(body.stream)),
+        **usage_fields(body.stream_options, bool(body.stream)),
         logprobs=bool(body.logprobs),
         reasoning=mode,
         custom_tools=custom_tools(body.tools),
@@ -179,7 +180,7 @@ def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str,
         num_prompts=len(prompts),
         choices_per_prompt=sampling.n,
         stream=bool(body.stream),
-        include_usage=include_usage(body.stream_options, bool(body.stream)),
+        **usage_fields(body.stream_options, bool(body.stream)),
         logprobs=body.logprobs is not None,
     )
     return Decoded(requests=requests, reply=reply)
@@ -214,12 +215,14 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in biases.items()}
 
 
-def include_usage(options: schema.StreamOptions | None, is_stream: bool) -> bool:
+def usage_fields(options: schema.StreamOptions | None, is_stream: bool) -> dict[str, Any]:
+    """Return the fields of `ReplySpec` that say which chunks of a stream carry usage."""
     if options is None:
-        return False
+        return {}
     if not is_stream:
         raise InvalidParameter("Stream options can only be defined when `stream=True`.", param="stream_options")
-    return bool(options.include_usage)
+    is_sent = bool(options.include_usage)
+    return {"include_usage": is_sent, "continuous_usage": is_sent and bool(options.continuous_usage_stats)}
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:

@@ -66,7 +66,6 @@ CHAT_FIELDS: ExtraFields = {
 
 STREAM_OPTION_FIELDS: ExtraFields = {
     "include_obfuscation": Ignored("padding against traffic analysis; chunks carry none"),
-    "continuous_usage_stats": Ignored("usage is sent once, in the last chunk"),
 }
 
 MESSAGE_FIELDS: ExtraFields = {
@@ -293,6 +292,7 @@ class AllowedToolChoice(ChatWire):
 class StreamOptions(ChatWire):
     extras = STREAM_OPTION_FIELDS
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with `include_usage`: every chunk has the usage so far
 
 
 class StructuredOutputs(ChatWire):
