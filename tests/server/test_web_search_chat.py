@@ -63,8 +63,8 @@ def test_calls_of_the_client_s_own_tools_are_numbered_as_if_there_were_no_search
 
 def test_counts_so_far_include_the_generation_before_a_search(server: Running, engine: FakeEngine) -> None:
     def play(request: Any, index: int) -> Any:
-        started, *others = once(request, index)
-        return started, Counted(usage(1)), *others
+        script = once(request, index)
+        return script[0], Counted(usage(1)), *script[1:]
 
     engine.play = play
     options = {"include_usage": True, "continuous_usage_stats": True}
