@@ -67,6 +67,7 @@ class PromptBatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._events = asyncio.Queue()  # readers end with a mark, and a full queue would hold it for ever
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
