@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import httpx
 from rich.console import Console
@@ -20,6 +21,7 @@ from vllm_mlx.cli.remote import Remote
 from vllm_mlx.cli.terminal import CommandFailed
 
 from .clients import CLIENTS, NOT_RUN
+from .ending import LIMIT_S, End
 from .install import install
 from .report import print_sessions, verdict
 from .session import SCRIPTED_COMMANDS, Outcome, Setting, run_session
@@ -49,6 +51,12 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         help="run only this one; may repeat",
     )
     add("--trim", action="store_true", help="give clients as few tools as they allow, so that prompts are short")
+    add(
+        "--end",
+        choices=get_args(End),
+        help="end each prompt on the server while it is read or answered, or by --max-request-s; a session is accepted "
+        "if the client does not send the prompt again",
+    )
     add("--limit-s", type=float, metavar="S", help="end a session after S seconds (default 900; with --scripted 180)")
     add("--folder", type=Path, default=_ROOT / ".clients", help="where clients are installed (default: .clients)")
     add("--json", type=Path, metavar="FILE", help="write every request of the clients there")
@@ -76,6 +84,8 @@ def _config(arguments: argparse.Namespace, folder: Path) -> Path:
         f"[[models]]\nname = {json.dumps(name)}\nmodel = {json.dumps(model)}\nmax_tokens = 1024\n"
         for name, model in models.items()
     ]
+    if arguments.end == "limit":
+        tables.insert(0, f"max_request_s = {LIMIT_S}\n")
     (file := folder / "config.toml").write_text("".join(tables), encoding="utf-8")
     return file
 
@@ -118,6 +128,7 @@ def _setting(arguments: argparse.Namespace, url: str) -> Setting:
         is_trimmed=arguments.trim,
         limit_s=arguments.limit_s or (_SCRIPTED_LIMIT_S if arguments.scripted else _LIMIT_S),
         is_scripted=arguments.scripted,
+        end=arguments.end,
     )
 
 
@@ -163,6 +174,7 @@ def _facts(one: Outcome) -> dict[str, object]:
         "by_model": one.by_model,
         "num_loads": one.num_loads,
         "output": one.output,
+        "cancelled": one.cancelled,
         "requests": requests,
     }
 

@@ -108,7 +108,7 @@ CLIENTS = (
         name="Codex",
         launched="codex",
         package="@openai/codex",
-        version="0.169.0",
+        version="0.171.0",
         arguments=("exec", *_CODEX_FLAGS, "{prompt}"),  # nothing in the workplace needs the client's own sandbox
     ),
     *(

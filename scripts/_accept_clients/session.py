@@ -4,7 +4,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import httpx
 from vllm_mlx.cli.clients import write_own
 
 from .clients import Client, Place
+from .ending import End, ending
 from .install import binary, search_path
 from .outside import walled_in
 from .processes import run_program
@@ -40,6 +41,7 @@ class Setting:
     is_scripted: bool
     small: str = ""  # the model for titles and summaries; empty: the same one
     small_window: int = 0
+    end: End | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,14 @@ class Outcome:
     is_scripted: bool
     by_model: dict[str, int] | None  # requests as the server counts them; None if it has no status
     num_loads: int  # of weights, while the client worked
+    end: End | None = None  # how the server ended the prompt
+    cancelled: list[str] = field(default_factory=list)  # ids of requests
 
     @property
     def complaints(self) -> list[str]:
         """Why the session is not accepted. The list is empty if it is."""
+        if self.end is not None:
+            return self._sent_again
         found = []
         if self.exit_code != 0:
             found.append("it had to be ended" if self.exit_code is None else f"it ended with code {self.exit_code}")
@@ -80,6 +86,19 @@ class Outcome:
         if self.num_loads:
             found.append(f"{self.num_loads} loads of weights while it worked")
         return found
+
+    @property
+    def _sent_again(self) -> list[str]:
+        found = ["it had to be ended"] if self.exit_code is None else []
+        if self.end != "limit" and not self.cancelled:
+            found.append("its prompt was not cancelled")
+        if self.num_prompts != 1:
+            found.append(f"it sent the prompt {self.num_prompts} times")
+        return found
+
+    @property
+    def num_prompts(self) -> int:
+        return sum(each.is_main for each in self.seen)
 
     @property
     def num_replies(self) -> int:
@@ -106,7 +125,7 @@ def run_session(client: Client, setting: Setting) -> Outcome:
         place = _place(Path(folder), setting, url)
         for note, mark in zip(NOTES, marks, strict=True):
             (place.work / note).write_text(mark + "\n")
-        with walled_in(elsewhere) as environment:
+        with walled_in(elsewhere) as environment, ending(setting.url, setting.end) as cancelled:
             started_s = time.monotonic()
             try:
                 exit_code, output = _run(client, setting, place, environment)
@@ -128,6 +147,8 @@ def run_session(client: Client, setting: Setting) -> Outcome:
         elsewhere=sorted(set(elsewhere)),
         is_scripted=setting.is_scripted,
         by_model=None if rows is None else {name: _grew(row, before, name)[0] for name, row in rows.items()},
+        end=setting.end,
+        cancelled=cancelled,
         num_loads=sum(_grew(row, before, name)[1] for name, row in (rows or {}).items()),
     )
 

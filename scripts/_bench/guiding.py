@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tests.support.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 from tests.support.engine_driver import Driver
 from tests.support.guiding import PERSON, Guiding
-from vllm_mlx.core.request import JsonSchema
-from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import JsonSchema, TokenSampling
+from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .figures import OURS, Aim, Figure

@@ -102,6 +102,7 @@ class MacChecks:
             Check("disk-writes", "Writing to disk does not slow down a reply.", 3, disk.writes),
             Check("disk-apart", "Time Machine and Spotlight leave the cache out.", 2, disk.apart),
             Check("command-buffers", "Speed with command buffers of other sizes.", 4, self.command_buffers, True),
+            Check("forcing", "Long prompts with and without forced attention (heads of 256).", 6, self.forcing, True),
             Check("end", "SIGTERM during a reply ends the process and frees its memory.", 2, self.end),
             Check("tests", "All tests of the gate pass.", 20, _tests()),
         ]
@@ -277,6 +278,21 @@ class MacChecks:
                 peak = server.status()["metal"]["peak_memory_gb"]
             found.append(f"{size or 'default'}: {speed:.1f} tokens/s, peak {peak} GB")
         return Result(Outcome.FIGURE, "MLX_MAX_MB_PER_BUFFER " + "; ".join(found) + ".")
+
+    def forcing(self) -> Result:
+        """Measure a prompt with the attention kernel that saves memory, and with MLX's choice. `--model` decides.
+
+        Only widths of 192 and 256 differ: Qwen3.5, Qwen3.6 and Gemma 3 have them.
+        """
+        found = []
+        for name, flag in (("forced", "1"), ("MLX's choice", "0")):
+            with serving(self.log, self.model, VLLM_MLX_FORCE_ATTENTION=flag) as server:
+                num_tokens = min(self.sizes.session, int(server.status()["model_facts"]["max_model_len"]) - 8)
+                stream = server.stream(server.prompt(num_tokens), 2)
+                peak = server.status()["metal"]["peak_memory_gb"]
+            speed = num_tokens / (stream.moments[0] - stream.sent_s)
+            found.append(f"{name}: {speed:.0f} tokens/s, peak {peak} GB")
+        return Result(Outcome.FIGURE, f"{num_tokens} tokens of a prompt. " + "; ".join(found) + ".")
 
     def end(self) -> Result:
         before = virtual_memory()

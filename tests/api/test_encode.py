@@ -9,6 +9,7 @@ from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
 from vllm_mlx.core.errors import EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import (
+    Counted,
     Finished,
     FinishReason,
     GenerationEvent,
@@ -141,6 +142,20 @@ def test_usage_comes_in_a_chunk_of_its_own_before_done() -> None:
         "completion_tokens_details": {"reasoning_tokens": 1},
     }
     assert not any("usage" in each for each in chunks(stream(chat(), events)))
+
+
+@pytest.mark.parametrize("text", ["a", '"usage":null}\n\n', "data: \n\n"])
+def test_counts_so_far_are_part_of_each_chunk(text: str) -> None:
+    one, two = (Usage(prompt_tokens=7, cached_tokens=2, completion_tokens=count) for count in (1, 2))
+    call: list[GenerationEvent] = [ToolCallStart(0, "c", "f"), ToolCallEnd(0), END]
+    events = [Started(7, 2), Counted(one), TextDelta(text), Counted(two), ReasoningDelta("b"), *call]
+    for encoder in (chat, completion):
+        wire = stream(encoder(include_usage=True, continuous_usage=True), ((0, event) for event in events))
+        *others, finish, last = chunks(wire)
+        counts = [each["usage"]["completion_tokens"] for each in others]
+        assert counts == ([0, 1, 2, 2, 2] if encoder is chat else [1, 2])
+        assert finish["usage"] == last["usage"] and finish["usage"]["completion_tokens"] == 3
+        assert json.dumps(text) in wire.decode(), "the text stays"
 
 
 def test_usage_says_where_the_context_cut_max_tokens() -> None:

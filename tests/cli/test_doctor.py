@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import mlx.core as mx
 import pytest
 
 from tests.support.commands import call
+from vllm_mlx.cli.doctor import check_device
 from vllm_mlx.cli.main import make_app
 
 
@@ -135,3 +137,19 @@ def test_what_serve_refuses_is_bad_in_the_same_words(setting: str, value: str) -
     code, found = verdicts("demo", "--quick", **variables)
     assert code == 1 and ("bad", refused) in found.values()
     assert found["Port"][0] == "good"  # a bad setting does not end the other checks
+
+
+@pytest.mark.parametrize(
+    ("file", "is_warned"),
+    [
+        ("/opt/homebrew/Cellar/mlx/0.32.4/lib/python3.13/site-packages/mlx/core.so", True),
+        ("/usr/local/Cellar/mlx/0.32.4_1/lib/python3.13/site-packages/mlx/core.so", True),
+        ("/opt/homebrew/Cellar/vllm-mlx/1.0/libexec/lib/python3.13/site-packages/mlx/core.so", False),
+        ("/Users/ann/.venv/lib/python3.13/site-packages/mlx/core.so", False),
+    ],
+)
+def test_an_mlx_of_homebrew_is_warned_of(monkeypatch: pytest.MonkeyPatch, file: str, is_warned: bool) -> None:
+    monkeypatch.setattr(mx, "__file__", file)
+    check = check_device()
+    assert ("Homebrew" in check.text) == is_warned
+    assert not is_warned or check.verdict == "warning"

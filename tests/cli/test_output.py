@@ -21,7 +21,7 @@ from tests.server.fakes import FakeEngine
 from tests.support.running import named
 from vllm_mlx.cli.output import write_last
 from vllm_mlx.core.tenants import unnamed_keys
-from vllm_mlx.cli.serve import configure_logging
+from vllm_mlx.cli.output import configure_logging
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import listen, run
@@ -160,6 +160,6 @@ def test_a_terminal_that_does_not_block_is_waited_for(pipe: tuple[int, int]) -> 
 
 
 def test_a_log_whose_stream_the_shell_closed_goes_nowhere() -> None:
-    program = "from vllm_mlx.cli.serve import configure_logging as c; import logging; c('info'); logging.warning('x')"
+    program = "from vllm_mlx.cli.output import configure_logging as c; import logging; c('info'); logging.warning('x')"
     process = subprocess.run(f'{sys.executable} -c "{program}" 2>&-', shell=True, timeout=60, check=False)
     assert process.returncode == 0

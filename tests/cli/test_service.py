@@ -282,7 +282,7 @@ import logging, os, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from vllm_mlx.cli.output import LogFile
-from vllm_mlx.cli.serve import configure_logging
+from vllm_mlx.cli.output import configure_logging
 told = os.fdopen(os.dup(1), "w")
 log = LogFile(Path({path!r}))
 log.open()

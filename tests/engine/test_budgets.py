@@ -12,8 +12,7 @@ from tests.support.guiding import Guiding, is_person
 from tests.support.rows import cases, row
 from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.request import Choice, Regex
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import Choice, Regex, TokenSampling
 
 HOT = TokenSampling(temperature=1.2, seed=11)
 BUDGETS = (0, 1, 5, 20, -1, None)

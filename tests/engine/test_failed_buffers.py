@@ -14,7 +14,7 @@ from tests.support.failing_device import INTERACTIVITY, NO_BUFFER, OUT_OF_MEMORY
 from tests.support.rows import cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.errors import EngineDead
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.engine.engine import Engine
 
 from .vision_harness import VisionModel

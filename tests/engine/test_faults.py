@@ -9,7 +9,8 @@ import pytest
 from tests.support.engine_driver import Driver
 from tests.support.rows import cases, row
 from vllm_mlx.cache.tree import PrefixTree
-from vllm_mlx.core.sequence import Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import Sequence
 from vllm_mlx.runner.batch import Batch
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.scheduler import Scheduler

@@ -10,8 +10,7 @@ from tests.support.failing_device import failing_device
 from tests.support.guiding import Guiding, is_person
 from tests.support.rows import cases, row
 from vllm_mlx.core.events import FinishReason
-from vllm_mlx.core.request import Choice, Regex
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import Choice, Regex, TokenSampling
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .faults import SHARED, faults

@@ -18,7 +18,7 @@ from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engine_driver import Driver, Reply
 from tests.support.metal_widths import CONDITIONS, MIXTURES, WIDE, text_config, wide_config
 from tests.support.vision_families import FAMILIES
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.runner.calibrate import Calibration
 
 NUM_TOKENS = 6

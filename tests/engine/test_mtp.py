@@ -11,7 +11,8 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import GREEDY, Driver, RandomPrompts
 from tests.support.failing_device import num_pending
 from vllm_mlx.cache import layers
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.runner.batch import Batch
 from vllm_mlx.runner.mtp import HeadedModel
 

@@ -12,7 +12,8 @@ from mlx_lm.utils import load_model
 from tests.support.engine_driver import GREEDY, RandomPrompts, plain_loop
 from tests.support.guiding import Guiding
 from tests.support.rows import cases
-from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 NAMES = ("read", "read_all", "write")

@@ -10,7 +10,8 @@ from tests.support.engine_driver import Driver, RandomPrompts, plain_loop
 from tests.support.rows import cases, row
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.snapshot import Stack
-from vllm_mlx.core.sequence import PromptInputs, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs
 
 NUM_TOKENS = 6
 STATEFUL = {"qwen3_next", "qwen3_5", "vision:qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba",

@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_driver import Driver, RandomPrompts
 from tests.support.rows import cases
 from vllm_mlx.core.events import TokenLogprob
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import TokenSampling
 
 prompt = RandomPrompts(3)
 PROMPT = prompt(400)

@@ -8,7 +8,7 @@ import pytest
 from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, OWN_STATE
 from tests.support.engine_driver import GREEDY, Driver, RandomPrompts
 from tests.support.rows import cases
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import TokenSampling
 
 from .vision_harness import VisionModel
 

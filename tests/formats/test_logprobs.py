@@ -126,3 +126,33 @@ def test_no_token_is_given_twice_and_order_is_kept(
     single = content(qwen, ids, request)
     assert all(a < b for a, b in itertools.pairwise(numbers(single)))
     assert numbers(content(qwen, ids, request, step=100)) == numbers(single)
+
+
+@pytest.mark.parametrize("text", ["Hello 東京 🙂 wörld  x", " two  blanks", "東"])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_each_token_of_an_echo_has_its_place(any_tokenizer: Tokenizer, text: str, as_ids: bool) -> None:
+    """Bytes of one character share its place, and what the tokenizer puts around a text takes none."""
+    ids = tuple(any_tokenizer.encode(text, add_special_tokens=True))
+    request = Request(
+        request_id="r",
+        prompt=ids if as_ids else text,
+        echo=True,
+        max_prompt_logprobs=100,
+        sampling=SamplingParams(logprobs=0, max_tokens=0),
+    )
+    output = OutputPipeline(any_tokenizer, request, PromptInputs(token_ids=ids), ReplyFormats())
+    output.feed_prompt([TokenLogprob(token_id, -1.0) for token_id in ids[1:]])
+    [echo, _] = output.finish(FinishReason.LENGTH)
+    assert isinstance(echo, TextDelta)
+    if not as_ids:
+        assert echo.text == text
+    assert tuple(token.token_id for token in echo.logprobs) == ids
+    assert [token.logprob for token in echo.logprobs] == [None, *[-1.0] * (len(ids) - 1)]
+    starts = [token.offset for token in echo.logprobs]
+    assert starts == sorted(starts)
+    spelled: dict[int, bytes] = {}
+    for token_id, start in zip(ids, starts, strict=True):
+        added = any_tokenizer.added_token(token_id)
+        spelled[start] = spelled.get(start, b"") + (b"" if added else any_tokenizer.token_bytes(token_id))
+    for start, end in itertools.pairwise([*spelled, len(echo.text)]):
+        assert spelled[start].decode().strip(" ") == echo.text[start:end].strip(" ")

@@ -170,13 +170,15 @@ def test_a_message_to_no_tool_is_neither_content_nor_a_call(recipient: str) -> N
 
 
 @pytest.mark.parametrize("role", ["assistant", "system", "developer", "self"])
-def test_a_message_to_another_role_is_for_nobody(role: str) -> None:
+def test_a_message_to_another_role_is_shown_only_if_it_is_all_there_is(role: str) -> None:
     text = (
         f"to={role}<|channel|>commentary<|message|>東<|end|><|start|>assistant<|channel|>final<|message|>京<|return|>"
     )
     options: dict[str, Any] = {"reasoning": "openai_gptoss", "tools": "openai", "tool_specs": TOOLS}
-    for pieces in ([text], text):
+    alone = text[: text.index("<|start|>")]
+    for pieces, alone_in_pieces in (([text], [alone]), (text, alone)):
         assert run(pieces, **options) == [TextDelta("京")]
+        assert run(alone_in_pieces, **options) == [TextDelta("東")], "it is all there is"
 
 
 @pytest.mark.parametrize(("family", "writer"), CASES)

@@ -124,7 +124,12 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
         (HARMONY_CALL.replace("commentary to=functions.f", "analysis to=f"), CALL),
         ('<|start|>assistant to=f<|channel|>commentary json<|message|>{"a": "x"}<|call|>', CALL),
         ('to=f<|channel|>commentary <|constrain|>json<|message|>{"a": "x"}<|call|>', CALL),
-        ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", []),
+        ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", [Text("Hi")]),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>functions.f to=assistant<|channel|>commentary<|message|>Hi",
+            [Reasoning("a"), Text("Hi")],
+        ),
+        (f"<|channel|>commentary to=assistant<|message|>Hi<|end|>{HARMONY_CALL}", CALL),
         ("<|channel|>analysis to=assistant<|message|>Hi<|end|>", [Reasoning("Hi")]),
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>",

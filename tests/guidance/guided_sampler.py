@@ -9,8 +9,8 @@ import numpy as np
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
-from vllm_mlx.core.request import Request, SamplingParams
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.formats import SchemaBudget, make_parser, read_schemas
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.reasoning import CheckpointReasoning

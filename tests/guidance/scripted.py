@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.checkpoints import train_tokenizer
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
-from vllm_mlx.core.request import Request, SamplingParams
-from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
+from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler

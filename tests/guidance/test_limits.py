@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import GenerationError, GrammarLimit
-from vllm_mlx.core.request import Choice, Guide, JsonSchema, Regex
-from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import Choice, Guide, JsonSchema, Regex, TokenSampling
+from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.runner.masks import Masks

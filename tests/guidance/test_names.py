@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.rows import cases, row
 from vllm_mlx.core.messages import ToolChoice, ToolSpec
-from vllm_mlx.core.request import Choice, Guide, Request
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import Choice, Guide, Request, TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.formats.families import FAMILIES as ROWS
 from vllm_mlx.guidance.names import CheckpointNames, held_openings
 from vllm_mlx.runner.row_constraint import RowConstraint

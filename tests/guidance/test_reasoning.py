@@ -14,8 +14,8 @@ from tests.support.checkpoints import train_tokenizer
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason, TextDelta
 from vllm_mlx.core.messages import Message, TextPart
-from vllm_mlx.core.request import Choice, Guide, Request
-from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch, TokenSampling
+from vllm_mlx.core.request import Choice, Guide, Request, TokenSampling
+from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.pipeline import OutputPipeline

@@ -9,8 +9,8 @@ import pytest
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason, ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart
-from vllm_mlx.core.request import Request
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import Request, TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate, TokenOutput
 from vllm_mlx.engine.generation import Reply
 from vllm_mlx.engine.monitoring.counters import ReplyStats

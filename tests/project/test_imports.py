@@ -4,6 +4,7 @@ Tests may import scripts and scripts may import tests, but no folder imports its
 """
 
 from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def faults(source: str, folders: tuple[str, ...]) -> list[str]:
 def test_a_module_imports_only_what_its_rank_allows(file: Path) -> None:
     found = faults(file.read_text(encoding="utf-8"), file.relative_to(ROOT).parent.parts)
     assert [fault for fault in found if file not in WRAPPERS or " is pure " not in fault] == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions and for types count: each of them is a way that a reader goes."""
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in FILES}
+    graph = {
+        name: names.keys() & imported_modules(file.read_text(encoding="utf-8"), file.relative_to(ROOT).parent.parts)
+        for name, file in names.items()
+    }
+    assert len(list(TopologicalSorter(graph).static_order())) == len(names)
 
 
 def test_every_package_has_a_rank() -> None:

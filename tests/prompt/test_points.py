@@ -156,6 +156,28 @@ def test_tools_that_may_not_be_called_are_not_asked_about(processor_with) -> Non
     assert with_none == without
 
 
+@pytest.mark.parametrize(("needs_points", "runs"), [(True, True), (True, False), (False, True), (False, False)])
+def test_only_a_prompt_that_runs_and_needs_points_is_rendered_again(
+    qwen_folder: Path, monkeypatch: pytest.MonkeyPatch, needs_points: bool, runs: bool
+) -> None:
+    tokenizer = Tokenizer.load(qwen_folder, chat_template=TEMPLATE_VARIANTS["after the last question"])
+    processor = make_processor(tokenizer, resumes_anywhere=not needs_points)
+    request, texts, render = ask(*CONVERSATIONS["long in a tool loop"]), [], Tokenizer.apply_chat_template
+    expected = processor.prepare(request).prompt.token_ids  # after it, the template's shapes are known
+
+    def rendered(*args: object, **kwargs: object) -> str:
+        texts.append(render(*args, **kwargs))  # type: ignore[arg-type]
+        return texts[-1]
+
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", rendered)
+    prompt = processor.prepare(request, runs=runs).prompt
+    assert prompt.token_ids == expected
+    question = tokenizer.decode(expected).rpartition("<|im_end|>")[0]
+    assert (sum(text.startswith(question) for text in texts) > 1) == (needs_points and runs)
+    assert len(texts) == 1 or runs
+    assert bool(prompt.snapshot_points) == (needs_points and runs)
+
+
 def test_completions_have_no_points(processor_with) -> None:
     prepared = processor_with(TEMPLATE_VARIANTS["gemma"]).prepare(Request(request_id="r", prompt="hello world"))
     assert prepared.prompt.snapshot_points == ()

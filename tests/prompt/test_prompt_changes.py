@@ -23,9 +23,11 @@ CALL = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "read", "arguments": {"pa
 START = (system("Be kind. Version 41."), user("Read a file."))
 
 
-@pytest.fixture(scope="module")
-def processor_with(qwen_folder: Path) -> Callable[..., RequestProcessor]:
-    return lambda variant: make_processor(Tokenizer.load(qwen_folder, chat_template=TEMPLATE_VARIANTS[variant]))
+@pytest.fixture(scope="module", params=[False, True], ids=["points", "resumes anywhere"])
+def processor_with(qwen_folder: Path, request: pytest.FixtureRequest) -> Callable[..., RequestProcessor]:
+    return lambda variant: make_processor(
+        Tokenizer.load(qwen_folder, chat_template=TEMPLATE_VARIANTS[variant]), resumes_anywhere=request.param
+    )
 
 
 def in_a_loop(processor: RequestProcessor, **options: Any) -> Session:
@@ -63,6 +65,17 @@ def test_a_prompt_that_goes_on_was_not_altered(processor_with, variant: str, ech
         assert change_of(prepared) is None and prepared.compared.last is not None
         session.answer(CALL)
         session.give_results("more")
+
+
+@pytest.mark.parametrize("variant", TEMPLATE_VARIANTS)
+def test_a_generation_prompt_that_later_prompts_leave_out_is_not_expected(processor_with, variant: str) -> None:
+    session = Session(processor_with(variant), messages=(user("Say a word."),), tools=())
+    turn = session.answer("hm\n</think>\n\nDone.<|im_end|>")
+    session.ask("Another.")
+    compared = session.prepare().compared
+    assert compared.change is None and compared.last is not None
+    said = session.processor.tokenizer.decode(turn.token_ids[: compared.expectation.num_tokens])
+    assert "Say a word." in said and turn.prepared.chat.text.startswith(said)
 
 
 def test_the_first_prompt_has_nothing_to_extend(processor_with) -> None:

@@ -9,9 +9,8 @@ import pytest
 from tests.support.rows import row
 from vllm_mlx.core.config import SamplingDefaults
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.request import SamplingParams
-from vllm_mlx.core.sequence import TokenSampling
-from vllm_mlx.prompt.processor import ResolvedSampling, checkpoint_defaults, resolve_sampling
+from vllm_mlx.core.request import ResolvedSampling, SamplingParams, TokenSampling, checkpoint_defaults, resolve_sampling
+from vllm_mlx.formats.tokenizer import read_json
 
 
 def resolve(params: SamplingParams = SamplingParams(), **options: Any) -> ResolvedSampling:  # noqa: B008
@@ -96,4 +95,4 @@ def test_logit_bias_outside_the_vocabulary_is_refused(token_id: int) -> None:
 def test_defaults_of_a_checkpoint(tmp_path: Path, config: dict[str, Any] | None, expected: SamplingDefaults) -> None:
     if config is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert checkpoint_defaults(tmp_path) == expected
+    assert checkpoint_defaults(read_json(tmp_path / "generation_config.json")) == expected

@@ -116,10 +116,9 @@ def starts(processor: RequestProcessor, *messages: Message) -> list[str]:
 
 def test_only_a_model_that_needs_points_gets_them(processors: dict[bool, RequestProcessor]) -> None:
     messages = (system(f"{PROSE}\nFolder: /Users/ann/shop\n{PROSE}"), user("Hello."))
-    few, more = (starts(processors[anywhere], *messages) for anywhere in (True, False))
-    assert set(few) < set(more)
-    [added] = set(more) - set(few)
-    assert added.endswith(PROSE.strip())
+    none, found = (starts(processors[anywhere], *messages) for anywhere in (True, False))
+    assert none == []
+    assert [text.endswith(PROSE.strip()) for text in found].count(True) == 1
 
 
 def test_points_are_few_and_stay_while_the_conversation_grows(processors: dict[bool, RequestProcessor]) -> None:
@@ -127,7 +126,7 @@ def test_points_are_few_and_stay_while_the_conversation_grows(processors: dict[b
     messages = [system(facts), user("Hello.")]
     processor = processors[False]
     first = starts(processor, *messages)
-    assert len(first) - len(starts(processors[True], *messages)) == 4
+    assert len(first) - len(starts(processor, system(PROSE), user("Hello."))) == 4
     messages += [Message("assistant", (TextPart(f"{PROSE} /Users/ben/x {PROSE} 2026-03-01"),)), user("And?")]
     later = starts(processor, *messages)
     assert set(first[:4]) <= set(later) and not any("/Users/ben" in text for text in set(later[:-3]) - set(first))
@@ -139,5 +138,5 @@ def test_a_question_behind_what_the_client_adds_begins_at_a_point(processors: di
         (system("Be kind."), Message("user", (added, TextPart("What is this?")))),
         (system("Be kind."), Message("user", (added,)), user("What is this?")),
     ):
-        new = set(starts(processors[False], *messages)) - set(starts(processors[True], *messages))
-        assert [text.endswith((PROSE.strip(), "user")) for text in new] == [True]
+        after = [text for text in starts(processors[False], *messages) if PROSE.strip() in text]
+        assert [text.endswith((PROSE.strip(), "user")) for text in after].count(True) == 1

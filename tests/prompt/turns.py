@@ -52,7 +52,7 @@ def make_processor(
     reasoning: str = "qwen3",
     tools: str = "hermes",
     memories: Memories = NO_MEMORIES,
-    resumes_anywhere: bool = True,
+    resumes_anywhere: bool = False,
     **config: Any,
 ) -> RequestProcessor:
     settings = EngineConfig(model="m", reasoning_parser=reasoning, tool_call_parser=tools, **config)

@@ -17,7 +17,7 @@ from tests.support.guiding import Guiding
 from tests.support.two_ranks import RankedDriver, config_of, follow
 from vllm_mlx.cache import snapshot
 from vllm_mlx.core.errors import EngineDead
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.step import StepPlan
 from vllm_mlx.engine import lane_parts, loading
 from vllm_mlx.ranks import watch
@@ -112,8 +112,11 @@ def work_of(driver: Driver, path: str) -> dict[str, Any]:
         driver.step()
     driver.engine.abort([gone])
     driver.run()
+    scored = driver.add(prompt(300), 0, replace(GREEDY, num_top_logprobs=1), scores_prompt=True)
+    driver.run()
     found["aborted"] = driver.replies[gone].token_ids[:4]
     found["drawn"] = [drawn(driver.replies[row]) for row in rows]
+    found["drawn"].append([299, [token.logprob for token in driver.seqs[scored].prompt_logprobs]])
     rows = [driver.add(prompt(length), 5) for length in (40, 55)]
     while len(driver.replies[rows[0]].token_ids) < 2:
         driver.step()

@@ -13,6 +13,7 @@ from vllm_mlx.cache.footprint import footprint
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import SHORTEST_CHUNK, AttentionCost, most_slots
 from vllm_mlx.engine.sizing import load_measured
+from vllm_mlx.runner import attention
 from vllm_mlx.runner.attention import AttentionShape, forcing, memory_saving, observed, score_bytes
 from vllm_mlx.runner.calibrate import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint
@@ -154,11 +155,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options of every attention call."""
     calls: list[dict[str, Any]] = []
 
-    def attention(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
+    def recording(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
         calls.append(options)
         return queries
 
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", recording)
     return calls
 
 
@@ -234,3 +235,24 @@ def test_a_model_that_computes_attention_itself_keeps_scores(checkpoint: Callabl
     found = find_checkpoint(str(checkpoint("gemma2")))
     measured = load_measured(EngineConfig(model=str(found.path), memory_budget_bytes=1 << 30), found)
     assert score_bytes(measured.calibration.attention, on_metal=True) == 2 * 4 * found.config["num_attention_heads"]
+
+
+@pytest.mark.parametrize(("name", "has_experts"), [("qwen3_moe", True), ("qwen3", False)])
+def test_a_mixture_of_experts_is_measured_with_a_long_chunk_too(
+    checkpoint: Callable[[str], Path], name: str, has_experts: bool
+) -> None:
+    config = EngineConfig(model=str(checkpoint(name)))
+    calibration = load_measured(config, find_checkpoint(config.model)).calibration
+    assert (calibration.long_probe_s is not None) == has_experts
+
+
+@pytest.mark.parametrize("forces", [True, False])
+def test_one_setting_turns_forcing_off(
+    monkeypatch: pytest.MonkeyPatch, recorded: list[dict[str, Any]], forces: bool
+) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(attention, "FORCES", forces)
+    queries = mx.zeros((1, 4, 64, 256), mx.bfloat16)
+    with memory_saving(frozenset({AttentionShape(4, 256, 256, 2)}), 0):
+        mx.fast.scaled_dot_product_attention(queries, queries, queries, scale=1.0)
+    assert recorded == [{"scale": 1.0} | ({"force_fused": True} if forces else {})]

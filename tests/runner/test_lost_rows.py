@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import PrefillChunk, StepOutput, StepPlan
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.device import DeviceWatch

@@ -4,7 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.runner.sampler import Sampler, row_key
 
 VOCAB = 64

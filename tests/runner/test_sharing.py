@@ -14,7 +14,8 @@ from tests.support.checkpoints import ARCHITECTURES, LATENT, OWN_ATTENTION, PART
 from tests.support.rows import cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache import layers
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import PrefillChunk, StepPlan
 from vllm_mlx.runner import proofs
 from vllm_mlx.runner.batch import Batch, regroup

@@ -10,7 +10,8 @@ import pytest
 from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION
 from tests.support.rows import cases
 from vllm_mlx.cache import layers
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.runner.batch import Batch
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.load_model import load_model

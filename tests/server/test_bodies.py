@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import re
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ from vllm_mlx.server import json_bytes
 from vllm_mlx.server.bodies import _read
 from vllm_mlx.server.json_bytes import LARGE_BYTES, MAX_PARTS, MAX_TEXT_BYTES, MAX_VALUES, read_json
 
-from .fakes import FakeEngine, finished
+from .fakes import FakeEngine, Pause, finished
 
 PADDING = " " * LARGE_BYTES
 MESSAGES = [{"role": "user", "content": "Hi."}]
@@ -238,3 +239,26 @@ def test_the_wire_types_of_a_request_are_gone_while_its_reply_runs() -> None:
             body = {"messages": [{"role": "user", "content": content}], "stream": stream}
             assert client.post("/v1/chat/completions", json=body).status_code == 200
     assert alive == [0, 0]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_body_goes_once_it_is_decoded(is_streamed: bool) -> None:
+    """While the reply is made, the decoded text is there once: 8 MB, and neither the bytes nor the wire type."""
+    body = {"messages": [{"role": "user", "content": "h" * 8_000_000}], "max_tokens": 5, "stream": is_streamed}
+    content, held = json.dumps(body).encode(), []
+
+    def measured() -> bool:
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0])
+        return True
+
+    engine = FakeEngine(lambda _, __: (Started(1, 0), TextDelta("hello"), Pause(until=measured), finished()))
+    with serving(engine, max_body_bytes=10_000_000) as server, server.http() as client:
+        tracemalloc.start()
+        try:
+            del body
+            reply = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+        finally:
+            tracemalloc.stop()
+    assert reply.status_code == 200, reply.text
+    assert 7_000_000 < held[-1] < 12_000_000

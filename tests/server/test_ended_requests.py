@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.support.running import serving
-from vllm_mlx.core.errors import Cancelled, InvalidParameter, TimeLimit, VLLMMLXError
+from vllm_mlx.core.errors import Cancelled, InvalidParameter, ShuttingDown, TimeLimit, VLLMMLXError
 from vllm_mlx.core.events import Failed, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStart
 from vllm_mlx.core.request import Request
 
-from .fakes import FakeEngine
+from .fakes import FakeEngine, Pause
 
 RESPONSES = "/v1/responses"
 ENDED = [Cancelled(), TimeLimit("It took too long."), InvalidParameter("It is wrong.", param="input")]
@@ -46,6 +46,31 @@ def test_other_protocols_keep_their_status() -> None:
         assert [http.post(f"/v1/{path}", json=body).status_code for path in ("chat/completions", "messages")] == [
             499
         ] * 2
+
+
+TALK: tuple[Any, ...] = (Started(7, 2), ReasoningDelta("why"), TextDelta("Hello"))
+CALL: tuple[Any, ...] = (ToolCallStart(0, "call_1", "ls"), ToolCallDelta(0, '{"a'))
+
+
+@pytest.mark.parametrize("error", [ENDED[0], ShuttingDown()])
+@pytest.mark.parametrize("written", [(), (TALK[0], *CALL), (*TALK, *CALL)])
+def test_claude_code_sends_no_message_again_and_runs_no_cut_call(error: VLLMMLXError, written: Any) -> None:
+    """It asks again, without a stream, unless a block has ended; and it runs each call whose block has ended."""
+    played = (*written, Pause(until=lambda: head), Failed(error))
+    head: list[bool] = []
+    with serving(FakeEngine(play=lambda request, index: played)) as running, running.http() as http:
+        body: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "stream": True}
+        body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        with http.stream("POST", "/v1/messages", json=body) as reply:
+            head.append(True)
+            sent = events("\n".join(reply.iter_lines()))
+    started = {each["index"]: each["content_block"] for each in sent if each["type"] == "content_block_start"}
+    ended = [started[each["index"]]["type"] for each in sent if each["type"] == "content_block_stop"]
+    talk = ["thinking", "text"][: sum(isinstance(each, ReasoningDelta | TextDelta) for each in written)]
+    is_final = error in ENDED
+    assert ended == (talk or ["text"] * is_final)
+    assert sent[-1]["type"] == "error" and (sent[0]["type"] == "message_start") == (is_final or written != ())
+    assert list(started) == list(range(len(started)))
 
 
 def test_a_failed_response_keeps_its_text_and_its_items_end() -> None:

@@ -1,7 +1,9 @@
 """The whole server over a tiny random checkpoint: from the socket to the tokens and back."""
 
 import asyncio
+import json
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,31 @@ def test_a_streamed_chat_is_the_whole_one(client: openai.OpenAI) -> None:
     assert last.usage.prompt_tokens == whole.usage.prompt_tokens > 0
 
 
+CONTINUOUS: Any = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(("path", "num_prompts"), [("chat/completions", 1), ("completions", 2)])
+def test_every_chunk_says_what_its_choice_has_used(server: Running, path: str, num_prompts: int) -> None:
+    asked = {"messages": HI} if "chat" in path else {"prompt": ["Once", "Once upon a time"]}
+    body = {**asked, "n": 2, "max_tokens": 6, "ignore_eos": True, "stream": True, "stream_options": CONTINUOUS}
+    with server.http() as http:
+        lines = http.post(f"/v1/{path}", json=body).text.split("\n\n")
+        plain = http.post(f"/v1/{path}", json=body | {"stream_options": {"continuous_usage_stats": True}}).text
+    *chunks, total = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    usages: dict[int, list[Any]] = {index: [] for index in range(2 * num_prompts)}
+    for chunk in chunks:
+        usages[chunk["choices"][0]["index"]].append(chunk["usage"])
+    for of_choice in usages.values():
+        counts = [usage["completion_tokens"] for usage in of_choice]
+        assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 3
+        assert counts[0] == 0 or "chat" not in path, "the chunk of the role comes before the first token"
+        assert len({usage["prompt_tokens"] for usage in of_choice}) == 1
+        assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in of_choice)
+    assert total["choices"] == [] and total["usage"]["completion_tokens"] == 12 * num_prompts
+    assert total["usage"]["prompt_tokens"] == sum(usages[2 * at][0]["prompt_tokens"] for at in range(num_prompts))
+    assert '"usage"' not in plain, "only with `include_usage`, as in vLLM"
+
+
 def test_completions_echo_and_logprobs(client: openai.OpenAI) -> None:
     plain = client.completions.create(prompt="Once", **GREEDY).choices[0]
     echoed = client.completions.create(prompt="Once", echo=True, **GREEDY).choices[0]
@@ -57,6 +84,62 @@ def test_completions_echo_and_logprobs(client: openai.OpenAI) -> None:
     assert logprobs is not None and logprobs.tokens and logprobs.top_logprobs is not None
     assert "".join(logprobs.tokens) == plain.text
     assert all(0 < len(top) <= 2 for top in logprobs.top_logprobs)
+
+
+TOKENS: Any = {**GREEDY, "echo": True, "logprobs": 2}
+
+
+@pytest.mark.parametrize("prompt", ["Once upon a 東京 🙂 time", "<|im_end|> x", [[5, 6, 7], [9]], [300] * 40], ids=str)
+@pytest.mark.parametrize("num", [0, 3])
+def test_an_echo_with_logprobs_has_every_token_of_the_prompt(client: openai.OpenAI, prompt: Any, num: int) -> None:
+    asked = {**TOKENS, "prompt": prompt, "n": 2, "max_tokens": num}
+    whole = client.completions.create(**asked)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == num * len(whole.choices)
+    texts: dict[int, str] = defaultdict(str)
+    found: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for chunk in client.completions.create(stream=True, **asked):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+                found[choice.index][name] += values
+    for choice in whole.choices:
+        logprobs: Any = choice.logprobs
+        assert (choice.text, logprobs.model_dump()) == (texts[choice.index], found[choice.index])
+        assert choice.finish_reason == "length"
+        check_logprobs(choice.text, logprobs)
+    assert whole.choices[0].logprobs == whole.choices[1].logprobs
+    num_tokens = [len(choice.logprobs.tokens) for choice in whole.choices if choice.logprobs]
+    assert sum(num_tokens) == 2 * whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+def check_logprobs(text: str, logprobs: Any) -> None:
+    first, *rest = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    assert first[1:] == (None, None)
+    assert all(own <= 0 and 2 <= len(top) <= 3 and top[token] == own for token, own, top in rest)
+    ends = [*logprobs.text_offset[1:], len(text)]
+    for token, start, end in zip(logprobs.tokens, logprobs.text_offset, ends, strict=True):
+        assert "\ufffd" in token or text[start:end] == token
+
+
+def test_an_echo_shows_the_token_that_ends_the_reply(client: openai.OpenAI, server: Running) -> None:
+    """A client that reads all but the last token has the whole prompt."""
+    eos = min(server.engine.processor.tokenizer.eos_token_ids)
+    ended = client.completions.create(
+        model="tiny", prompt=[5, 6, 7], echo=True, logprobs=1, max_tokens=1, logit_bias={str(eos): 100}
+    ).choices[0]
+    assert ended.finish_reason == "stop" and ended.logprobs is not None
+    assert len(ended.logprobs.tokens or ()) == 4
+    assert ended.text == "".join((ended.logprobs.tokens or [])[:3])
+    assert (ended.logprobs.text_offset or [])[3] == len(ended.text)
+
+
+def test_too_many_logprobs_of_a_prompt_are_refused_before_any_stream(client: openai.OpenAI) -> None:
+    for fields in ({"n": 128, "logprobs": 20}, {"prompt": [[5] * 100] * 900, "logprobs": 2}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(**{**TOKENS, "prompt": [5] * 110, "stream": True, **fields})
+        assert caught.value.param == "logprobs"
+        assert "the limit is" in caught.value.message
 
 
 def test_several_prompts_and_choices(client: openai.OpenAI) -> None:

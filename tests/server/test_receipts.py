@@ -1,6 +1,7 @@
 """What each reply says of the cache: in its usage, a header, the log and the status, in every protocol."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from tests.support.rows import cases
 from tests.support.running import Running, eventually
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.receipt import CacheReceipt, ChangeCause, Expectation, PromptChange, Shortfall
+from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from .watched import engine_served
@@ -126,3 +128,19 @@ def test_several_prompts_have_one_receipt_their_sum(server: Running) -> None:
             texts = [event["choices"][0] for event in events_of(streamed.iter_lines())]
         assert streamed.headers["x-cache-receipt"] == said
         assert {choice["index"] for choice in texts if choice["finish_reason"]} == set(range(6))
+
+
+def test_counting_renders_a_conversation_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Count me."}]}
+    renderings, render = [], Tokenizer.apply_chat_template
+
+    def rendered(*args: Any, **kwargs: Any) -> str:
+        renderings.append(kwargs)
+        return render(*args, **kwargs)
+
+    with server.http() as client:
+        client.post("/v1/messages/count_tokens", json=body)  # what the template takes is known from now on
+        monkeypatch.setattr(Tokenizer, "apply_chat_template", rendered)
+        answer = client.post("/v1/messages/count_tokens", json=body)
+    assert answer.status_code == 200, answer.text
+    assert len(renderings) == 1

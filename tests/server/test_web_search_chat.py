@@ -1,5 +1,6 @@
 """Web searches in chat completions: the reply holds what was found in the model's words, and no call of a search."""
 
+import json
 from typing import Any
 
 import httpx
@@ -7,9 +8,10 @@ import openai
 import pytest
 
 from tests.support.running import Running, serving
+from vllm_mlx.core.events import Counted
 
-from .fakes import FakeEngine
-from .searching import calls
+from .fakes import FakeEngine, usage
+from .searching import calls, once
 from .searx import PAGES, Searx
 
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "What is new?"}]}
@@ -57,6 +59,22 @@ def test_calls_of_the_client_s_own_tools_are_numbered_as_if_there_were_no_search
         assert [(call.id, call.function.name) for call in found.tool_calls] == [("call_2", "ls"), ("call_4", "ls")]
         assert {call.function.arguments for call in found.tool_calls} == {'{"query": "news"}'}
     assert whole.finish_reason == reason == "tool_calls" and len(web.queries) == 4
+
+
+def test_counts_so_far_include_the_generation_before_a_search(server: Running, engine: FakeEngine) -> None:
+    def play(request: Any, index: int) -> Any:
+        script = once(request, index)
+        return script[0], Counted(usage(1)), *script[1:]
+
+    engine.play = play
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with server.http() as http:
+        body = {**CHAT, "web_search_options": {}, "stream": True, "stream_options": options}
+        wire = http.post("/v1/chat/completions", json=body)
+    sent = [json.loads(line.removeprefix("data: "))["usage"] for line in wire.text.split("\n\n")[:-2]]
+    counts = [each["completion_tokens"] for each in sent]
+    assert counts == sorted(counts) and counts[-1] == counts[-2] and counts[-3] == 10 + 1
+    assert all(request.counts for request in engine.requests)
 
 
 def test_a_tool_of_the_client_s_own_that_has_this_name_is_its_own(

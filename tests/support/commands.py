@@ -13,7 +13,8 @@ from typing import TextIO
 
 import pytest
 
-from vllm_mlx.cli.main import make_app, reported
+from vllm_mlx.cli.ending import reported
+from vllm_mlx.cli.main import make_app
 
 _KEEPS_NOTHING = {"VLLM_MLX_CACHE_DISK": "0"}  # in the user's own folder, unless a flag or a variable names another
 COMMAND = [sys.executable, "-c", "from vllm_mlx.cli.main import main; main()"]

@@ -5,7 +5,8 @@ from typing import Any, cast
 
 from vllm_mlx.core.config import EngineConfig, ModelInfo
 from vllm_mlx.core.memory import NO_OVERRUN, MemoryBudget, Overrun
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.lane import Lane, Reload

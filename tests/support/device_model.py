@@ -19,6 +19,8 @@ LAYER_KERNELS = 15  # of a layer with attention and an MLP
 MOE_KERNELS = 23  # more of a layer that chooses experts
 RECURRENT_KERNELS = 9  # more of a recurrent layer
 GROUP_KERNELS = 4  # more of a layer with attention, for each further group of rows that attends apart
+UNFUSED_WIDTH, FUSED_QUERIES = 256, 1024  # with matrix units, shorter chunks of so wide heads keep their scores
+SCORE_PASSES = 4  # scores are written, read and written by softmax, and read
 STEP_S = 0.3e-3  # a chunk is waited for: nothing overlaps its submission and its reading
 KV_BYTES = 2  # of one number in the KV cache
 
@@ -149,6 +151,9 @@ class Device:
         windowed = num_tokens * min(shape.window, start + num_tokens / 2)
         seen = (shape.num_attention - shape.num_windowed) * pairs + shape.num_windowed * windowed
         attention_s = 4 * shape.num_heads * shape.head_dim * seen / (self.chip.matrix_flops * MATRIX_SHARE)
+        if self.chip.tile > 32 and shape.head_dim == UNFUSED_WIDTH and num_tokens < FUSED_QUERIES:
+            scores = shape.num_attention * shape.num_heads * num_tokens * (start + num_tokens)
+            attention_s += self.read_s(SCORE_PASSES * KV_BYTES * scores)
         device_s = self._products_s(num_tokens, num_logits=0) + attention_s + shape.num_kernels * self.chip.dispatch_s
         return max(device_s + self.read_s(shape.row_bytes(start)), self.python_s) + STEP_S
 

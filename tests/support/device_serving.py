@@ -9,7 +9,8 @@ from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import MemoryBudget
-from vllm_mlx.core.sequence import PromptInputs, Sequence, SequenceStatus, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence, SequenceStatus
 from vllm_mlx.core.step import StepOutput
 from vllm_mlx.runner.calibrate import overhead_of
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
@@ -63,6 +64,7 @@ def pacer_of(
         tokens_per_s=256 / (probe_s - overhead_s),
         overhead_s=overhead_s,
         half_share=clock(device.chunk_s(32)) / short_s,
+        long_probe_s=clock(device.chunk_s(1024)) if device.shape.num_experts else None,
     )
 
 

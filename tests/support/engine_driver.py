@@ -18,7 +18,8 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import FinishReason, TokenLogprob
 from vllm_mlx.core.memory import MemoryBudget
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.lane import Lane

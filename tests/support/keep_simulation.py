@@ -13,7 +13,8 @@ from vllm_mlx.cache.index import WORD_BYTES, num_tokens, pack
 from vllm_mlx.cache.node import Node, Piece, ResumeRule, Space
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.cache.victims import Worth
-from vllm_mlx.core.sequence import PromptInputs, TokenSampling
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.core.step import Snapshot
 from vllm_mlx.disk.writer import SETTLED_S, SPARING_S

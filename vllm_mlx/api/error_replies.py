@@ -107,7 +107,7 @@ class _Kind:
     response_code: str = SERVER_ERROR
 
 
-_NOT_AGAIN = "invalid_prompt"
+_NOT_AGAIN, _TOO_LONG = "invalid_prompt", "context_length_exceeded"
 # The first class that matches an error applies. Clients repeat requests that fail with 5xx, 408, 409 or 429.
 _BY_CLASS: tuple[tuple[type[core.VLLMMLXError], _Kind], ...] = (
     (core.TooManyRequests, _Kind(429, RATE_LIMIT, RATE_LIMIT, response_code="rate_limit_exceeded")),
@@ -117,7 +117,7 @@ _BY_CLASS: tuple[tuple[type[core.VLLMMLXError], _Kind], ...] = (
     (core.ModelBusy, _Kind(409, INVALID_REQUEST, INVALID_REQUEST)),
     (core.ItemNotFound, _Kind(404, INVALID_REQUEST, "not_found_error", response_code=_NOT_AGAIN)),
     (core.TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST, response_code=_NOT_AGAIN)),
-    (core.ContextLengthExceeded, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="context_length_exceeded")),
+    (core.ContextLengthExceeded, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code=_TOO_LONG)),
     (core.RequestError, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code=_NOT_AGAIN)),
     (core.GrammarLimit, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code=_NOT_AGAIN)),
     (core.Cancelled, _Kind(499, INVALID_REQUEST, INVALID_REQUEST, "request_cancelled", _NOT_AGAIN)),
@@ -240,6 +240,11 @@ OPENAI, ANTHROPIC = OpenAIEnvelope(), AnthropicEnvelope()
 def response_code(error: core.VLLMMLXError) -> str:
     """Return the code of an error inside a response of the Responses API."""
     return _kind_of(error).response_code
+
+
+def may_repeat(error: core.VLLMMLXError) -> bool:
+    """Whether a client may send the request again as it is."""
+    return response_code(error) not in (_NOT_AGAIN, _TOO_LONG)
 
 
 def _kind_of(error: core.VLLMMLXError) -> _Kind:

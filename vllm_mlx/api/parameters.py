@@ -22,14 +22,14 @@ Spec = TypeVar("Spec", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded(Generic[Spec]):
-    """What a body is decoded into: a request for each prompt, and how the client wants the reply written."""
+    """A decoded body: a request for each prompt, and the form in which the client wants the reply."""
 
     requests: tuple[Request, ...]
     reply: Spec
 
     @property
     def request(self) -> Request:
-        """The request of a body with one prompt."""
+        """Return the request of a body with one prompt."""
         [request] = self.requests
         return request
 
@@ -68,6 +68,7 @@ def _unlimited(value: Any) -> Any:
 
 
 TokenLimit = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_unlimited)]  # None and -1: the context
+EchoLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_unlimited)]
 CACHE_HINT = Ignored("a hint; the prefix cache finds every prefix by itself")
 OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the types do not declare
     "user": Ignored("names the end user for abuse reports"),

@@ -1,4 +1,4 @@
-"""What the replies of all protocols share: the base type, stream encoders, the fold of a complete reply, usage."""
+"""Parts of all protocols' replies: the base type, stream encoders, the fold of a complete reply, usage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_origin

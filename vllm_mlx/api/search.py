@@ -55,7 +55,7 @@ class SearchTool:
 
     @property
     def suffix(self) -> str:
-        """The text that narrows a query to the allowed domains, as most search engines read it; empty if they are many.
+        """Return the text that narrows a query to the allowed domains, as most engines read it; empty for many.
 
         The pages that are found are compared with the domains in any case.
         """

@@ -106,7 +106,7 @@ class Unsealer:
 
     @property
     def _max_bytes(self) -> int:
-        """The limit of bytes to which all words so far may unpack."""
+        """Return the limit of bytes to which all words so far may unpack."""
         return min(MAX_UNSEALED_BYTES, max(FREE_BYTES, MAX_RATIO * self._num_packed))
 
     def _take(self, num_bytes: int, param: str) -> None:

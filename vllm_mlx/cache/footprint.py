@@ -8,7 +8,7 @@ from .layers import Kind, is_recurrent, is_window, kind, leaves, state_arrays, s
 
 
 def footprint(caches: Iterable[Any], whole_sizes: Mapping[int, int] | None = None) -> RowFootprint:
-    """The memory that a row takes at any length, computed from the state of a row that has run at least one token.
+    """Return the memory of a row at any length, computed from the state of a row that has run one token or more.
 
     `whole_sizes` has, by tokens, the bytes of the layers that are copied whole, of two rows of different lengths. At
     other lengths such layers are expected to take the bytes on the line through these.
@@ -39,7 +39,7 @@ def footprint(caches: Iterable[Any], whole_sizes: Mapping[int, int] | None = Non
 
 
 def _line(sizes: Mapping[int, int]) -> tuple[int, int]:
-    """Bytes per token, and fixed bytes, of the line through two sizes. Neither is negative."""
+    """Return bytes per token, and fixed bytes, of the line through two sizes. Neither is negative."""
     (few, less), (many, more) = sorted(sizes.items())
     per_token = max(0, -(-(more - less) // (many - few)))
     return per_token, max(0, more - many * per_token)

@@ -29,7 +29,7 @@ def num_tokens(key: bytes) -> int:
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
-    """Number of tokens in the longest common prefix of two keys."""
+    """Return the number of tokens in the longest common prefix of two keys."""
     low, step, limit = 0, 64, min(len(a), len(b))
     while True:
         if low == limit:
@@ -86,7 +86,7 @@ class SortedPaths(Generic[T]):
         return best, length
 
     def under(self, prefix: bytes) -> list[T]:
-        """The leaves of all paths that begin with `prefix`."""
+        """Return the leaves of all paths that begin with `prefix`."""
         first = at = bisect_left(self._keys, prefix)
         while at < len(self._keys) and self._keys[at].startswith(prefix):
             at += 1

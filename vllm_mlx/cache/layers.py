@@ -24,7 +24,7 @@ _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")  # by name, so that
 
 
 class Kind(Enum):
-    """What a cache object keeps. OTHER is state that cannot be divided by tokens or by rows; it is copied whole."""
+    """The kind of state in a cache object. OTHER cannot be divided by tokens or by rows, and is copied whole."""
 
     ATTENTION = auto()
     WINDOW = auto()
@@ -49,7 +49,7 @@ _BATCHABLE = (Kind.ATTENTION, Kind.WINDOW, Kind.RECURRENT)
 
 
 def kind(cache: Any) -> Kind:
-    """The kind of a cache object. A subclass of a known class is OTHER, because it may keep more.
+    """Return the kind of a cache object. A subclass of a known class is OTHER, because it may keep more.
 
     A window that keeps its first tokens is OTHER too.
     """
@@ -59,7 +59,7 @@ def kind(cache: Any) -> Kind:
 
 
 def leaves(caches: Iterable[Any]) -> list[Any]:
-    """The cache objects that hold arrays, including those inside a CacheList."""
+    """Return the cache objects that hold arrays, including those inside a CacheList."""
     found: list[Any] = []
     for cache in caches:
         found += leaves(cache.caches) if _is_list(cache) else [cache]
@@ -71,22 +71,22 @@ def is_recurrent(leaf: Any) -> bool:
 
 
 def is_window(leaf: Any) -> bool:
-    """Whether the layer holds KV of the last tokens only."""
+    """Return whether the layer holds KV of the last tokens only."""
     return kind(leaf) in (Kind.WINDOW, Kind.CHUNKED, Kind.BATCHED_WINDOW)
 
 
 def window_of(leaf: Any) -> int:
-    """The most tokens that a later token attends to in such a layer."""
+    """Return the most tokens that a later token attends to in such a layer."""
     return int(leaf.chunk_size if kind(leaf) is Kind.CHUNKED else leaf.max_size)
 
 
 def copied_whole(caches: Iterable[Any]) -> list[Any]:
-    """The cache objects whose state can only be copied as a whole."""
+    """Return the cache objects whose state can only be copied as a whole."""
     return [leaf for leaf in leaves(caches) if kind(leaf) is Kind.OTHER]
 
 
 def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """The cache objects that hold KV, and those that hold recurrent states, each in the order of the layers."""
+    """Return the cache objects that hold KV, and those that hold recurrent states, each in the order of the layers."""
     found = leaves(caches)
     return [leaf for leaf in found if not is_recurrent(leaf)], [leaf for leaf in found if is_recurrent(leaf)]
 
@@ -140,12 +140,12 @@ def _is_list(cache: Any) -> bool:
 
 
 def can_batch(caches: Iterable[Any]) -> bool:
-    """Whether rows with such state can share a batch cache. Rows with chunked or unknown caches decode alone."""
+    """Return whether rows with such state can share a batch cache. Rows with chunked or unknown caches decode alone."""
     return all(kind(leaf) in _BATCHABLE for leaf in leaves(caches))
 
 
 def arrays(value: Any) -> list[mx.array]:
-    """All arrays in a cache's state, at any depth of nesting. Other values are skipped."""
+    """Return all arrays in a cache's state, at any depth of nesting. Other values are skipped."""
     if isinstance(value, mx.array):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -154,7 +154,7 @@ def arrays(value: Any) -> list[mx.array]:
 
 
 def state_arrays(caches: Iterable[Any]) -> list[mx.array]:
-    """All arrays that the cache objects hold, in the order of the layers."""
+    """Return all arrays that the cache objects hold, in the order of the layers."""
     return [array for leaf in leaves(caches) for array in _held(leaf)]
 
 
@@ -173,7 +173,7 @@ def complete(*work: Any) -> None:
 
 
 def state_bytes(caches: Iterable[Any]) -> int:
-    """Bytes by shape and type: exact for lazy arrays too, and without evaluating them."""
+    """Return bytes by shape and type: exact for lazy arrays too, and without evaluating them."""
     return sum(array.nbytes for array in state_arrays(caches))
 
 
@@ -210,7 +210,7 @@ def leave_window(caches: Iterable[Any]) -> None:
 
 
 def verifies(caches: Iterable[Any]) -> bool:
-    """Whether the last tokens of a row can be taken back: mlx-vlm's recurrent layers record the state at each token."""
+    """Return whether a row's last tokens can be undone: mlx-vlm's recurrent layers record the state at each token."""
     return all(
         kind(leaf) in (Kind.ATTENTION, Kind.WINDOW) or (is_recurrent(leaf) and hasattr(leaf, "start_speculation"))
         for leaf in leaves(caches)
@@ -230,7 +230,7 @@ def take_back(kv: Iterable[Any], num_tokens: int) -> None:
 
 
 def length_counters(kv: Iterable[Any]) -> list[Any]:
-    """The batch caches, which count the lengths of their rows in an array."""
+    """Return the batch caches, which count the lengths of their rows in an array."""
     return [leaf for leaf in kv if kind(leaf) in (Kind.BATCHED_ATTENTION, Kind.BATCHED_WINDOW)]
 
 
@@ -351,7 +351,7 @@ def extract(kv: Sequence[Any], index: int, length: int) -> list[Any]:
 
 
 def _single(leaf: Any, index: int, length: int) -> Any:
-    """A lazy copy of one row, of `length` tokens, of a batch cache."""
+    """Return a lazy copy of one row, of `length` tokens, of a batch cache."""
     slides = is_window(leaf)
     single = _new(leaf, "RotatingKVCache", leaf.max_size) if slides else _new(leaf, "KVCache")
     single.keys, single.values = (mx.contiguous(array[index : index + 1]) for array in tokens(leaf, length))
@@ -362,7 +362,7 @@ def _single(leaf: Any, index: int, length: int) -> Any:
 
 
 def _new(like: Any, name: str, *arguments: Any) -> Any:
-    """A cache object of another class of the same library."""
+    """Return a cache object of another class of the same library."""
     return getattr(sys.modules[type(like).__module__], name)(*arguments)
 
 

@@ -44,7 +44,7 @@ class State(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRule:
-    """Where a model can resume: the strictest rule of its layers."""
+    """The positions at which a model can resume: the strictest rule of its layers."""
 
     needs_state: bool = False  # recurrent layers: only at a position with a State
     window: int | None = None  # sliding-window layers: at P only if KV of [max(0, P - window), P) is stored
@@ -96,7 +96,7 @@ class Node:
 
     @property
     def first_resumable(self) -> int:
-        """The first position of this run at which the window rule allows resuming; it may lie beyond `end`."""
+        """Return the first position of this run at which the window rule allows resuming; it may lie beyond `end`."""
         window, held_from, node = self.rule.window, self.window_start, self
         if window is None:
             return self.start + 1
@@ -106,7 +106,7 @@ class Node:
         return max(self.start + 1, held_from + window if held_from else 0)
 
     def resumable_up_to(self, limit: int) -> int | None:
-        """The last position in (start, min(end, limit)] at which a request can resume."""
+        """Return the last position in (start, min(end, limit)] at which a request can resume."""
         last = min(self.end, limit)
         if self.rule.needs_state and (self.state is None or last < self.end):
             return None
@@ -123,7 +123,7 @@ class Node:
         return 0
 
     def path(self) -> list["Node"]:
-        """The nodes from the one that starts at 0 down to this one."""
+        """Return the nodes from the one that starts at 0 down to this one."""
         nodes, node = [self], self.parent
         while node is not None:
             nodes.append(node)
@@ -131,7 +131,7 @@ class Node:
         return nodes[::-1]
 
     def at(self, position: int) -> "Node":
-        """The node on this path with `start < position <= end`."""
+        """Return the node on this path with `start < position <= end`."""
         node = self
         while node.start >= position:
             assert node.parent is not None
@@ -188,7 +188,7 @@ class Match:
 
 
 def hit_of(leaf: Node, common: int, num_query: int) -> Hit:
-    """The kind of a hit. The path of `leaf` has the first `common` of the query's `num_query` tokens.
+    """Return the kind of a hit. The path of `leaf` has the first `common` of the query's `num_query` tokens.
 
     An identical prompt is `exact`, even if its reply is stored after it: a prompt is stored without its last token.
     """

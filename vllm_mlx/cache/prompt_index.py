@@ -72,7 +72,7 @@ class PromptIndex:
 
 
 def _entries(ids: Any, size: int) -> Any:
-    """The sorted entries of all n-grams of `size` tokens that have a token behind them."""
+    """Return the sorted entries of all n-grams of `size` tokens that have a token behind them."""
     count = max(len(ids) - size, 0)
     entries = hashed(ids[place : place + count] for place in range(size)) | np.arange(
         size, size + count, dtype=np.uint64

@@ -20,7 +20,7 @@ class SharedLog:
         self._events: list[Event] = []
 
     def __bool__(self) -> bool:
-        """Whether there is something to tell."""
+        """Return whether there is something to tell."""
         return bool(self._events)
 
     def make(self, num: int) -> int:
@@ -38,7 +38,7 @@ class SharedLog:
         self._events += [[name] for name in sorted(unused)]
 
     def take(self) -> list[Event]:
-        """Return what happened since the last call, in its order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 

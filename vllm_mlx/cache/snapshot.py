@@ -54,7 +54,7 @@ class Stack:
 
     @classmethod
     def joined(cls, stacks: Iterable["Stack"]) -> "Stack":
-        """The arrays of all stacks, one stack after the other, in their present buffers."""
+        """Return the arrays of all stacks, one stack after the other, in their present buffers."""
         buffers: list[mx.array] = []
         places: list[tuple[int, int] | None] = []
         for stack in stacks:
@@ -63,7 +63,7 @@ class Stack:
         return cls(tuple(buffers), tuple(places))
 
     def alike(self) -> tuple[list[list[mx.array]], tuple[tuple[int, int] | None, ...]]:
-        """The buffers grouped by shape, and the places that arrays would have if each group were one buffer."""
+        """Return the buffers grouped by shape, and the places of the arrays if each group were one buffer."""
         groups: dict[Any, list[mx.array]] = {}
         firsts: list[tuple[int, int]] = []  # where each buffer would begin
         for buffer in self.buffers:
@@ -78,7 +78,7 @@ class Stack:
         return len(self.places)
 
     def __getitem__(self, index: int) -> mx.array | None:
-        """One of the arrays, as a lazy view."""
+        """Return one of the arrays, as a lazy view."""
         if (place := self.places[index]) is None:
             return None
         buffer, row = place
@@ -89,11 +89,11 @@ class Stack:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def cut(self, start: int, end: int) -> "Stack":
-        """A copy of the tokens `[start, end)` of every array. It is lazy."""
+        """Return a copy of the tokens `[start, end)` of every array. It is lazy."""
         return Stack(tuple(mx.contiguous(buffer[:, :, start:end]) for buffer in self.buffers), self.places)
 
     def kv(self, layer: int, start: int, end: int) -> KV:
-        """The tokens `[start, end)` of a layer's keys and values, as lazy views."""
+        """Return the tokens `[start, end)` of a layer's keys and values, as lazy views."""
         keys, values = self[2 * layer], self[2 * layer + 1]
         assert keys is not None and values is not None, "KV has no empty places"
         return keys[:, :, start:end], values[:, :, start:end]
@@ -124,7 +124,7 @@ class KVSegment:
 
     @classmethod
     def joined(cls, parts: Sequence["KVSegment"]) -> "KVSegment":
-        """The same tokens of all layers. Each part has some of the layers, in their order."""
+        """Return the same tokens of all layers. Each part has some of the layers, in their order."""
         rows = zip(*(part.blocks for part in parts), strict=True)
         blocks = tuple(Block(row[0].length, Stack.joined(block.kv for block in row)) for row in rows)
         return replace(parts[0], blocks=blocks, windows=Stack.joined(part.windows for part in parts))
@@ -154,14 +154,14 @@ class KVSegment:
         return [buffer for stack in (*(block.kv for block in self.blocks), self.windows) for buffer in stack.buffers]
 
     def attention(self, layer: int, num_tokens: int) -> list[KV]:
-        """One attention layer's KV of the first `num_tokens`, as a list of parts."""
+        """Return one attention layer's KV of the first `num_tokens`, as a list of parts."""
         return [block.kv.kv(layer, *span) for block, span in self.spans(0, num_tokens)]
 
     def _blocks(self, start: int, end: int) -> tuple[Block, ...]:
         return tuple(block.cut(*span) for block, span in self.spans(start, end))
 
     def spans(self, start: int, end: int) -> list[tuple[Block, tuple[int, int]]]:
-        """The blocks that overlap `[start, end)`, each with the range inside the block that overlaps."""
+        """Return the blocks that overlap `[start, end)`, each with the range inside the block that overlaps."""
         spans, position = [], 0
         for block in self.blocks:
             low, high = max(start - position, 0), min(end - position, block.length)
@@ -181,7 +181,7 @@ class RecurrentState:
 
     @classmethod
     def joined(cls, parts: Sequence["RecurrentState"]) -> "RecurrentState":
-        """The state of all layers. Each part has some of them, in their order."""
+        """Return the state of all layers. Each part has some of them, in their order."""
         widths = tuple(width for part in parts for width in part.widths)
         fields = tuple(fields for part in parts for fields in part.fields)
         return cls(Stack.joined(part.arrays for part in parts), widths, fields)
@@ -195,7 +195,7 @@ class RecurrentState:
         return len(self.arrays.buffers)
 
     def layer(self, index: int) -> list[mx.array | None]:
-        """The arrays of one layer, as lazy views of shape (1, ...)."""
+        """Return the arrays of one layer, as lazy views of shape (1, ...)."""
         first = sum(self.widths[:index])
         return [self.arrays[place] for place in range(first, first + self.widths[index])]
 
@@ -225,7 +225,7 @@ class StoredPiece(Protocol):
 
 
 def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
-    """The strictest rule of all layers. None if a layer's state cannot be copied; then nothing is cached."""
+    """Return the strictest rule of all layers. None if a layer's state cannot be copied; then nothing is cached."""
     found = leaves(caches)
     if copy_fault(found) is not None:
         return None

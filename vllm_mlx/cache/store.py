@@ -167,7 +167,7 @@ class NodeStore:
         self._add(node.space, node.size_bytes, node.num_buffers)
 
     def _discount(self, node: Node, *, drops: bool = True) -> None:
-        """`drops`: a part of what the node holds may leave the tree."""
+        """Subtract the node before it changes; `drops`: the change may remove a part of its state from the tree."""
         self.num_changes += drops
         self._add(node.space, -node.size_bytes, -node.num_buffers)
 
@@ -281,12 +281,12 @@ def _halves(segment: Segment, at: int, length: int) -> tuple[Segment | None, Seg
 
 
 def _lacks_window(node: Node, end: int, window_start: int) -> bool:
-    """Whether KV with windows from `window_start` on has windows that `[node.start, end)` lacks."""
+    """Return whether KV with windows from `window_start` on has windows that `[node.start, end)` lacks."""
     return node.rule.window is not None and min(node.window_start, end) > max(node.start, window_start)
 
 
 def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:
-    """Raises AssertionError that names the broken invariant. `pinned` lists the node of each pin."""
+    """Raise AssertionError that names the broken invariant. `pinned` lists the node of each pin."""
     nodes = list(store.nodes())
     for space, paths in store.spaces.items():
         _check_paths(space, paths)
@@ -317,7 +317,7 @@ def _check_paths(space: Space, paths: SortedPaths[Node]) -> None:
 
 
 def _shared_end(a: Node, b: Node) -> int:
-    """The end of the last node that two paths have in common."""
+    """Return the end of the last node that two paths have in common."""
     ids = {node.node_id for node in a.path()}
     return max((node.end for node in b.path() if node.node_id in ids), default=0)
 

@@ -55,7 +55,7 @@ class PrefixTree:
             self._speeds[fingerprint] = self._s_per_token if s_per_token is None else s_per_token
 
     def rule(self, fingerprint: str) -> ResumeRule:
-        """Return where prompts of a model that was added can resume."""
+        """Return the rule by which prompts of an added model can resume."""
         return self.store.rules[fingerprint]
 
     def s_per_token(self, fingerprint: str) -> float:
@@ -68,7 +68,7 @@ class PrefixTree:
 
     @property
     def used_bytes(self) -> int:
-        """The size of all segments, states, nodes and the index."""
+        """Return the size of all segments, states, nodes and the index."""
         return self.store.used_bytes
 
     @property
@@ -105,21 +105,21 @@ class PrefixTree:
         return found
 
     def common_length(self, space: Space, key: bytes) -> int:
-        """Number of tokens in the longest stored prefix, resumable or not. The call changes nothing."""
+        """Return the number of tokens in the longest stored prefix, resumable or not. The call changes nothing."""
         return self.store.nearest(space, key)[1]
 
     def resume_length(self, space: Space, key: bytes) -> int:
-        """The position at which `match` would resume. The call changes nothing."""
+        """Return the position at which `match` would resume. The call changes nothing."""
         leaf, common = self.store.nearest(space, key)
         return deepest_resumable(leaf, min(common, num_tokens(key) - 1))[1]
 
     def path(self, space: Space, key: bytes) -> list[Node]:
-        """The nodes that hold the longest stored prefix of the key, in order. Callers must not change them."""
+        """Return the nodes that hold the longest stored prefix of the key, in order. Callers must not change them."""
         leaf, common = self.store.nearest(space, key)
         return leaf.at(common).path() if leaf is not None and common else []
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes, starting from the leaves. Callers must not change them."""
+        """Return all nodes, starting from the leaves. Callers must not change them."""
         return self.store.nodes()
 
     def release(self, match: Match) -> None:
@@ -387,5 +387,5 @@ class PrefixTree:
         return tree_stats(self.store, self._counters, max_bytes=self._max_bytes)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError that names the broken invariant."""
+        """Raise AssertionError that names the broken invariant."""
         check_integrity(self.store, tuple(self._pins.values()))

@@ -14,7 +14,7 @@ _RETRIES = 0.1  # share of requests that branch off before the end of their conv
 
 
 def is_victim(node: Node) -> bool:
-    """Whether eviction can free a part of the node: a leaf's last tokens, or an inner state. A pin prevents both."""
+    """Return whether eviction can free a leaf's last tokens or a state inside the tree. A pin prevents both."""
     return not node.pins and (node.key is not None or (node.num_children > 0 and node.state is not None))
 
 
@@ -61,7 +61,7 @@ def saved_s_per_byte(node: Node, prices: Prices) -> float:
 
 
 def _tail_tokens(leaf: Node) -> int:
-    """Number of tokens to recompute once the leaf is evicted. It is 0 if no request can resume in it now."""
+    """Return the number of tokens to recompute once the leaf is evicted. It is 0 if no request can resume in it now."""
     if leaf.resumable_up_to(leaf.end) is None:
         return 0
     return leaf.end - (leaf.previous_resumable if leaf.rule != ResumeRule() else leaf.start)
@@ -105,7 +105,7 @@ class VictimQueue:
 
 
 def unevictable_bytes(pinned: Iterable[Node]) -> int:
-    """Bytes that no eviction can free: the paths of pinned nodes, with state and key at their ends only."""
+    """Return bytes that no eviction can free: the paths of pinned nodes, with state and key at their ends only."""
     ends = set(pinned)
     kept: set[Node] = set()
     inner: set[Node] = set()

@@ -25,7 +25,7 @@ def take(cache: Any) -> tuple[list[mx.array], Json]:
 
 
 def arrays(cache: Any) -> list[mx.array]:
-    """The arrays of a cache object, each once. Anything that cannot be copied is left out."""
+    """Return the arrays of a cache object, each once. Anything that cannot be copied is left out."""
     found: dict[int, mx.array] = {}
     _collect(cache, found)
     return list(found.values())
@@ -79,12 +79,12 @@ def _collect(value: Any, found: dict[int, mx.array]) -> None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether this is an object with attributes of its own: a model's parameters are no state."""
+    """Return whether this is an object with attributes of its own: a model's parameters are no state."""
     return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (nn.Module, type))
 
 
 def _value(stored: Json, current: Any, found: Sequence[mx.array]) -> Any:
-    """The value that the JSON stands for. `current` is the value of a new object here; None if it has none yet."""
+    """Return the value that the JSON stands for; `current`: the value of a new object here, None if it has none."""
     if not isinstance(stored, dict):
         if stored is not None and current is not None and type(stored) is not type(current):
             raise ValueError(f"{stored!r} is no {type(current).__name__}")

@@ -69,7 +69,7 @@ def list_kept(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
 
 
 def _by_salt(found: Listing) -> list[dict[str, Any]]:
-    """Sums for each checkpoint and salt, those used last first."""
+    """Return the sums for each checkpoint and salt, those used last first."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for record in found.records:
         header = record.header
@@ -234,7 +234,7 @@ def _age(seconds: float) -> str:
 
 
 def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any], others: dict[str, int]) -> Tree:
-    """Runs of tokens, each below the run that it continues, so that a shared beginning occurs once.
+    """Return runs of tokens, each below the run that it continues, so that a shared beginning occurs once.
 
     `others`: a sum of the runs of other API keys.
     """

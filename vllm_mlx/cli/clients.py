@@ -38,7 +38,7 @@ class Target:
 
     @property
     def max_reply(self) -> int:
-        """Tokens that clients keep free for a reply: a quarter of the context, at most 32,000."""
+        """Return tokens that clients keep free for a reply: a quarter of the context, at most 32,000."""
         return max(1, min(32_000, self.context // 4))
 
     def _limits_of_small(self, template: str, prefix: str = "") -> str:
@@ -69,7 +69,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """How a client is installed, set up and started. Its texts are templates until `for_server` fills them."""
+    """Installation, set-up and start of a client. Its texts are templates until `for_server` fills them."""
 
     title: str
     install: str

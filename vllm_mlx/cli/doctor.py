@@ -21,6 +21,7 @@ from rich.text import Text
 from ..core.errors import ConfigError, VLLMMLXError
 from ..core.memory import readable
 from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder, nearest
+from .output import configure_logging
 from .remote import Remote
 from .settings import Settings, local_url
 from .terminal import AsJson, ExitCode, console, option
@@ -51,8 +52,6 @@ def doctor(
     workers: Annotated[bool, option("--workers", None, "Wait for the workers, and check the link to them.")] = False,
 ) -> None:
     """Check whether this machine can serve a model. The exit code is 1 if something prevents it."""
-    from .serve import configure_logging
-
     configure_logging("error")
     checks = []
     screen = console()
@@ -112,7 +111,7 @@ def check_python() -> Check:
 
 
 def is_other_installed() -> bool:
-    """Whether the package index's `vllm-mlx`, which is another program, is installed in this environment."""
+    """Return whether the package index's `vllm-mlx`, which is another program, is installed in this environment."""
     try:
         return distribution("vllm-mlx").read_text("direct_url.json") is None  # a clone's installation has this file
     except PackageNotFoundError:
@@ -130,10 +129,13 @@ def check_device() -> Check:
     if value != 64**3:
         return Check("MLX", "bad", f"a product of two matrices is wrong: {value} instead of {64**3}")
     version = getattr(mx, "__version__", "?")
+    if not is_metal and sys.platform == "darwin":
+        return Check("MLX", "bad", f"{version} finds no Metal: is this a virtual machine, or macOS too old?")
+    if "/Cellar/mlx/" in str(Path(mx.__file__).resolve()):
+        text = f"{version} of Homebrew may lack kernels for an M5; `pip install mlx` in an environment has them"
+        return Check("MLX", "warning", text)
     if is_metal:
         return Check("MLX", "good", f"{version}, Metal on {mx.device_info().get('device_name', 'this GPU')}")
-    if sys.platform == "darwin":
-        return Check("MLX", "bad", f"{version} finds no Metal: is this a virtual machine, or macOS too old?")
     return Check("MLX", "warning", f"{version} on the CPU, for tests only: it is many times slower than Metal")
 
 

@@ -1,4 +1,4 @@
-"""How `--help` looks: each flag on a line of its own, and its text below it, within 80 columns. Knows no command."""
+"""The layout of `--help`: each flag on its own line, its text below it, within 80 columns. Knows no command."""
 
 import inspect
 from typing import Any

@@ -3,21 +3,19 @@
 Nothing slow is imported before signals are handled, and no model code before a command needs it.
 """
 
-import logging
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
+
+from .ending import end, reported
 
 if TYPE_CHECKING:
     import typer
 
-logger = logging.getLogger(__name__)
 COMMANDS = ("serve", "launch", "chat", "models", "status", "doctor", "cache", "bench", "service", "worker")
 
 
@@ -119,28 +117,3 @@ def _commit() -> str:
     with suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return ""
-
-
-def reported(command: Callable[[], object]) -> None:
-    """Run a command whose errors become one line and an exit code."""
-    from ..core.errors import VLLMMLXError
-    from .output import write_last
-    from .terminal import ExitCode, exit_code_of
-
-    try:
-        command()
-    except VLLMMLXError as error:
-        write_last(error.message)
-        sys.exit(exit_code_of(error))
-    except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
-
-
-def end(code: int) -> NoReturn:
-    """End a server's process without Python's finalisation, which aborts if a thread is inside a library."""
-    if code in (0, 128 + signal.SIGINT):
-        logger.info("Stopped.")
-    logging.shutdown()
-    with suppress(OSError, AttributeError):  # the reader has left, or there is no stream
-        sys.stdout.flush()
-    os._exit(code)

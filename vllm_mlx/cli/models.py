@@ -154,7 +154,7 @@ def local_folder(model: str) -> Path | None:
 
 
 def nearest(model: str) -> str:
-    """A sentence, after a space, with names that are similar to that of a missing model; empty if there are none."""
+    """Return a sentence, after a space, with names similar to that of a missing model; empty without any."""
     if local_folder(model) is not None:
         return ""
     here = [cached.name for cached in cached_models() if cached.facts is not None]
@@ -189,7 +189,7 @@ class Recommended:
     bytes_per_token: int
 
     def needed_bytes(self, budget_bytes: int) -> int:
-        """The part of the budget that one conversation of `AGENT_CONTEXT` tokens needs, weights included."""
+        """Return the part of the budget that one conversation of `AGENT_CONTEXT` tokens needs, weights included."""
         overhead = budget_bytes // _SHARE + _COPIED_BYTES
         return self.weights_bytes + AGENT_CONTEXT * self.bytes_per_token + overhead
 

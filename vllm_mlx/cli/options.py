@@ -1,4 +1,4 @@
-"""Where settings come from: flags, then environment variables, then a TOML file. Knows no setting by name."""
+"""Sources of settings: flags, then environment variables, then a TOML file. Knows no setting by name."""
 
 import difflib
 import inspect
@@ -141,7 +141,7 @@ def read_models(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def server_settings() -> Settings:
-    """The settings with which a server is looked for. Raises ConfigError.
+    """Return the settings with which a server is looked for. Raises ConfigError.
 
     The environment wins over the files of this user's service, which stand in the place of the config file.
     """
@@ -149,12 +149,12 @@ def server_settings() -> Settings:
 
 
 def own_service() -> Settings | None:
-    """The settings of this user's service; None if there is none, or if the environment names another file."""
+    """Return the settings of this user's service; None if there is none, or if the environment names another file."""
     return None if os.environ.get(CONFIG_ENV) else service_settings(Path.home(), with_variables=True)
 
 
 def service_settings(home: Path, *, with_variables: bool = False) -> Settings | None:
-    """The settings that a service was installed with. Raises ConfigError.
+    """Return the settings that a service was installed with. Raises ConfigError.
 
     Returns None if the user with this home folder has none.
     """

@@ -165,5 +165,13 @@ class LogFile:
 
 
 def log_files(path: Path) -> list[Path]:
-    """The names that a log's files may have, the oldest lines first."""
+    """Return the names that a log's files may have, the oldest lines first."""
     return [*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path]
+
+
+def configure_logging(level: str, log: LogFile | None = None) -> None:
+    """Log our own messages at `level`, and of libraries only warnings and errors."""
+    handler = OutputHandler(descriptor_of(sys.stderr), None if log is None else log.make_room)
+    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.captureWarnings(True)
+    logging.getLogger("vllm_mlx").setLevel(level.upper())

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.text import Text
 
 from .clients import write_own
+from .ending import reported
 from .options import load_settings
 from .remote import Remote
 from .terminal import CommandFailed, SafeConsole, note, one_line
@@ -124,6 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from .main import reported
-
     reported(main)

@@ -205,13 +205,13 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The assistant's turn. Reasoning is sent back unchanged, so that the next prompt extends this one."""
+        """Return the assistant's turn. Reasoning is sent back unchanged, so that the next prompt extends this one."""
         turn = {"role": "assistant", "content": self.text}
         return turn | ({"reasoning_content": self.reasoning} if self.reasoning else {})
 
     @property
     def num_tokens(self) -> int:
-        """The server's count of tokens; without one, the number of parts."""
+        """Return the server's count of tokens; without one, the number of parts."""
         return int(self.usage.get("completion_tokens") or len(self.moments))
 
     @property

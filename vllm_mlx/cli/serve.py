@@ -27,7 +27,7 @@ from ..core.memory import readable
 from ..server.config import ServerConfig
 from .models import nearest
 from .options import unknown_variables
-from .output import LogFile, Output, OutputHandler, descriptor_of
+from .output import LogFile, Output, configure_logging, descriptor_of
 from .settings import Settings, is_local, local_url
 from .terminal import BrokeDown, CommandFailed, console
 from .values import LOOKUPS
@@ -143,7 +143,7 @@ def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banner:
-    """What the terminal prints once the server is ready."""
+    """The block that the terminal prints once the server is ready."""
 
     info: ModelInfo
     loaded: Mapping[str, Any]  # facts of the model, as /v1/status shows them
@@ -297,11 +297,3 @@ def show(banner: Banner, screen: Console) -> None:
     with screen.capture() as captured:
         banner.print_to(screen)
     Output(descriptor_of(sys.stdout)).write(captured.get())
-
-
-def configure_logging(level: str, log: LogFile | None = None) -> None:
-    """Log our own messages at `level`, and of libraries only warnings and errors."""
-    handler = OutputHandler(descriptor_of(sys.stderr), None if log is None else log.make_room)
-    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logging.captureWarnings(True)
-    logging.getLogger("vllm_mlx").setLevel(level.upper())

@@ -50,14 +50,14 @@ UserOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the files of a service are, below the home folder of its user."""
+    """The places of a service's files, below the home folder of its user."""
 
     home: Path
     user: str | None = None
 
     @classmethod
     def of(cls, user: str | None) -> "Place":
-        """Raises CommandFailed for an unknown user."""
+        """Raise CommandFailed for an unknown user."""
         if user is None:
             return cls(Path.home())
         try:
@@ -84,7 +84,7 @@ class Place:
 
     @property
     def early_log(self) -> Path:
-        """The log of the process before it opens its own. Root's supervisor opens no file in a home."""
+        """Return the log of the process before it opens its own. Root's supervisor opens no file in a home."""
         return SYSTEM_LOG if self.user else self.log.with_name("service-start.log")
 
     @contextmanager
@@ -140,12 +140,12 @@ class History:
             return cls()
 
     def started(self, now: float) -> "History":
-        """The history after one more start."""
+        """Return the history after one more start."""
         return History((*self.starts, now)[-(MAX_SHORT_RUNS + 1) :])
 
     @property
     def ends_too_often(self) -> bool:
-        """Whether the last `MAX_SHORT_RUNS` runs were all short: after each of them, the next start followed soon."""
+        """Return whether the last `MAX_SHORT_RUNS` runs were all short: the next start followed soon."""
         gaps = [later - earlier for earlier, later in itertools.pairwise(self.starts)]
         return len(gaps) == MAX_SHORT_RUNS and max(gaps) < SHORT_RUN_S + THROTTLE_S
 
@@ -318,7 +318,7 @@ def wait_for_room(settings: Settings) -> None:
 
 
 def last_lines(path: Path, num_lines: int) -> Iterator[str]:
-    """The last lines of a log, over all of its files."""
+    """Return the last lines of a log, over all of its files."""
     lines: deque[str] = deque(maxlen=num_lines)
     for file in log_files(path):
         with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as stream:
@@ -370,7 +370,7 @@ def _files(place: Place, service: Supervisor) -> tuple[Path, ...]:
 
 
 def _supervisor(place: Place, drain_s: float | None = None) -> Supervisor:
-    """The supervisor of this machine. Without `drain_s`, the time to end is that of the installed settings."""
+    """Return the supervisor of this machine. Without `drain_s`, the time to end is that of the installed settings."""
     if drain_s is None:
         settings = service_settings(place.home)
         drain_s = 0.0 if settings is None else settings.drain_s
@@ -386,7 +386,7 @@ def _supervisor(place: Place, drain_s: float | None = None) -> Supervisor:
 
 
 def _settings(place: Place) -> Settings:
-    """Raises CommandFailed if no service is installed."""
+    """Raise CommandFailed if no service is installed."""
     settings = service_settings(place.home)
     if settings is None:
         raise CommandFailed(NOT_INSTALLED)

@@ -6,6 +6,7 @@ here. `PANELS` lists them all.
 
 import ipaddress
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_origin
 
@@ -81,8 +82,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "document_pages", "max_document_bytes", "max_document_pages", "max_document_chars", "max_document_s",
     ),
     "Sampling defaults": (
-        "default_thinking_token_budget", "max_silent_tokens", "temperature", "top_p", "top_k", "min_p",
-        "repetition_penalty", "max_tokens",
+        "default_thinking_token_budget", "max_silent_tokens", *(each.name for each in fields(SamplingDefaults)),
     ),
 }  # fmt: skip
 COMMON = frozenset({  # what `--help` shows; `--help-all` shows every setting
@@ -218,7 +218,7 @@ class Settings(_Values):
 
     @property
     def served_model_names(self) -> tuple[str, ...]:
-        """The names that clients may ask for. A local folder is served under its own name, without its path."""
+        """Return the names that clients may ask for. A local folder is served under its own name, without its path."""
         return self.served_model_name or (_own_name(self.model),)
 
     def each(self) -> list["Settings"]:
@@ -227,7 +227,7 @@ class Settings(_Values):
         return [type(self).model_construct(**kept, **listed.values()) for listed in self.models] or [self]
 
     def catalogue(self) -> Catalogue:
-        """The models that are served. Raises ConfigError."""
+        """Return the models that are served. Raises ConfigError."""
         entries = []
         for one, table in zip(self.each(), self.models or (None,), strict=True):
             name, *aliases = one.served_model_names
@@ -239,16 +239,16 @@ class Settings(_Values):
 
     @property
     def keys(self) -> tuple[APIKey, ...]:
-        """All API keys, from flags and files. Raises ConfigError for a file that cannot be used."""
+        """Return all API keys, from flags and files. Raises ConfigError for a file that cannot be used."""
         return all_keys((key.get_secret_value() for key in self.api_key), self.api_key_file, self.admin_key_file)
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """The keys that ordinary clients send. Raises ConfigError."""
+        """Return the keys that ordinary clients send. Raises ConfigError."""
         return tuple(key.secret for key in self.keys if not key.is_admin)
 
     def engine_config(self) -> EngineConfig:
-        """The settings of the engine. Raises ConfigError for a value that it refuses."""
+        """Return the settings of the engine. Raises ConfigError for a value that it refuses."""
         values = self._values_of(EngineConfig)
         if self.cache_thinking_tokens:
             if values["cache_reasoning"] == "drop":
@@ -277,7 +277,7 @@ class Settings(_Values):
         )
 
     def server_config(self) -> ServerConfig:
-        """The settings of the HTTP server. Raises ConfigError for a value that it refuses."""
+        """Return the settings of the HTTP server. Raises ConfigError for a value that it refuses."""
         patience_s = self.slow_client_s
         return ServerConfig(
             **self._values_of(ServerConfig),
@@ -300,7 +300,7 @@ class Settings(_Values):
         return SamplingDefaults(**values)
 
     def _values_of(self, group: type[SettingsGroup]) -> dict[str, Any]:
-        """The settings that `group` declares, by name."""
+        """Return the settings that `group` declares, by name."""
         return {name: getattr(self, name) for name in group.__pydantic_fields__.keys() & NAMES}
 
 
@@ -315,7 +315,7 @@ def takes_several(field: FieldInfo) -> bool:
 
 
 def _declared(name: str) -> tuple[Any, FieldInfo]:
-    """The type of a setting that a group declares, and its default, range and help text."""
+    """Return the type of a setting that a group declares, and its default, range and help text."""
     field = next(group.__pydantic_fields__[name] for group in GROUPS if name in group.__pydantic_fields__)
     return field.annotation, field
 

@@ -12,7 +12,7 @@ from .settings import OF_A_MODEL, Settings
 
 
 def texts(settings: Settings) -> tuple[str, str]:
-    """The file of settings and the file of keys, as TOML. Paths are absolute, since a service has its own folder."""
+    """Return the settings file and the key file as TOML, with absolute paths: a service has its own folder."""
     names = settings.model_fields_set - (OF_A_MODEL if settings.models else set()) - {"models", "api_key"}
     tables = [f"\n[[models]]\n{_lines(listed, listed.model_fields_set)}" for listed in settings.models]
     return _lines(settings, names) + "".join(tables), _lines(settings, settings.model_fields_set & {"api_key"})
@@ -29,7 +29,7 @@ def _lines(values: BaseModel, names: Iterable[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A setting's value in the types of TOML."""
+    """Return a setting's value in the types of TOML."""
     match value:
         case SecretStr():
             return value.get_secret_value()

@@ -1,4 +1,4 @@
-"""How launchd and systemd run the server: the definition that each of them reads, and the commands that it takes."""
+"""The server under launchd and systemd: the definition that each reads, and the commands that each takes."""
 
 import os
 import plistlib
@@ -27,7 +27,7 @@ _UNIT_ESCAPES = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a supervisor must know of the server. It holds no setting and no key."""
+    """The facts that a supervisor needs of the server. It holds no setting and no key."""
 
     command: tuple[str, ...]
     home: Path
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Whether the supervisor knows the service, and the process that runs."""
+    """The state of a service: known to the supervisor or not, and the process that runs."""
 
     is_installed: bool
     pid: int | None = None
@@ -56,12 +56,12 @@ class Launchd:
 
     @property
     def path(self) -> Path:
-        """The file of the definition."""
+        """Return the file of the definition."""
         folder = Path("/Library/LaunchDaemons") if self._job.user else self._job.home / "Library/LaunchAgents"
         return folder / f"{LABEL}.plist"
 
     def definition(self) -> str:
-        """A property list. Raises CommandFailed for a text that no property list holds."""
+        """Return a property list. Raises CommandFailed for a text that no property list holds."""
         job = self._job
         values = {
             "Label": LABEL,
@@ -118,12 +118,12 @@ class Systemd:
 
     @property
     def path(self) -> Path:
-        """The file of the definition."""
+        """Return the file of the definition."""
         folder = Path("/etc/systemd/system") if self._job.user else self._job.home / ".config/systemd/user"
         return folder / UNIT
 
     def definition(self) -> str:
-        """A unit file. Raises CommandFailed for a path that no unit file holds."""
+        """Return a unit file. Raises CommandFailed for a path that no unit file holds."""
         job = self._job
         program, *arguments = job.command
         own_log = str(job.early_log)
@@ -179,12 +179,12 @@ Supervisor = Launchd | Systemd
 
 
 def supervisor(job: Job, platform: str = sys.platform) -> Supervisor:
-    """The supervisor of this system."""
+    """Return the supervisor of this system."""
     return Launchd(job) if platform == "darwin" else Systemd(job)
 
 
 def program_path(argument: str) -> Path:
-    """The absolute path of this program that stays the same at an upgrade. `argument` is how it was called.
+    """Return the absolute path of this program that stays the same at an upgrade. `argument` is how it was called.
 
     Homebrew keeps each version in a folder of its own and a link to the newest one in `opt`.
     """
@@ -197,7 +197,7 @@ def program_path(argument: str) -> Path:
 
 
 def _quoted(word: str) -> str:
-    """A word of a unit file, in which `%` begins a specifier."""
+    """Return a word of a unit file, in which `%` begins a specifier."""
     return f'"{word.translate(_UNIT_ESCAPES)}"'
 
 

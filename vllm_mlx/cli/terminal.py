@@ -1,4 +1,4 @@
-"""What all commands share: a console that is safe for untrusted text, readable figures, and how a command ends."""
+"""Parts of all commands: a console that is safe for untrusted text, readable figures, and exit codes."""
 
 import os
 import sys

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How people write the value of a setting. `read` raises ValueError, which says what to write."""
+    """The form in which people write a setting's value. `read` raises ValueError, which says what to write."""
 
     metavar: str
     note: str  # the end of the help text

@@ -20,7 +20,8 @@ from ..core.config import EngineConfig
 from ..core.errors import ConfigError, EngineDead, setting
 from ..core.faults import Fault, RanksParted, device_fault
 from ..core.tasks import settle
-from .output import LogFile, write_last
+from .ending import end
+from .output import LogFile, configure_logging, write_last
 from .settings import Settings
 from .terminal import BrokeDown, ExitCode, console
 
@@ -172,8 +173,6 @@ class Leading:
             self.engine.fail(EngineDead(reason))
         if self.engine is not None or is_refusal:  # the main thread may end the process sooner, and in the same way
             time.sleep(_LAST_S)
-        from .main import end
-
         write_last(reason)
         end(ExitCode.FAILED if is_refusal else ExitCode.RESTART)
 
@@ -185,8 +184,6 @@ def worker(settings: Settings) -> None:
 
 def run_worker(settings: Settings, log: LogFile | None = None) -> None:
     """Join the server and work until it stops. Raises ConfigError, and BrokeDown once all ranks were there."""
-    from .serve import configure_logging
-
     configure_logging(settings.log_level, log)
     check_working(settings)
     found = _Working(settings)
@@ -233,8 +230,6 @@ class _Working:
 
     def stop(self, number: int) -> None:
         """End the process after a signal."""
-        from .main import end
-
         if self.ranks is not None:
             self.ranks.watch.leave(EngineDead(f"it was stopped by {signal.Signals(number).name}."))
         end(0 if self.ranks is not None or number != signal.SIGINT else ExitCode.INTERRUPTED)

@@ -26,7 +26,7 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that are listed, without repetitions."""
+        """Return the names that are listed, without repetitions."""
         return tuple(dict.fromkeys((self.name, *self.aliases)))
 
 

@@ -47,7 +47,7 @@ class SettingsGroup:
 
 
 def explain(fault: Any) -> str:
-    """What is wrong with a value, to follow the name of its setting. `fault` is one of `ValidationError.errors()`."""
+    """Describe a wrong value, to follow the name of its setting. `fault`: one of `ValidationError.errors()`."""
     if fault["type"] == "missing":
         return " is missing"
     if fault["type"] in _RANGES:
@@ -132,7 +132,7 @@ class MediaConfig(SettingsGroup):
     media_cache_bytes: int = Field(default=256_000_000, ge=0)
     """Size of the decoded images and videos that are kept for the next turn; 0 keeps none."""
     document_pages: Literal["both", "images", "text"] = "both"
-    """What a vision model gets of each page of a PDF: its image, its text, or `both`. Other models get the text."""
+    """Content of a PDF page for a vision model: its image, its text, or `both`. Other models get the text."""
     max_document_bytes: int = Field(default=32_000_000, gt=0)
     """Size of the largest document that is sent or fetched."""
     max_document_pages: int = Field(default=100, gt=0)
@@ -171,7 +171,7 @@ class ModelConfig(SettingsGroup):
     """Folder or Hugging Face id of an MTP head of the model, or of a checkpoint that holds it. Default: the one in the
     model's own checkpoint, if there is one."""
     enable_thinking: bool | None = None
-    """Whether a model that can reason does so if the request does not say. Default: it does."""
+    """Reason where the model can and the request does not say. Default: yes."""
     default_thinking_token_budget: int | None = Field(default=None, ge=0)
     """Longest reasoning, in tokens, of a request that sets no budget. Default: no limit."""
     max_silent_tokens: int | None = Field(default=None, ge=1)
@@ -187,11 +187,11 @@ class ModelConfig(SettingsGroup):
     """Format of the model's tool calls, or a parser of an installed package; `auto` detects the format in the chat
     template."""
     tool_grammar: ToolGrammar = "names"
-    """What a grammar restricts in tool calls: nothing (`off`), their names to the declared tools (`names`), or complete
+    """Restrict by a grammar in tool calls: nothing (`off`), their names to the declared tools (`names`), or complete
     calls to their schemas (`strict`). With `names`, calls of strict tools and calls that a request forces follow their
     schemas too; with `off`, no call can be forced."""
     undeclared_calls: UndeclaredCalls = "text"
-    """What a call to an undeclared tool becomes, if no grammar restricts its name: text, or a call like any other."""
+    """Result of a call to an undeclared tool, if no grammar restricts its name: text, or a call like any other."""
     chat_template: str | None = None
     """Jinja chat template that replaces the checkpoint's."""
     trust_remote_code: bool = False
@@ -272,7 +272,7 @@ class EngineConfig(ModelConfig):
 
     @property
     def no_unload(self) -> str | None:
-        """Why the weights never leave memory; None if they may."""
+        """Return the reason to keep the weights in memory; None if they may leave."""
         if self.tensor_parallel_size > 1:
             return "The model is in the memory of several ranks, which load it when they start."
         if self.wired == "none":

@@ -35,23 +35,23 @@ _LONGEST_SHOWN = 80  # characters of a name that a client chose
 
 
 def shown(name: str) -> str:
-    """A client's name or value, cut to a length that fits an error message."""
+    """Return a client's name or value, cut to a length that fits an error message."""
     return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
 
 
 def shown_field(name: str) -> str:
-    """The name of a client's field as a path shows it: in quotes if it is empty or has spaces or control characters."""
+    """Return a client's field name as a path shows it: in quotes if empty or with spaces or control characters."""
     name = shown(name)
     return name if name and name.isprintable() and " " not in name else json.dumps(name, ensure_ascii=False)
 
 
 def setting(name: str) -> str:
-    """How messages name a setting: as the user writes it on the command line."""
+    """Return a setting's name for messages: as the user writes it on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def first_line(error: Exception, max_chars: int | None = None) -> str:
-    """The first line of a library's error, for use in our message; its type if it has no text.
+    """Return the first line of a library's error, for use in our message; its type if it has no text.
 
     A line that ends with a colon announces names, of which the first two are added.
     """

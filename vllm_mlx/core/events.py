@@ -1,6 +1,6 @@
 """The one stream of events that every protocol encodes.
 
-Order: Started, any number of PromptProgress, any number of content events, then Finished or Failed once.
+Order: Started, any number of PromptProgress, any number of Counted and content events, then Finished or Failed once.
 """
 
 from collections.abc import Mapping
@@ -34,11 +34,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One sampled token. Log probabilities are natural logarithms of the model's own distribution, before sampling."""
+    """One token. Log probabilities are natural logarithms of the model's own distribution, before sampling."""
 
     token_id: int
-    logprob: float
+    logprob: float | None  # None for the first token of a prompt
     top: tuple[tuple[int, float], ...] = ()  # (token_id, logprob), most likely first
+    offset: int | None = None  # characters of the reply before the token; None if they are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,13 @@ class Started:
 class PromptProgress:
     num_computed_tokens: int
     num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The usage so far, with the tokens whose deltas follow. It is sent only if the request asks for it."""
+
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +127,4 @@ class Failed:
 
 
 ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
-GenerationEvent = Started | PromptProgress | ContentEvent | SearchDone | Finished | Failed
+GenerationEvent = Started | PromptProgress | Counted | ContentEvent | SearchDone | Finished | Failed

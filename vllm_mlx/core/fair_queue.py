@@ -28,7 +28,7 @@ _Line = OrderedDict[_Entry, None]  # the entries that wait, in order; each can l
 
 
 class Place:
-    """What a caller holds until it leaves. Any thread may call `leave`; a further call does nothing."""
+    """The places that a caller holds until it leaves. Any thread may call `leave`; a further call does nothing."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave: list[Callable[[], None]] = [leave]
@@ -63,13 +63,13 @@ class FairQueue:
         return self._held.total()
 
     def has_room(self, number: int) -> bool:
-        """Whether this number of places can be taken without waiting."""
+        """Return whether this number of places can be taken without waiting."""
         return not self._waiting and self.num_taken + number <= self.num_places
 
     def ask(
         self, key: Hashable, request: Hashable = None, number: int = 1, *, is_first: bool = False
     ) -> "Future[Place]":
-        """The result comes when the places are free. Cancel it to leave the queue.
+        """Queue for places. The future is done once the places are free. Cancel the future to leave the queue.
 
         `number`: at most `num_places`. `is_first`: before all others that wait, of any key.
         Raises the error of `close`.
@@ -140,7 +140,7 @@ class FairQueue:
             entry.given.set_result(Place(partial(self._give_back, entry)))
 
     def _next(self) -> _Entry | None:
-        """The entry whose turn it is; None if it has to wait for places."""
+        """Return the next entry in turn; None if it has to wait for places."""
         heads = [next(iter(next(iter(requests.values())))) for requests in self._waiting.values()]
         heads = [head for head in heads if self._held[head.key] + head.number <= self._per_key]
         fewest = min(heads, key=lambda head: self._held[head.key], default=None)

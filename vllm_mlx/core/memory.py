@@ -53,7 +53,7 @@ class RowFootprint:
         return self.fixed_bytes + num_tokens * self.bytes_per_token + windowed + whole
 
     def layer_bytes(self, rows_bytes: int) -> int:
-        """The part of `rows_bytes` that must stay free for copying one layer of all rows, when a row joins a batch."""
+        """Return the part of `rows_bytes` to keep free for copying one layer of all rows when a row joins a batch."""
         return rows_bytes // (self.num_layers + 1)
 
     def max_tokens(self, budget_bytes: int) -> int:
@@ -77,7 +77,7 @@ class AttentionCost:
 
     @classmethod
     def within(cls, room_bytes: int, *, bytes_per_pair: int, max_chunk: int, max_tokens: int) -> "AttentionCost":
-        """The cost with as much room as chunks need, but at most `room_bytes`, and enough for SHORTEST_CHUNK tokens.
+        """Return the cost with the room that chunks need: at most `room_bytes`, and enough for SHORTEST_CHUNK tokens.
 
         If that takes more than four times `room_bytes`, chunks at the end of the context are shorter still.
         `max_chunk`: tokens of the longest chunk. `max_tokens`: tokens of the longest prompt.
@@ -192,7 +192,7 @@ class ByteRoom:
         self._lock = threading.Lock()
 
     def enter(self, num_bytes: int) -> bool:
-        """Whether there was room."""
+        """Return whether there was room."""
         with self._lock:
             has_room = self.num_bytes + num_bytes <= self.max_bytes
             self.num_bytes += num_bytes if has_room else 0
@@ -244,5 +244,5 @@ def _gb(num_bytes: int) -> str:
 
 
 def physical_memory() -> int:
-    """The machine's memory, in bytes."""
+    """Return the machine's memory, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -113,12 +113,12 @@ class ToolSpec:
 
     @property
     def name_param(self) -> str:
-        """The request field that names the tool, for errors. For a tool of web search, it is the tool's own field."""
+        """Return the request field that names the tool, for errors; for a web search, the tool's own field."""
         path, dot, _ = self.param.rpartition(".")
         return f"{path}.name" if dot else self.param
 
     def to_openai(self) -> dict[str, Any]:
-        """The dict that chat templates expect: `{"type": "function", "function": {...}}`."""
+        """Return the dict that chat templates expect: `{"type": "function", "function": {...}}`."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description

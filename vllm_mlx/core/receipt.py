@@ -1,4 +1,4 @@
-"""How many prompt tokens came from the prefix cache, and why not more. A receipt holds no words of a prompt."""
+"""Receipts: the number of prompt tokens from the prefix cache, and the reason for no more. They hold no words."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +19,7 @@ class ChangeCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChange:
-    """Why a prompt does not begin with the previous one of its conversation.
+    """The reason for a prompt that does not begin with the previous one of its conversation.
 
     The first difference is at token `num_common_tokens`. A token id is None if its prompt ends there. `message` is
     the index of the changed message, system messages included; None if the change lies before the first message.
@@ -34,7 +34,7 @@ class PromptChange:
     role: Role | None = None
 
     def __str__(self) -> str:
-        """One word for a log line."""
+        """Return one word for a log line."""
         place = "head" if self.message is None else f"message {self.message} ({self.role})"
         ids = f"{self.previous_token_id} -> {self.token_id}"
         return f"{self.cause} at token {self.num_common_tokens} of {self.num_previous_tokens} ({ids}), {place}"
@@ -48,7 +48,7 @@ class Shortfall(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the previous turn lets us expect: this prompt begins with its first `num_tokens`, except for `change`."""
+    """An expectation from the previous turn: this prompt begins with its first `num_tokens`, except for `change`."""
 
     num_tokens: int = 0
     change: PromptChange | None = None
@@ -70,7 +70,7 @@ class CacheReceipt:
 
     @property
     def tier(self) -> Tier | None:
-        """The slowest tier that cached tokens came from; None if no token was cached."""
+        """Return the slowest tier that cached tokens came from; None if no token was cached."""
         if self.disk_tokens:
             return "disk"
         return "memory" if self.cached_tokens else None
@@ -81,7 +81,7 @@ class CacheReceipt:
 
     @property
     def shortfall(self) -> Shortfall | None:
-        """Why fewer tokens were cached than expected; None if as many were."""
+        """Return the reason for fewer cached tokens than expected; None for as many."""
         if self.cached_tokens >= self.expected_tokens:
             return None
         if self.stored_tokens < self._num_unaltered:
@@ -90,7 +90,7 @@ class CacheReceipt:
 
     @property
     def why(self) -> str | None:
-        """The shortfall as a text for people, with its figures."""
+        """Return the shortfall as a text for people, with its figures."""
         match self.shortfall:
             case Shortfall.ALTERED:
                 return f"altered: {self.expectation.change}"

@@ -5,22 +5,30 @@ It knows no wire format, no grammar library and no tokenizer.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Literal
 
 import pydantic.dataclasses
 from pydantic import Field
 
-from .config import DOCUMENTED, SettingsGroup
+from .config import DOCUMENTED, SamplingDefaults, SettingsGroup
 from .errors import InvalidParameter, setting, shown
 from .messages import Message, ToolChoice, ToolSpec
 
 MAX_GUIDE_CHARS = 256 * 1024
+_LAST_RESORT = SamplingDefaults(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
+_CHECKPOINT_RANGES = {
+    "temperature": (0, 2), "top_p": (1e-9, 1), "min_p": (0, 1), "repetition_penalty": (1e-9, math.inf),
+}  # fmt: skip
+_GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
+_SEED_BITS = 63
 MAX_CHOICES = 4096
 MAX_STRUCTURES = 1024  # structures, and triggers, of a structural tag: each pair is compared
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**17  # of one request: tokens of its prompts, each with its likeliest ones
 MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
 MAX_INTEGER = 2**63 - 1
 MAX_STOP_STRINGS = 16
@@ -127,7 +135,7 @@ class Guide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled. A field that is None takes the server's default, then the checkpoint's.
+    """Sampling of the tokens. A field that is None takes the server's default, then the checkpoint's.
 
     Raises InvalidParameter, which names the field, for a value outside its range.
     """
@@ -154,7 +162,7 @@ class SamplingParams:
     thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
 
     def __post_init__(self) -> None:
-        _check_range("max_tokens", self.max_tokens, 1, None, is_whole=True)
+        _check_range("max_tokens", self.max_tokens, 0, None, is_whole=True)
         _check_range("temperature", self.temperature, 0, 2)
         _check_range("top_p", self.top_p, 0, 1)
         _check_range("top_k", self.top_k, 0, None, is_whole=True)
@@ -186,8 +194,110 @@ class SamplingParams:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSampling:
+    """SamplingParams with every default resolved, as the sampler reads them for one row.
+
+    A field with the name of a field of SamplingParams takes its value.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0  # drawn at random if the client gave none
+    num_top_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < _GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSampling:
+    tokens: TokenSampling
+    max_tokens: int
+    clamped_max_tokens: int | None  # set if the context window is too small for what the client asked for
+    min_tokens: int
+    stop_token_ids: frozenset[int]
+
+
+def checkpoint_defaults(config: Mapping[str, Any]) -> SamplingDefaults:
+    """Read generation_config.json. Sampling is greedy if `do_sample` is false and no temperature is given.
+
+    Other values count even if `do_sample` is false. A value for which a client could not ask is left out.
+    """
+    found: dict[str, Any] = {
+        name: float(value)
+        for name, (low, high) in _CHECKPOINT_RANGES.items()
+        if isinstance(value := config.get(name), int | float) and low <= value <= high
+    }
+    if isinstance(top_k := config.get("top_k"), int):
+        found["top_k"] = max(0, top_k)
+    if config.get("do_sample") is False and config.get("temperature") is None:
+        found["temperature"] = 0.0
+    return SamplingDefaults(**found)
+
+
+def usual_sampling(defaults: SamplingDefaults, checkpoint: SamplingDefaults) -> dict[str, float]:
+    """Return the temperature and the top_p of requests that give none."""
+    filled = _filled_in(defaults, checkpoint, _LAST_RESORT)
+    return {name: filled[name] for name in ("temperature", "top_p")}
+
+
+def resolve_sampling(
+    params: SamplingParams,
+    *,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+    eos_token_ids: Iterable[int] = (),
+    defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
+    checkpoint: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
+) -> ResolvedSampling:
+    """Resolve every setting. The prompt must fit the context window.
+
+    Raises InvalidParameter for a `logit_bias` outside the vocabulary.
+    """
+    for token_id in params.logit_bias:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidParameter(
+                f"`logit_bias` names the token id {token_id}; this model's ids are 0 to {vocab_size - 1}.",
+                param="logit_bias",
+            )
+    room = max_model_len - num_prompt_tokens
+    assert room > 0
+    asked = params.max_tokens if params.max_tokens is not None else defaults.max_tokens
+    max_tokens = room if asked is None else min(asked, room)
+    is_clamped = params.max_tokens is not None and params.max_tokens > room
+    given = {each.name: getattr(params, each.name) for each in fields(TokenSampling) if hasattr(params, each.name)}
+    given |= _filled_in(params, defaults, checkpoint, _LAST_RESORT)
+    given["seed"] = (secrets.randbits(_SEED_BITS) if params.seed is None else params.seed) % 2**64
+    return ResolvedSampling(
+        tokens=TokenSampling(**given, num_top_logprobs=params.logprobs),
+        max_tokens=max_tokens,
+        clamped_max_tokens=max_tokens if is_clamped else None,
+        min_tokens=min(params.min_tokens, max_tokens),
+        stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else set(eos_token_ids)),
+    )
+
+
+def _filled_in(*sources: SamplingParams | SamplingDefaults) -> dict[str, Any]:
+    """Take each setting from the first source that has it."""
+    names = [each.name for each in fields(SamplingDefaults) if each.name != "max_tokens"]
+    return {name: next(value for source in sources if (value := getattr(source, name)) is not None) for name in names}
+
+
 def check_stop(name: str, stop: Sequence[str]) -> None:
-    """Raises InvalidParameter, which names the field, for stop strings that exceed a limit."""
+    """Raise InvalidParameter, which names the field, for stop strings that exceed a limit."""
     _check_number(name, stop, MAX_STOP_STRINGS)
     if not all(stop):
         raise InvalidParameter(f"`{name}` must not contain an empty string.", param=name)
@@ -196,7 +306,7 @@ def check_stop(name: str, stop: Sequence[str]) -> None:
 
 
 def check_budget(budget: Any, name: str) -> None:
-    """Raises InvalidParameter, which names the field, unless `budget` is a number of tokens, -1 or None."""
+    """Raise InvalidParameter, which names the field, unless `budget` is a number of tokens, -1 or None."""
     if budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and -1 <= budget <= MAX_INTEGER):
         return
     raise InvalidParameter(f"`{name}` must be a non-negative integer or -1 for unlimited.", param=name)
@@ -247,6 +357,8 @@ class Request:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # only in a text completion: the reply begins with the prompt's text
+    max_prompt_logprobs: int = 0  # of the prompt, in each reply that echoes it; 0: the reply shows none
+    counts: bool = False  # whether the stream says before each delta how many tokens there are
     keeps_reasoning: bool | None = None  # in the prefix cache, for any next turn; None: as the server is set
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
@@ -256,7 +368,9 @@ class Request:
     model: int = 0  # the position of its model in the list of models
 
     def __post_init__(self) -> None:
-        """Refuse two tools of one name: no call could say which of them it means. Raises InvalidParameter."""
+        """Refuse an empty reply, and two tools of one name, since no call could say which. Raises InvalidParameter."""
+        if self.sampling.max_tokens == 0 and not self.echo:
+            raise InvalidParameter("`max_tokens` must be at least 1; with `echo` it may be 0.", param="max_tokens")
         by_name: dict[str, ToolSpec] = {}
         for tool in (*self.tools, *self.unlisted_tools):
             if (other := by_name.setdefault(tool.name, tool)) is not tool:
@@ -281,7 +395,7 @@ class RequestLimits(SettingsGroup):
     """Replies to one request: `n` for each of its prompts."""
 
     def check(self, request: Request) -> None:
-        """Raises InvalidParameter, naming the limit."""
+        """Raise InvalidParameter, naming the limit."""
         self.check_messages(len(request.messages or ()))
         _at_most(
             len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools", setting("max_tools")
@@ -295,11 +409,11 @@ class RequestLimits(SettingsGroup):
                 )
 
     def check_messages(self, num_messages: int) -> None:
-        """Raises InvalidParameter, naming the limit."""
+        """Raise InvalidParameter, naming the limit."""
         _at_most(num_messages, self.max_messages, "messages", "messages", setting("max_messages"))
 
     def check_choices(self, num_choices: int) -> None:
-        """Raises InvalidParameter, naming the limit."""
+        """Raise InvalidParameter, naming the limit."""
         _at_most(num_choices, self.max_choices, "n", "choices", setting("max_choices"))
 
 
@@ -310,7 +424,7 @@ def _at_most(number: int, limit: int, param: str, noun: str, limit_name: str) ->
 
 
 def _is_longer(schema: Any, max_bytes: int) -> bool:
-    """Whether the schema has more than `max_bytes` as JSON. It is only written if the lengths of its texts fit."""
+    """Return whether the schema has more than `max_bytes` as JSON, which is only written if its texts fit."""
     num_bytes, left = 0, [schema]
     while left and num_bytes <= max_bytes:
         value = left.pop()

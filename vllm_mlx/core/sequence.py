@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from .events import FinishReason
+from .events import FinishReason, TokenLogprob
 from .receipt import NO_RECEIPT, CacheReceipt
-
-_GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
+from .request import TokenSampling
 
 
 class Tag(Enum):
@@ -32,7 +31,7 @@ class TagWatch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningRule:
-    """How reasoning begins and ends, in token ids."""
+    """The token ids that begin and end reasoning."""
 
     new_watch: Callable[[], TagWatch]
     starts: tuple[tuple[int, ...], ...]
@@ -49,7 +48,7 @@ class NameHold(Protocol):
 
     @property
     def is_bounding(self) -> bool:
-        """Whether a mask restricts the next token."""
+        """Return whether a mask restricts the next token."""
         ...
 
     def feed(self, token_id: int) -> None: ...
@@ -65,7 +64,7 @@ class NameHold(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What constrains the tokens of one reply: a grammar or the names of its calls, and the budget of its reasoning.
+    """Constraints on the tokens of one reply: a grammar or the names of its calls, and the budget of its reasoning.
 
     All replies to a request share it.
 
@@ -94,7 +93,7 @@ class EncoderInputs(Protocol):
     """The arrays of one media item for the vision encoder. They may be dropped and made again."""
 
     def prepare(self) -> bool:
-        """Whether `get` returns at once. If not, the arrays are being made, and the engine is woken once they are."""
+        """Return whether `get` can return. Otherwise begin to make the arrays; the engine is woken once they exist."""
         ...
 
     def get(self) -> Mapping[str, Any]:
@@ -134,30 +133,6 @@ class PromptInputs:
     starts_in_reasoning: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSampling:
-    """SamplingParams with every default resolved, as the sampler reads them for one row."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0  # drawn at random if the client gave none
-    num_top_logprobs: int | None = None
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature < _GREEDY_TEMPERATURE or self.top_k == 1
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
-
-
 class SequenceStatus(Enum):
     WAITING = auto()
     PREFILLING = auto()
@@ -186,6 +161,8 @@ class Sequence:
     prompt_index: Any = None  # a cache.prompt_index.PromptIndex; None if no drafts are taken from the prompt
     tenant: str = ""  # the owner of the request; tenants take turns
     model: int = 0  # the position of its model
+    scores_prompt: bool = False  # its reply shows the log-probabilities of the prompt's tokens
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens from the second one on
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -212,27 +189,34 @@ class Sequence:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Number of prompt tokens taken from the prefix cache at its first admission."""
+        """Return the number of prompt tokens taken from the prefix cache at its first admission."""
         return self.receipt.cached_tokens
 
     @property
     def num_in_flight(self) -> int:
-        """Number of samples launched on the device and not read back yet."""
+        """Return the number of samples launched on the device and not read back yet."""
         return max(0, self.num_computed_tokens - self.num_tokens + 1)
 
     @property
     def prefill_end(self) -> int:
-        """The position where prefill stops. The decode step feeds the last known token, and samples after it."""
+        """Return the position where prefill stops. The decode step feeds the last known token, and samples after it."""
         return self.num_tokens - 1
 
     @property
     def decode_end(self) -> int:
         """The position where decode stops: the last token that the reply may have is not fed."""
-        return len(self.prompt.token_ids) + self.max_tokens - 1
+        return len(self.prompt.token_ids) + max(1, self.max_tokens) - 1
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether all log-probabilities of the prompt that the reply shows are known."""
+        return not self.scores_prompt or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
 
     def take(self, token_id: int) -> FinishReason | None:
         """Add a token to the reply. Returns the reason why the reply ends with it, if it does."""
         self.num_faults = 0
+        if not self.max_tokens:  # only the prompt was asked for
+            return FinishReason.LENGTH
         self.output_token_ids.append(token_id)
         if token_id in self.stop_token_ids:
             self.stop_token_id = token_id
@@ -240,7 +224,7 @@ class Sequence:
         return FinishReason.LENGTH if len(self.output_token_ids) >= self.max_tokens else None
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """The ids at positions `[start, end)` of prompt + output."""
+        """Return the ids at positions `[start, end)` of prompt + output."""
         num_prompt = self.num_prompt_tokens
         if end <= num_prompt:
             return list(self.prompt.token_ids[start:end])

@@ -12,6 +12,7 @@ from .receipt import NO_RECEIPT, CacheReceipt
 from .sequence import Sequence
 
 Group = Rows[Sequence]  # rows that decode with their KV in the same buffers
+MOST_SCORED = 256  # positions of a chunk whose logits are needed: those of a long prompt are not in memory together
 BY_HEAD = -1  # in place of a draft: the model's MTP head guesses this token and those behind it
 
 
@@ -45,6 +46,7 @@ class PrefillChunk:
     start: int
     end: int
     capture: Capture | None = None
+    scores: bool = False  # compute the log-probability of the token behind each position
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ NO_WORK = StepPlan()
 
 
 def forward_passes(groups: Iterable[Group], isolated: Collection[int]) -> list[list[Group]]:
-    """The groups that share a forward pass, and each isolated group as a pass of its own."""
+    """Return the groups that share a forward pass, and each isolated group as a pass of its own."""
     shared: list[Group] = []
     passes = []
     for group in groups:
@@ -92,7 +94,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """How many drafts of a row were computed in a step, and how many of them the row's own draws confirmed."""
+    """Counts of a row's drafts in a step: those computed, and those that the row's own draws confirmed."""
 
     seq_id: int
     num_drafted: int
@@ -110,6 +112,13 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    seq_id: int
+    start: int  # the first position of the chunk
+    logprobs: tuple[TokenLogprob, ...]  # of the tokens behind its positions
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkTiming:
     start: int  # tokens before the chunk
     num_tokens: int
@@ -122,6 +131,7 @@ class StepOutput:
     verified: tuple[Verified, ...] = ()  # one for each row that had drafts and whose tokens are reported
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (seq_id, tokens that its grammar forces next)
     prefilled: tuple[tuple[int, int], ...] = ()  # (seq_id, end)
+    scored: tuple[Scored, ...] = ()
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
     suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that another row may have caused
     snapshots: tuple[Snapshot, ...] = ()
@@ -138,6 +148,7 @@ class SequenceUpdate:
 
     seq_id: int
     tokens: tuple[TokenOutput, ...] = ()
+    prompt_logprobs: Rows[TokenLogprob] = ()  # once all are known
     num_computed_tokens: int = 0
     receipt: CacheReceipt = NO_RECEIPT
     num_predicted: int = 0
@@ -149,10 +160,11 @@ class SequenceUpdate:
 
     @classmethod
     def of(cls, seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> "SequenceUpdate":
-        """The sequence's present state as an update."""
+        """Return the sequence's present state as an update."""
         return cls(
             seq_id=seq.seq_id,
             tokens=tokens,
+            prompt_logprobs=seq.prompt_logprobs if seq.is_scored else (),
             num_computed_tokens=seq.num_computed_tokens,
             receipt=seq.receipt,
             num_predicted=seq.num_predicted,

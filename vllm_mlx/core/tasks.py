@@ -42,7 +42,7 @@ class Deadline:
         self._is_cancelled = True
 
     def check(self) -> None:
-        """Raises TimeLimit when the time is over, also if the work was cancelled; else Cancelled after `cancel`."""
+        """Raise TimeLimit when the time is over, also if the work was cancelled; otherwise Cancelled after `cancel`."""
         if self._clock() >= self._end_s:
             raise TimeLimit(self._message)
         if self._is_cancelled:

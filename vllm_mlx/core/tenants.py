@@ -30,7 +30,7 @@ def unnamed_keys(secrets: Iterable[str], *, taken: Iterable[str] = ()) -> tuple[
 
 
 def has_room(held: Mapping[T, int], tenant: T, amount: int, limit: int) -> bool:
-    """Whether `tenant` may take `amount` more of `limit`, if each tenant has the amount in `held` now.
+    """Return whether `tenant` may take `amount` more of `limit`, if each tenant has the amount in `held` now.
 
     One tenant alone may take everything. If others have filled it, a tenant may still take its equal share. All may
     together hold more than `limit` then, until the others have given back the part above their share.

@@ -4,7 +4,7 @@ from urllib.parse import SplitResult, urlsplit
 
 
 def http_url(text: str) -> SplitResult | None:
-    """The parts of an address such as `http://host:8080/path`; None if the text is not such an address."""
+    """Return the parts of an address such as `http://host:8080/path`; None if the text is not such an address."""
     try:
         parts = urlsplit(text)
         has_port = parts.port is None or parts.port > 0

@@ -19,7 +19,7 @@ SLAB_TOKENS = 256
 _PLACES = {"kv": "places", "window": "window_places"}  # where a run's layout has the places of its tensors
 Key = tuple[str, int]  # a record's name and the index of one of its tensors
 
-# How the type of an array is written in a row, and the type of NumPy that carries its bits.
+# The name of an array's type in a row, and the type of NumPy that carries its bits.
 _NAMES: dict[mx.Dtype, tuple[str, Any]] = {
     mx.bfloat16: ("BF16", np.uint16),
     mx.float16: ("F16", np.uint16),

@@ -1,4 +1,4 @@
-"""What can go wrong with the folder of the cache. Knows no record."""
+"""Faults of the cache's folder. Knows no record."""
 
 import contextlib
 import errno

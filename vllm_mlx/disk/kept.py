@@ -51,7 +51,7 @@ class Kept:
     body: bytes
 
     def value(self) -> Any:
-        """Raises ValueError if it is not JSON."""
+        """Raise ValueError if it is not JSON."""
         return json.loads(_text(self.body))
 
 

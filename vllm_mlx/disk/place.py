@@ -37,7 +37,7 @@ MARKS = frozenset({_TAG, _NO_INDEX})
 _TMUTIL_S = 10.0
 _RECORD = re.compile(r"([0-9a-f]{16})\.kv")
 _HEX = "[0-9a-f]"
-# What earlier versions wrote, as patterns below the folder.
+# Patterns of files that earlier versions wrote, below the folder.
 _OLD = (f"{_HEX * 16}/{_HEX * 40}.safetensors", f"{_HEX * 16}/.{_HEX * 40}-*.draft", "journals/*.journal",
         "journals/*.journal.new", f"checkpoints/{_HEX * 16}.json", "usage.json")  # fmt: skip
 _LEDGER_BEGINS = b'{"used_bytes"'  # `usage.json`, whose name others may use
@@ -109,7 +109,7 @@ def remove_old(folder: Path) -> None:
 
 
 def nothing_in(folder: Path) -> str | None:
-    """Return why the folder holds no cache, or None if it holds one. Nothing is changed. Raises OSError."""
+    """Return the reason why the folder holds no cache, or None if it holds one, unchanged. Raises OSError."""
     if not folder.exists():
         return f"there is no folder {folder}"
     if not folder.is_dir():

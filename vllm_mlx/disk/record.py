@@ -91,7 +91,7 @@ def row_of(record: Record) -> Row:
 
 
 def record_of(row: Row) -> Record:
-    """Raises Damaged. A damaged time of the last use counts as long ago."""
+    """Raise Damaged. A damaged time of the last use counts as long ago."""
     row_id, text, words, used_s, checksum = row
     is_intact = isinstance(text, bytes) and isinstance(words, bytes) and checksum == _checksum(row_id, text, words)
     if not is_intact:

@@ -114,7 +114,7 @@ class Writer:
 
     @property
     def _settled_s(self) -> float:
-        """Return how long ago a path must have been stored to be due."""
+        """Return the age, in seconds, from which a stored path is due."""
         written_bytes = 0 if self._usage is None else self._usage.written_bytes
         return SPARING_S if 2 * written_bytes > self._daily_bytes else SETTLED_S
 
@@ -255,7 +255,7 @@ class Writer:
         return self._usage
 
     def _look(self) -> None:
-        """Runs on the thread that writes."""
+        """Return runs on the thread that writes."""
         self._store.threads.post(partial(self._looked, self._store.folder.usage()))
 
     def _looked(self, usage: FolderUsage) -> None:

@@ -126,7 +126,7 @@ class EngineClient:
         """
         try:
             async with self.queue.preparing(request, 1):
-                prepared, _ = await self.fronts[request.model].preparations.prepare(request)
+                prepared, _ = await self.fronts[request.model].preparations.prepare(request, runs=False)
         except ContextLengthExceeded as error:
             if error.is_least:
                 raise

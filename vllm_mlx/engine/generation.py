@@ -14,7 +14,7 @@ from time import monotonic
 from types import TracebackType
 
 from ..core.errors import Cancelled, VLLMMLXError, setting
-from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
+from ..core.events import Counted, Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started, Usage
 from ..core.fence import Fence, clear_locals
 from ..core.request import Request
 from ..core.sequence import Sequence
@@ -54,10 +54,11 @@ class Preparations:
         """The progress of the replies whose prompts are being prepared."""
         return [reply for preparation in self._open for reply in preparation.replies]
 
-    async def prepare(self, request: Request) -> tuple[PreparedRequest, list[ReplyStats]]:
+    async def prepare(self, request: Request, *, runs: bool = True) -> tuple[PreparedRequest, list[ReplyStats]]:
         """Prepare a prompt. If the caller leaves, the work ends at its next check of the deadline.
 
-        Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
+        With `runs` False, it is only counted. Also returns the progress of each reply to the request. Raises
+        RequestError, and Cancelled after `cancel`.
         """
         deadline = Deadline(
             self._max_prepare_s,
@@ -68,7 +69,7 @@ class Preparations:
         self._open.append(preparation)
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                return await self._prepare(request, deadline), preparation.replies
+                return await self._prepare(request, deadline, runs), preparation.replies
         except TimeoutError:
             deadline.check()
             raise
@@ -98,7 +99,7 @@ class Preparations:
     async def close(self) -> None:
         await self._media.close()
 
-    async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
+    async def _prepare(self, request: Request, deadline: Deadline, runs: bool) -> PreparedRequest:
         """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
         rendered = None
         try:
@@ -108,7 +109,7 @@ class Preparations:
                 rendered = await self._media.render(
                     parts, salt=request.cache_salt, tenant=request.tenant, deadline=deadline
                 )
-            work = partial(self._processor.prepare, request, rendered, deadline=deadline)
+            work = partial(self._processor.prepare, request, rendered, deadline=deadline, runs=runs)
             return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
         except BaseException as error:
             clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
@@ -178,8 +179,11 @@ class Reply:
         if self._num_cached_tokens is None:
             self._num_cached_tokens = update.receipt.cached_tokens
             events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt))
+        self._output.feed_prompt(update.prompt_logprobs)
         if update.tokens:
-            events += self._output.feed(update.tokens)
+            deltas = self._output.feed(update.tokens)
+            counted = [Counted(self._used(self._output.usage(self._num_cached_tokens)))] if self._output.counts else []
+            events += [*counted, *deltas]
         elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:
             events.append(PromptProgress(update.num_computed_tokens, num_prompt_tokens))
         if self._output.stopped:
@@ -201,12 +205,16 @@ class Reply:
             num_tokens, limit = finished.usage.completion_tokens, setting("max_silent_tokens")
             logger.info("id=%s ends after %d tokens without an answer (%s)", self.stats.request_id, num_tokens, limit)
         self._close(_OUTCOMES[finished.reason])
-        usage = replace(finished.usage, receipt=self.stats.receipt)
+        return [*deltas, replace(finished, usage=self._used(finished.usage))]
+
+    def _used(self, usage: Usage) -> Usage:
+        """Add the receipt, and the tokens of the prediction."""
+        usage = replace(usage, receipt=self.stats.receipt)
         if usage.accepted_prediction_tokens is not None:
             accepted, rejected = self._predicted
             accepted = min(accepted, usage.completion_tokens)  # a stop string may cut some of them off
             usage = replace(usage, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
-        return [*deltas, replace(finished, usage=usage)]
+        return usage
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
         self._close("cancelled" if isinstance(error, Cancelled) else "failed")

@@ -60,6 +60,7 @@ def build_lane(
         tokens_per_s=measured.calibration.tokens_per_s,
         overhead_s=measured.calibration.overhead_s,
         half_share=measured.calibration.half_share,
+        long_probe_s=measured.calibration.long_probe_s,
         attention=attention,
         whole_prompts=measured.model.no_chunks is not None,
     )

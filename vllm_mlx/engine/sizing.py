@@ -10,9 +10,10 @@ from ..cache import layers
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
+from ..core.request import checkpoint_defaults, usual_sampling
+from ..formats.tokenizer import read_json
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
-from ..prompt.processor import usual_sampling
 from ..ranks.lockstep import Ranks
 from ..ranks.shards import several_macs
 from ..runner.attention import assumed, can_force, score_bytes
@@ -20,6 +21,7 @@ from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_imag
 from ..runner.checkpoint import Checkpoint
 from ..runner.device import apply_limits, device_memory, wire_weights
 from ..runner.family_check import check_family, media_fault
+from ..runner.kernel_proof import check_kernels
 from ..runner.load_model import ALL, advising, begin_loading
 from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
@@ -77,8 +79,9 @@ def load_measured(
     loading = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks, proofs=proofs)
     model = loading.complete() if ranks is None else loading.complete(ranks.watch.advance)
     load_s = time.monotonic() - start_s
-    calibration = calibrate(model)
+    calibration = calibrate(model, has_experts=longest_chunk(checkpoint.config) is not None)
     if facts is None:
+        check_kernels(calibration.attention)
         prove_rows(model)
     else:
         logger.info("What rows of this model can do is known from an earlier start")
@@ -260,7 +263,7 @@ def engine_facts(
         vocab_size=model.vocab_size,
         takes_images=measured.images is not None,
         created=int(time.time()),
-        **usual_sampling(config.defaults, checkpoint.path),
+        **usual_sampling(config.defaults, checkpoint_defaults(read_json(checkpoint.path / "generation_config.json"))),
     )
     return EngineFacts(
         info=info,

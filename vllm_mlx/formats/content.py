@@ -28,6 +28,10 @@ class ContentWriter:
         self._held = ""  # text that counts only if more visible text follows
         self._shown_to = 0  # where the span of the last text ends
 
+    @property
+    def has_text(self) -> bool:
+        return self._shown_to > 0
+
     def feed(self, text: str, out: list[ContentEvent]) -> None:
         """Emit text that ends where the text read so far ends."""
         self.emit(self.framing.feed(text), out)

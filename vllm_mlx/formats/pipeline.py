@@ -1,6 +1,5 @@
 """Sampled tokens of one reply → events. Each reply has a pipeline of its own, on the event loop."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ..core.events import (
@@ -22,6 +21,7 @@ from ..core.step import TokenOutput
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import reasoning_format
 from .family import ReasoningOpening
+from .logprobs import LogprobQueue, echo_logprobs, echoed_text
 from .output_parser import OutputParser
 from .reply import FinishedReply, ReplyBuilder, content_of
 from .selection import ReplyFormats, make_parser
@@ -53,7 +53,8 @@ class OutputPipeline:
         """
         self._tokenizer = tokenizer
         self._request = request
-        self._num_prompt_tokens = len(prompt.token_ids)
+        self._prompt_ids = prompt.token_ids
+        self._prompt_logprobs: Sequence[TokenLogprob] = ()
         self._clamped_max_tokens = clamped_max_tokens
         self._stop_token_ids = stop_token_ids
         self._stop_token: TokenOutput | None = None  # the last token, if it is a stop token
@@ -68,13 +69,18 @@ class OutputPipeline:
             schemas=schemas,
             call_ids=call_ids,
         )
-        self._parse = ParseStage(parser, request)
+        self._echo = echoed_text(tokenizer, request, prompt)
+        self._parse = ParseStage(parser, request, len(self._echo or "") if request.max_prompt_logprobs else None)
         self._reply = ReplyBuilder()
         self._fills_content = _fills_content(request, formats, is_opened=prompt.starts_in_reasoning)
-        self._echo = _echo(tokenizer, request, prompt)
         self._max_silent_tokens = max_silent_tokens  # becomes None once the reply has text or a tool call
         self.is_silent = False  # whether the reply was ended because it had neither
+        self.counts = request.counts  # whether the stream carries the usage so far
         self.stopped = False  # by a stop string, the last permitted tool call or silence; further tokens are ignored
+
+    def feed_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """Take the log-probabilities of the prompt's tokens from the second one on. The next call sends them."""
+        self._prompt_logprobs = logprobs
 
     def feed(self, tokens: Sequence[TokenOutput]) -> list[ContentEvent]:
         out = self._take_echo()
@@ -119,6 +125,7 @@ class OutputPipeline:
         if self._stop.matched is not None or self.is_silent or not self.stopped:
             is_end = not self.is_silent and (reason is FinishReason.STOP or self._stop.matched is not None)
             out += self._parse.finish(is_end=is_end)
+        out += self._parse.rest()
         self.stopped = True
         events = self._emit(out)
         if self._fills_content:
@@ -130,8 +137,12 @@ class OutputPipeline:
         return merged(out)
 
     def _take_echo(self) -> list[ContentEvent]:
-        text, self._echo = self._echo, ""
-        return [TextDelta(text)] if text else []
+        text, self._echo = self._echo, None
+        if text is None:
+            return []
+        if not self._request.max_prompt_logprobs:
+            return [TextDelta(text)]
+        return [TextDelta(text, echo_logprobs(self._tokenizer, text, self._prompt_ids, self._prompt_logprobs))]
 
     def _take_stop_token(self) -> TokenOutput:
         token, self._stop_token = self._stop_token, None
@@ -166,6 +177,8 @@ class OutputPipeline:
         if is_end and added is not None and not self.stopped:
             out += self._parse.feed_end_token(added[0])
             self.stopped = self._parse.calls.reached_limit
+        if is_end and last is not None and not self.stopped:
+            self._parse.add_end_token(last.logprob)
 
     def _finished(self, reason: FinishReason, stop_token_id: int | None, cached_tokens: int) -> Finished:
         stop: str | int | None = self._stop.matched
@@ -177,16 +190,19 @@ class OutputPipeline:
             stop = stop_token_id
         if reason is FinishReason.STOP and self._parse.calls.are_complete:
             reason = FinishReason.TOOL_CALLS
-        usage = Usage(
-            prompt_tokens=self._num_prompt_tokens,
+        return Finished(reason, self.usage(cached_tokens), stop, tuple(self._parse.calls.broken))
+
+    def usage(self, cached_tokens: int) -> Usage:
+        """Return the usage so far, or of the complete reply. The engine counts the tokens of the prediction."""
+        return Usage(
+            prompt_tokens=len(self._prompt_ids),
             cached_tokens=cached_tokens,
             completion_tokens=self._reply.num_tokens,
             reasoning_tokens=self._parse.num_reasoning_tokens,
             clamped_max_tokens=self._clamped_max_tokens,
-            accepted_prediction_tokens=0 if self._request.prediction else None,  # the engine counts them
+            accepted_prediction_tokens=0 if self._request.prediction else None,
             rejected_prediction_tokens=0 if self._request.prediction else None,
         )
-        return Finished(reason, usage, stop, tuple(self._parse.calls.broken))
 
 
 def _is_shown(event: ContentEvent) -> bool:
@@ -199,10 +215,11 @@ class ParseStage:
     A control token has no text, unless it is a tag of the format or the request asks for such tokens.
     """
 
-    def __init__(self, parser: OutputParser, request: Request):
+    def __init__(self, parser: OutputParser, request: Request, num_echoed: int | None = None):
+        """`num_echoed`: as `LogprobQueue` takes it."""
         self._parser = parser
         self._skips_control = request.sampling.skip_special_tokens
-        self._logprobs = None if request.sampling.logprobs is None else LogprobQueue()
+        self._logprobs = None if request.sampling.logprobs is None else LogprobQueue(num_echoed)
         self.calls = CallCounter(request.max_tool_calls)
         self.num_reasoning_tokens = 0
         self.closed_open_call = False  # True if `finish` completed a call that the model had left open
@@ -234,6 +251,16 @@ class ParseStage:
         self.closed_open_call = self.calls.num_calls > num_calls
         return events
 
+    def add_end_token(self, logprob: TokenLogprob | None) -> None:
+        """Announce the token that ended the reply. It has no text."""
+        if self._logprobs is not None:
+            self._logprobs.add_token(logprob)
+            self._logprobs.add_piece(1, 0)
+
+    def rest(self) -> list[ContentEvent]:
+        """Return tokens that no text follows, as `LogprobQueue` does."""
+        return [] if self._logprobs is None else self._logprobs.rest()
+
     def _counted(self, events: list[ContentEvent]) -> list[ContentEvent]:
         if self._logprobs is not None:
             events = self._logprobs.attach(events, self._parser.text_spans)
@@ -246,15 +273,6 @@ def _fills_content(request: Request, formats: ReplyFormats, *, is_opened: bool) 
         return request.fills_content
     reasoning = formats.reasoning
     return reasoning is not None and reasoning_format(reasoning).fills_content and not is_opened
-
-
-def _echo(tokenizer: Tokenizer, request: Request, prompt: PromptInputs) -> str:
-    """The text of a completion's prompt, if the request asks for it at the start of the reply."""
-    if not request.echo or request.messages is not None:
-        return ""
-    if isinstance(request.prompt, str):
-        return request.prompt
-    return tokenizer.decode(prompt.token_ids, skip_special_tokens=request.sampling.skip_special_tokens)
 
 
 class CallCounter:
@@ -288,42 +306,6 @@ class CallCounter:
                 if self.reached_limit:
                     return events[: number + 1]
         return events
-
-
-class LogprobQueue:
-    """Holds tokens until the parser emits their text. The first event with a part of that text carries the token."""
-
-    def __init__(self) -> None:
-        self._tokens: deque[TokenLogprob | None] = deque()  # tokens whose piece is still to come
-        self._spans: deque[tuple[int, int, TokenLogprob]] = deque()  # (start, end, token) in parsed characters
-        self._num_chars = 0
-
-    def add_token(self, logprob: TokenLogprob | None) -> None:
-        self._tokens.append(logprob)
-
-    def add_piece(self, num_tokens: int, num_chars: int) -> None:
-        """Note that the parser is fed `num_chars` characters, which are the text of the next `num_tokens` tokens."""
-        start, self._num_chars = self._num_chars, self._num_chars + num_chars
-        for _ in range(num_tokens):
-            logprob = self._tokens.popleft()
-            if logprob is not None and num_chars:
-                self._spans.append((start, self._num_chars, logprob))
-
-    def attach(self, events: list[ContentEvent], text_spans: Sequence[tuple[int, int]]) -> list[ContentEvent]:
-        """Add tokens to text events. `text_spans`: (start, end) of each of these in parsed characters.
-
-        Tokens before a span were not content.
-        """
-        spans = iter(text_spans)
-        return [self._with_logprobs(event, *next(spans)) if isinstance(event, TextDelta) else event for event in events]
-
-    def _with_logprobs(self, event: TextDelta, start: int, end: int) -> TextDelta:
-        logprobs: list[TokenLogprob] = []
-        while self._spans and self._spans[0][0] < end:
-            _, token_end, logprob = self._spans.popleft()
-            if token_end > start:
-                logprobs.append(logprob)
-        return TextDelta(event.text, tuple(logprobs))
 
 
 def merged(events: Iterable[ContentEvent]) -> list[ContentEvent]:

@@ -23,6 +23,8 @@ class ReasoningWriter:
         self._opening = opening
         self._framing = ReasoningFraming()
         self._is_dropped = False  # the message is for neither the user nor a tool, and is no reasoning
+        self._dropped = ""  # the texts of such messages: content if the reply has nothing else
+        self._has_call = False
         self._is_interrupted = False  # a call began inside; reasoning goes on behind it until its closing tag
         self._is_in_messages = format is not None and bool(format.header_tags)
         self._last = ""  # the last character that was emitted
@@ -72,7 +74,7 @@ class ReasoningWriter:
         self._end()
 
     def begin_message(self, *, is_reasoning: bool, is_dropped: bool = False) -> None:
-        """Begin what the header of a message announced. `is_dropped`: its text is not shown."""
+        """Begin what the header of a message announced. `is_dropped`: its text is shown only if there is no other."""
         self._is_dropped = is_dropped
         if is_reasoning:
             self._begin()
@@ -87,6 +89,7 @@ class ReasoningWriter:
 
     def stop(self) -> None:
         """Interrupt the reasoning because a call began."""
+        self._has_call = True
         self._is_interrupted |= self.is_open and not (self._is_in_messages or self._is_shown)
         self.is_open = False
         self.depth = 0
@@ -107,6 +110,8 @@ class ReasoningWriter:
             self._emit(self._framing.finish(), out)
         elif not has_call:
             self._writer.emit(self._writer.framing.finish(), out)
+        if not (has_call or self._has_call or self._writer.has_text):
+            self._writer.feed_made(self._dropped, out)
 
     def _begin(self) -> None:
         """Keep reasoning that begins now apart from the reasoning before it."""
@@ -126,7 +131,9 @@ class ReasoningWriter:
             self._writer.framing.after_reasoning()
 
     def _emit(self, text: str, out: list[ContentEvent]) -> None:
-        if text and not self._is_dropped:
+        if self._is_dropped:
+            self._dropped += text
+        elif text:
             lead = "\n" if self._begins and self._last not in ("", "\n") and text[0] != "\n" else ""
             self._begins, self._last = False, text[-1]
             out.append(ReasoningDelta(lead + self._codec.decode(text)))

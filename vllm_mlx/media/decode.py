@@ -62,7 +62,7 @@ _IMAGE_START, _IMAGE_END, _SCAN = b"\xd8", b"\xd9", b"\xda"
 # Pillow reads every chunk or segment of a file with a few calls, in Python, and keeps many as objects. A large
 # photograph takes hundreds of reads, a PNG of 20 MB in chunks of 8 kB ten thousand.
 _MAX_READS = 100_000
-# What Pillow's decoders raise on invalid files.
+# Errors of Pillow's decoders on invalid files.
 _FAILURES = (
     OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError,
     MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
@@ -83,7 +83,7 @@ class _Pixels:
 
     @property
     def num_pixels(self) -> int:
-        """The pixels of all frames."""
+        """Return the pixels of all frames."""
         return self.pixels.size // 3
 
     @property
@@ -143,7 +143,7 @@ class FrameStack:
 
 
 def check_shape(width: int, height: int, what: str = "it has") -> None:
-    """Raises InvalidImage for a very narrow or very long image: no model takes it, and it takes seconds to scale."""
+    """Raise InvalidImage for a very narrow or very long image: no model takes it, and it takes seconds to scale."""
     longer, shorter = max(width, height), max(1, min(width, height))
     if longer > _MAX_SIDE or longer > _MAX_RATIO * shorter:
         raise InvalidImage(
@@ -190,7 +190,7 @@ class ImageFile:
     """An image file with a valid header. Holds the file's bytes, but neither a decoder nor pixels."""
 
     def __init__(self, data: bytes, *, max_pixels: int):
-        """Raises InvalidImage if the file is not an image, or would cost too much to decode."""
+        """Raise InvalidImage if the file is not an image, or would cost too much to decode."""
         self.data = data
         try:
             with _opened(data) as image:

@@ -47,7 +47,7 @@ class DocumentFile:
     """The file of a document. `text` is its text; None for a PDF."""
 
     def __init__(self, data: bytes, *, max_chars: int):
-        """Raises InvalidDocument if the file is neither text nor a PDF, or if the text is empty or too long."""
+        """Raise InvalidDocument if the file is neither text nor a PDF, or if the text is empty or too long."""
         self.data = data
         self.text = None if b"%PDF-" in data[:_HEADER_BYTES] else _decoded(data)
         if self.text == "":
@@ -92,7 +92,7 @@ class DocumentReader:
         self._processes = processes or Processes()
 
     async def read(self, file: DocumentFile, deadline: Deadline, tenant: str = "") -> ReadDocument:
-        """Return what a document holds. Raises Overloaded if no process can start, and what the deadline raises."""
+        """Return a document's content. Raises Overloaded if no process can start, and what the deadline raises."""
         if file.text is not None:
             return DocumentText((TextPart(file.text),))
         max_bytes = _MAX_IMAGES_BYTES + 4 * self._config.max_document_chars

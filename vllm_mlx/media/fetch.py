@@ -207,7 +207,7 @@ def _resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(text: str) -> bool:
-    """Whether `text` is the numeric address of a host on the public internet. False if it is not an address."""
+    """Return whether `text` is the numeric address of a host on the public internet. False if it is not an address."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -220,7 +220,7 @@ def _is_global(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _is_public_v6(address: IPv6Address) -> bool:
-    """Whether the address is public. One that contains an IPv4 address leads there, and counts as that address."""
+    """Return whether the address is public. An address that contains an IPv4 address counts as that one."""
     value = int(address)
     low = IPv4Address(value & 0xFFFFFFFF)
     if address.ipv4_mapped is not None or address in _NAT64:

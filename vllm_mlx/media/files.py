@@ -42,7 +42,7 @@ _ADDRESS_BYTES = 1000  # the objects of one address, without its characters
 
 
 class Allowance:
-    """What one request may still fetch and hold, and who owns the request. Used on one event loop."""
+    """The owner of a request, and the bytes that it may still fetch and hold. Used on one event loop."""
 
     def __init__(self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom, tenant: str = "") -> None:
         """`fetch_until_s`: a time of the event loop's clock; `deadline`: the end of all preparation of the request.
@@ -95,7 +95,7 @@ Media = Recalled | Decoded | ImageFile | VideoFile | FrameFiles
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[M]):
-    """What a source holds: a result known from an earlier request, or a file with a valid header."""
+    """The content of a source: a result known from an earlier request, or a file with a valid header."""
 
     content: bytes  # the salt, and a digest of the file and of the way it is read
     media: M
@@ -135,7 +135,7 @@ class MediaFiles:
         videos: VideoReader,
         sampling: FrameSampling | None,
     ) -> None:
-        """`decoded`: recent pixels, by content."""
+        """Start without files; `decoded`: recent pixels, by content."""
         self._config = config
         self._root = root
         self._fetcher = fetcher
@@ -265,7 +265,7 @@ class MediaFiles:
 
 
 def recall_nothing(part: MediaPart, content: bytes) -> None:
-    """The `Recall` of a caller that needs pixels."""
+    """Recall nothing, for a caller that needs pixels."""
 
 
 def _in_time(deadline: Deadline, work: Callable[[], T]) -> T:

@@ -94,7 +94,7 @@ class MediaLoader:
         takes_images: bool = True,
         decoders: FairThreads | None = None,
     ):
-        """`sampling`: how frames of videos are chosen; None if the model takes no videos. `max_files_bytes`: the limit
+        """Start the threads. `sampling`: choice of a video's frames; None without videos. `max_files_bytes`: the limit
         of all files that are not decoded yet. `takes_images`: whether the model takes images; otherwise
         it gets only the text of documents. `decoders`: threads that other loaders use too, if there are any.
         """
@@ -272,7 +272,7 @@ class MediaLoader:
         return dict(zip(parts, found, strict=True))
 
     async def _read(self, part: DocumentPart, allowance: Allowance) -> ReadDocument:
-        """Return what was read from the same bytes before, or read the document now."""
+        """Return the content read from the same bytes before, or read the document now."""
         try:
             found = await self._files.find_document(part, self._read_documents.get, allowance)
         except InvalidImage as error:

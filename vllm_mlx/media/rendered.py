@@ -60,12 +60,12 @@ class RenderedMedia:
 
     @property
     def arrays(self) -> tuple[Arrays, ...]:
-        """The encoder inputs of each item that holds them directly."""
+        """Return the encoder inputs of each item that holds them directly."""
         return tuple(item.inputs for item in self.items if isinstance(item.inputs, Mapping))
 
     @property
     def text_bytes(self) -> int:
-        """Bytes in memory, without the encoder inputs."""
+        """Return bytes in memory, without the encoder inputs."""
         layouts = sum(int(item.layout.positions.nbytes) for item in self.items if item.layout is not None)
         objects = (1 + len(self.items)) * _OBJECT_BYTES
         return sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + layouts + objects
@@ -74,7 +74,7 @@ class RenderedMedia:
 def media_item(
     offset: int, token_ids: tuple[int, ...], inputs: Arrays, layout: Layout | None, settings: bytes
 ) -> MediaItem:
-    """`settings`: those of the processor that made the inputs. The digest covers all arguments except the offset."""
+    """Return an item whose digest covers all arguments except the offset; `settings`: those of the processor."""
     digest = blake2b(settings + repr(token_ids).encode(), digest_size=_DIGEST_BYTES)
     arrays = dict(inputs) if layout is None else {**inputs, "layout": layout.positions}
     for name, array in sorted(arrays.items()):

@@ -28,9 +28,9 @@ from .video import FrameSampling
 Grid = tuple[int, int, int]  # (t, h, w), in tokens
 # Options that give token ids without special tokens. Most processors take the first.
 WAYS: tuple[Mapping[str, Any], ...] = (MappingProxyType({"add_special_tokens": False}), MappingProxyType({}))
-# What a processor raises on pixels that it cannot take.
+# Errors of a processor on pixels that it cannot take.
 REFUSALS = (ValueError, TypeError, ZeroDivisionError, IndexError, OSError)
-# What a processor raises on kinds of media or texts that it was not written for.
+# Errors of a processor on kinds of media or texts that it was not written for.
 FAULTS = (*REFUSALS, LookupError, ArithmeticError, AttributeError, AssertionError, ImportError, RuntimeError)
 MAX_REASON = 200  # characters of a library's message
 _NOT_ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
@@ -51,11 +51,11 @@ class ModelProcessor:
 
     @property
     def video_processor(self) -> Any:
-        """The part that processes videos; None if the processor takes none."""
+        """Return the part that processes videos; None if the processor takes none."""
         return getattr(self._processor, "video_processor", None)
 
     def takes(self, name: str) -> bool:
-        """Whether the processor has a parameter of this name."""
+        """Return whether the processor has a parameter of this name."""
         return name in inspect.signature(self._processor.__call__).parameters
 
     def run(self, text: str, *, keep_all: bool = False, **media: Any) -> tuple[list[int], dict[str, np.ndarray]]:
@@ -137,7 +137,7 @@ class ImageRenderer:
         self.max_pixels = max_pixels
 
     def works(self, image: DecodedImage) -> bool:
-        """Whether tokenizing the rendered text of an image gives its placeholders again."""
+        """Return whether tokenizing the rendered text of an image gives its placeholders again."""
         try:
             rendered = self.render(image)
         except FAULTS:
@@ -145,7 +145,7 @@ class ImageRenderer:
         return rendered.token_ids.count(self.token_id) > 1 and bool(rendered.items[0].inputs)
 
     def render(self, image: DecodedImage, max_side: int | None = None) -> RenderedMedia:
-        """Raises one of `REFUSALS`."""
+        """Raise one of `REFUSALS`."""
         ids, inputs = self._processor.run(self.marker, images=[self.fit(image, max_side)])
         grid = self._grid(inputs)
         layout = None if grid is None else image_layout(grid)
@@ -210,7 +210,7 @@ class VideoRenderer:
 
     @property
     def even_fps(self) -> float:
-        """The rate at which successive places in time differ by one position."""
+        """Return the rate at which successive places in time differ by one position."""
         return float(self._vision.get("tokens_per_second", 1)) * self._frames_per_place
 
     def run(self, text: str, clip: Clip, *, keep_all: bool = False) -> tuple[list[int], dict[str, np.ndarray]]:
@@ -287,7 +287,7 @@ def _span(ids: list[int], token_id: int) -> list[int]:
 def _rendered(
     tokenizer: Tokenizer, ids: list[int], token_id: int, items: tuple[MediaItem, ...], num_pixels: int
 ) -> RenderedMedia:
-    """Raises ValueError if tokenizing the text of the ids does not give them again."""
+    """Raise ValueError if tokenizing the text of the ids does not give them again."""
     text = tokenizer.decode(ids)
     if tokenizer.encode(text, add_special_tokens=False) != ids:
         raise ValueError("its placeholders have no text")

@@ -129,7 +129,7 @@ Source = Inline | Remote | LocalFile
 
 
 def parse_source(source: str | bytes, kind: Kind = "image") -> Source:
-    """Raises InvalidImage for text that is neither a data URL, an address nor a path."""
+    """Raise InvalidImage for text that is neither a data URL, an address nor a path."""
     if isinstance(source, bytes):
         return Inline(source)
     head = source[:16].lstrip().lower()

@@ -146,7 +146,7 @@ class VisionProcessor:
         max_pixels: int,
         trust_remote_code: bool = False,
     ) -> "VisionProcessor":
-        """Raises ModelLoadError if the checkpoint cannot read images."""
+        """Raise ModelLoadError if the checkpoint cannot read images."""
         library = load_library_processor(path, config, trust_remote_code=trust_remote_code)
         settings: dict[str, Any] = {
             "token_id": _image_token_id(path, config),
@@ -176,17 +176,17 @@ class VisionProcessor:
 
     @property
     def marker(self) -> str:
-        """What a chat template writes for an image."""
+        """Return the text that a chat template writes for an image."""
         return self._images.marker
 
     @property
     def video_marker(self) -> str | None:
-        """What a chat template writes for a video; None if the model takes no videos."""
+        """Return the text that a chat template writes for a video; None if the model takes no videos."""
         return None if isinstance(self._videos, NoVideos) else self._videos.marker
 
     @property
     def no_videos(self) -> str | None:
-        """The end of the sentence "This model takes no videos: …"; None if it takes videos."""
+        """Return the end of the sentence "This model takes no videos: …"; None if it takes videos."""
         return self._videos.reason if isinstance(self._videos, NoVideos) else None
 
     @property
@@ -245,7 +245,7 @@ class VisionProcessor:
         return rendered.with_inputs(ItemInputs(inputs, index) for index in range(len(rendered.items)))
 
     def probe(self) -> VisionProbe:
-        """Raises ModelLoadError if the model cannot read images. Videos that it cannot read are refused from now on."""
+        """Raise ModelLoadError if the model cannot read images. Videos that it cannot read are refused from now on."""
         text = self._images_text()
         with self._lock:
             images = image_trial(text, self._processor, self._images)

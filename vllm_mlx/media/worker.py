@@ -65,7 +65,7 @@ class Task(ABC):
 
     @property
     def argument(self) -> str:
-        """The argument of the process that does this task."""
+        """Return the argument of the process that does this task."""
         return json.dumps([type(self).__name__, asdict(self)])
 
 

@@ -20,7 +20,7 @@ from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
 from .context_window import ContextWindow
 from .encoded import EncodedText, common_prefix
-from .points import next_requests, plan_points
+from .points import conversation_end, next_requests, plan_points
 from .remembered import Boundary, KnownPrefix, RememberedReply
 from .reply_memory import RecalledConversation, ReplyMemory, TextDigest
 from .splice import Splicer
@@ -38,7 +38,7 @@ class ChatPrompt:
     text: str  # the text that the template rendered
     inputs: PromptInputs
     known_prefix: KnownPrefix | None = None  # the ids that come from an earlier prompt and its reply
-    boundaries: tuple[Boundary, ...] = ()  # snapshot points and starts of images, ascending
+    boundaries: tuple[Boundary, ...] = ()  # starts of images, and snapshot points or else the conversation's end
     rules: tuple[str, ...] = ()  # the rules by which the conversation was rewritten for its template
 
     @property
@@ -63,7 +63,7 @@ class ChatPrompts:
         *,
         resumes_anywhere: bool = True,
     ):
-        """`judge` says whether a prompt opens reasoning. `resumes_anywhere`: the model needs no snapshot points."""
+        """`judge` says whether a prompt opens reasoning. `resumes_anywhere`: prompts get no snapshot points."""
         self._tokenizer = tokenizer
         self._template = template
         self._memory = memory
@@ -73,10 +73,16 @@ class ChatPrompts:
         self._resumes_anywhere = resumes_anywhere
 
     def build(
-        self, request: Request, rendered_media: Sequence[RenderedMedia] = (), deadline: Deadline | None = None
+        self,
+        request: Request,
+        rendered_media: Sequence[RenderedMedia] = (),
+        deadline: Deadline | None = None,
+        *,
+        runs: bool = True,
     ) -> ChatPrompt:
         """Render, tokenize and check a conversation; `rendered_media` are its images and videos, in order.
 
+        A prompt that is only counted, rather than run, has no boundaries apart from those before its media.
         Raises RequestError if the model cannot take such a prompt, and what the deadline raises.
         """
         if not request.messages:
@@ -89,7 +95,11 @@ class ChatPrompts:
         deadline.check()
         encoded = self._encode(rendered.text, recalled, request, deadline)
         media, edges = _place(encoded, rendered.media_starts, rendered_media)
-        points = plan_points(self._template, request, encoded, deadline, resumes_anywhere=self._resumes_anywhere)
+        points: tuple[Boundary, ...] = ()
+        if runs and not self._resumes_anywhere:
+            points = plan_points(self._template, request, encoded, deadline)
+        elif runs:
+            edges += conversation_end(self._template, request, encoded)
         inputs = PromptInputs(
             token_ids=encoded.token_ids,
             media=media,

@@ -27,24 +27,38 @@ _TEXTS = ("0 or not", "the")
 
 
 def plan_points(
-    template: ChatTemplate, request: Request, encoded: EncodedText, deadline: Deadline, *, resumes_anywhere: bool
+    template: ChatTemplate, request: Request, encoded: EncodedText, deadline: Deadline
 ) -> tuple[Boundary, ...]:
     """Return the places where later prompts are likely to differ from this one, ascending. `encoded`: this prompt.
 
     They are the ends of the tools with the system prompt, of the conversation before its last question, of the last
-    question, and of the conversation before the generation prompt. A model that does not resume anywhere also needs
-    the places at which the sessions of an agent part. A point is left out if the template refuses its probes. Raises
-    what the deadline raises.
+    question, and of the conversation before the generation prompt; and the places at which the sessions of an agent
+    part. A point is left out if the template refuses its probes. Raises what the deadline raises.
     """
     points: set[Boundary] = set()
     for probes in _all_probes(request):  # nine renderings at most, in addition to the prompt's own
         deadline.check()
         if (point := _common(template, probes, encoded)) is not None:
             points.add(point)
-    if not resumes_anywhere:
-        deadline.check()
-        _add_places(points, _session_places(template, request, encoded.text), encoded)
+    deadline.check()
+    _add_places(points, _session_places(template, request, encoded.text), encoded)
     return tuple(_distant(sorted(point for point in points if 0 < point.num_tokens < len(encoded.token_ids))))
+
+
+def conversation_end(template: ChatTemplate, request: Request, encoded: EncodedText) -> tuple[Boundary, ...]:
+    """Return the end of the conversation before the generation prompt, which two short conversations show.
+
+    Return nothing if the template refuses them.
+    """
+    question, following = (_user_message(text) for text in _TEXTS)
+    probes = ((question,), (question, Message("assistant", (TextPart(_TEXTS[1]),)), following))
+    try:
+        short, longer = (template.probe(replace(_with_messages(request, probe), tools=())) for probe in probes)
+    except TemplateError:
+        return ()
+    suffix = short[common_prefix(short, longer) :]
+    num_chars = common_prefix(suffix[::-1], encoded.text[: -len(suffix) - 1 : -1])
+    return (encoded.before_space(encoded.boundary_before(len(encoded.text) - num_chars)),)
 
 
 def _common(template: ChatTemplate, probes: Probes, encoded: EncodedText) -> Boundary | None:

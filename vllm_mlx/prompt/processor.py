@@ -1,19 +1,18 @@
 """Requests on their way in and replies on their way out, for one loaded checkpoint. Knows no engine."""
 
 import math
-import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from ..cache.prompt_index import PromptIndex
-from ..core.config import CacheReasoning, EngineConfig, SamplingDefaults
+from ..core.config import CacheReasoning, EngineConfig
 from ..core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
+from ..core.events import TokenLogprob
 from ..core.messages import ImagePart, MediaPart, VideoPart
-from ..core.request import Request, SamplingParams
-from ..core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
+from ..core.request import Request, ResolvedSampling, checkpoint_defaults, resolve_sampling
+from ..core.sequence import Constraint, PromptInputs, Sequence
 from ..core.tasks import Deadline
 from ..disk.kept import NO_MEMORIES, Memories
 from ..formats import SchemaBudget, Schemas
@@ -32,18 +31,6 @@ from .reply_formats import CheckpointFormats
 from .reply_memory import ReplyMemory
 from .template import ChatTemplate, MediaMarkers
 
-_LAST_RESORT = SamplingDefaults(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
-_SEED_BITS = 63
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedSampling:
-    tokens: TokenSampling
-    max_tokens: int
-    clamped_max_tokens: int | None  # set if the context window is too small for what the client asked for
-    min_tokens: int
-    stop_token_ids: frozenset[int]
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
@@ -58,6 +45,7 @@ class PreparedRequest:
     constraint: Constraint | None = None
     prediction: PromptIndex | None = None
     index: PromptIndex | None = None  # of the prompt; None if no drafts are taken from it
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # the replies share what one has computed
 
     def sequence(self, seq_id: int, index: int) -> Sequence:
         """Make the engine's work for reply number `index`. Each reply has a seed of its own."""
@@ -74,6 +62,8 @@ class PreparedRequest:
             prompt_index=self.index,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
+            scores_prompt=request.max_prompt_logprobs > 0,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -110,7 +100,7 @@ class RequestProcessor:
         self._has_drafts = has_drafts
         self._vocab_size = vocab_size
         self._defaults = config.defaults
-        self._checkpoint_defaults = checkpoint_defaults(path)
+        self._checkpoint_defaults = checkpoint_defaults(read_json(path / "generation_config.json"))
         self._cache_reasoning = config.cache_reasoning
         self._window = ContextWindow(tokenizer, max_model_len)
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
@@ -163,8 +153,11 @@ class RequestProcessor:
         rendered: Mapping[MediaPart, RenderedMedia] | None = None,
         *,
         deadline: Deadline | None = None,
+        runs: bool = True,
     ) -> PreparedRequest:
         """Turn a request into what the engine runs. `rendered` holds its images and videos; None if it has none.
+
+        With `runs` False, its prompt is only counted.
 
         Raises RequestError, and Cancelled if the deadline was cancelled. Without `deadline` there is no time limit.
         """
@@ -175,7 +168,7 @@ class RequestProcessor:
             request = replace_parts(request, {part: (_known_part(part, media),) for part, media in rendered.items()})
         budget = SchemaBudget()
         schemas = declared_schemas(request, budget)
-        chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline)
+        chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline, runs=runs)
         prompt = self._completion(request) if chat is None else chat.inputs
         sampling = resolve_sampling(
             request.sampling,
@@ -187,11 +180,11 @@ class RequestProcessor:
             checkpoint=self._checkpoint_defaults,
         )
         deadline.check()
-        compared = None if chat is None else self._changes.compare(chat)
+        compared = self._changes.compare(chat) if chat is not None and runs else None
         deadline.check()
         constraint = self._constraints.constraint(request, prompt, budget)
         prediction = self._prediction(request) if self._has_drafts else None
-        index = PromptIndex(prompt.token_ids) if self._has_drafts else None
+        index = PromptIndex(prompt.token_ids) if self._has_drafts and runs else None
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint, prediction, index)
 
     def _prediction(self, request: Request) -> PromptIndex | None:
@@ -219,6 +212,14 @@ class RequestProcessor:
         else:
             self._check_vocabulary(prompt)
         self._window.check_ids(prompt, param="prompt")
+        if most := request.max_prompt_logprobs:
+            self._check_vocabulary(prompt)
+            if (num := len(prompt) * (1 + (request.sampling.logprobs or 0))) > most:
+                raise InvalidParameter(
+                    f"This prompt would return {num} log-probabilities; for each choice of this request the limit is "
+                    f"{most}. Lower `logprobs`, send fewer or shorter prompts, or leave `echo` out.",
+                    param="logprobs",
+                )
         return PromptInputs(token_ids=prompt)
 
     def _check_vocabulary(self, token_ids: Iterable[int]) -> None:
@@ -271,82 +272,3 @@ class RequestProcessor:
 def _known_part(part: MediaPart, rendered: RenderedMedia) -> MediaPart:
     """Name the part by a digest, so that an image is the same from any source."""
     return type(part)(rendered.digest, text=rendered.text)
-
-
-def checkpoint_defaults(path: Path) -> SamplingDefaults:
-    """Read generation_config.json. Sampling is greedy if `do_sample` is false and no temperature is given.
-
-    Other values count even if `do_sample` is false. Raises ModelLoadError for a broken file.
-    """
-    config = read_json(path / "generation_config.json")
-    greedy = config.get("do_sample") is False and config.get("temperature") is None
-    return SamplingDefaults(
-        temperature=0.0 if greedy else _number(config.get("temperature"), 0, 2),
-        top_p=_number(config.get("top_p"), 1e-9, 1),
-        top_k=_count(config.get("top_k")),
-        min_p=_number(config.get("min_p"), 0, 1),
-        repetition_penalty=_number(config.get("repetition_penalty"), 1e-9, float("inf")),
-    )
-
-
-def usual_sampling(defaults: SamplingDefaults, path: Path) -> dict[str, float]:
-    """Return the temperature and the top_p of requests that give none."""
-    filled = _filled_in(defaults, checkpoint_defaults(path), _LAST_RESORT)
-    return {name: filled[name] for name in ("temperature", "top_p")}
-
-
-def resolve_sampling(
-    params: SamplingParams,
-    *,
-    num_prompt_tokens: int,
-    max_model_len: int,
-    vocab_size: int,
-    eos_token_ids: Iterable[int] = (),
-    defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
-    checkpoint: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
-) -> ResolvedSampling:
-    """Resolve every setting. The prompt must fit the context window.
-
-    Raises InvalidParameter for a `logit_bias` outside the vocabulary.
-    """
-    for token_id in params.logit_bias:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidParameter(
-                f"`logit_bias` names the token id {token_id}; this model's ids are 0 to {vocab_size - 1}.",
-                param="logit_bias",
-            )
-    room = max_model_len - num_prompt_tokens
-    assert room > 0
-    asked = params.max_tokens if params.max_tokens is not None else defaults.max_tokens
-    max_tokens = room if asked is None else min(asked, room)
-    is_clamped = params.max_tokens is not None and params.max_tokens > room
-    seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
-    return ResolvedSampling(
-        tokens=TokenSampling(
-            **_filled_in(params, defaults, checkpoint, _LAST_RESORT),
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            logit_bias=dict(params.logit_bias),
-            seed=seed % 2**64,
-            num_top_logprobs=params.logprobs,
-        ),
-        max_tokens=max_tokens,
-        clamped_max_tokens=max_tokens if is_clamped else None,
-        min_tokens=min(params.min_tokens, max_tokens),
-        stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else set(eos_token_ids)),
-    )
-
-
-def _filled_in(*sources: SamplingParams | SamplingDefaults) -> dict[str, Any]:
-    """Take each setting from the first source that has it."""
-    names = [field.name for field in fields(SamplingDefaults) if field.name != "max_tokens"]
-    return {name: next(value for source in sources if (value := getattr(source, name)) is not None) for name in names}
-
-
-def _number(value: Any, low: float, high: float) -> float | None:
-    """A checkpoint's value; None if a client could not ask for it."""
-    return float(value) if isinstance(value, int | float) and low <= value <= high else None
-
-
-def _count(value: Any) -> int | None:
-    return max(0, value) if isinstance(value, int) else None

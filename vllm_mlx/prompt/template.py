@@ -99,8 +99,8 @@ class MediaMarkers:
 class ChatTemplate:
     """Renders conversations. Threads may share it.
 
-    A template is rendered up to eleven times for one chat request before its first token: once by `render_prompt`,
-    once more if a new conversation has tools, and up to nine times by `probe` to plan the snapshot points (points.py).
+    A template is rendered for one chat request before its first token once by `render_prompt`, and once more if a new
+    conversation has tools. Where the model needs snapshot points, `probe` renders it up to ten times more (points.py).
     After the reply, `probe` runs once or twice more (chat.py). Some more renderings, once for each checkpoint, show
     what the template takes (shapes.py).
     """

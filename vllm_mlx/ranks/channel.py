@@ -146,7 +146,7 @@ class Door:
     """Listens for peers on one address of this machine. Each visitor proves the secret on a thread of its own."""
 
     def __init__(self, host: str, port: int, secret: bytes):
-        """Raises ConfigError. Port 0 means any free port."""
+        """Listen on a port; 0 means any free one. Raises ConfigError."""
         self._secret = secret
         self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         self._visitors = threading.Semaphore(_MAX_VISITORS)

@@ -1,4 +1,4 @@
-"""What each rank says of itself, for the status: workers add it to their heartbeats, and rank 0 reads it there."""
+"""Figures of each rank for the status: workers add them to their heartbeats, and rank 0 reads them there."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -35,14 +35,14 @@ class RankRow(TypedDict):
 
 
 def figures(usage: DeviceUsage, sum_s: float) -> dict[str, Any]:
-    """The part of a row that its rank alone knows."""
+    """Return the part of a row that its rank alone knows."""
     memory = {"active_bytes": usage.active_bytes, "peak_bytes": usage.peak_bytes, "limit_bytes": usage.limit_bytes}
     return {**memory, "sum_s": round(sum_s, 6)}
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a collective costs between the ranks."""
+    """The cost of a collective between the ranks."""
 
     sum_s: float  # a token's sum, with the device's work before and after it
     bytes_per_s: float  # that leave each rank during the sum of a chunk

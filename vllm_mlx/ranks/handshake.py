@@ -48,7 +48,7 @@ Check = Callable[[int, Message], Shard]  # it gets the number of ranks and what 
 
 
 def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """What must be the same on all ranks."""
+    """Return the facts that must be the same on all ranks."""
     files = model_files(checkpoint.path)
     return {
         "protocol": "4",

@@ -1,4 +1,4 @@
-"""This process among the ranks of one model: its connections, and what all ranks must know alike."""
+"""The ranks of one model as seen by this process: its connections, and the facts that all ranks share."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +25,7 @@ class Ranks:
         self.rank, self.peers = watch.rank, watch.peers
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
-        """Return what each rank says, by rank. Raises RanksParted if one does not take part in time."""
+        """Return the answer of each rank, by rank. Raises RanksParted if one does not take part in time."""
         self.watch.advance()
         if self.rank:
             self.peers[0].say({what: own})

@@ -33,7 +33,7 @@ _KV_HEADS = {"num_key_value_heads": "key-value heads"}  # which some families re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What each of `num_ranks` machines holds of a model. A single rank holds all of it."""
+    """The part of a model that each of `num_ranks` machines holds. A single rank holds all of it."""
 
     weights_bytes: int
     footprint: RowFootprint  # of a row's state

@@ -98,7 +98,7 @@ class Watch:
             threading.Thread(target=target, name="watch of ranks", daemon=True).start()
 
     def advance(self) -> None:
-        """A part of the load is done, if the ranks still load."""
+        """Return a part of the load is done, if the ranks still load."""
         if self._is_loading:
             self._plans = (self._plans[0] + 1, self._plans[0])
 
@@ -114,12 +114,12 @@ class Watch:
         self._plans = (number, self._plans[1])
 
     def done(self) -> None:
-        """The last plan that began is done."""
+        """Return the last plan that began is done."""
         self._plans = (self._plans[0], self._plans[0])
 
     @property
     def is_working(self) -> bool:
-        """Whether a plan has begun that is not done."""
+        """Return whether a plan has begun that is not done."""
         return self._plans[0] > self._plans[1]
 
     def leave(self, error: BaseException | None = None) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cache.node import Match, Piece
-from ..core.sequence import PromptInputs, Sequence, TokenSampling
+from ..core.request import TokenSampling
+from ..core.sequence import PromptInputs, Sequence
 from ..core.step import Capture, PrefillChunk, Restore, StepPlan
 from .channel import Message
 
@@ -39,7 +40,7 @@ def _restore(restore: Restore) -> list[Any]:
 def _chunk(chunk: PrefillChunk) -> list[Any]:
     seq, start, end = chunk.seq, chunk.start, chunk.end
     capture = None if chunk.capture is None else _capture(chunk.capture)
-    return [seq.seq_id, start, end, seq.num_tokens, seq.tokens(start, end), capture]
+    return [seq.seq_id, start, end, seq.num_tokens, seq.tokens(start, end), capture, chunk.scores]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Shadow(Sequence):
         return self.num_computed_tokens
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """The ids of a chunk. A decoding row feeds those of rank 0, whatever is returned here."""
+        """Return the ids of a chunk. A decoding row feeds those of rank 0, whatever is returned here."""
         return self.chunks.get(start) or [0] * (end - start)
 
 
@@ -111,8 +112,8 @@ class Unpacker:
         return Restore(seq, Match(space=("", ""), length=length, pieces=found, state=kept_state))
 
     def _chunk(
-        self, seq_id: int, start: int, end: int, capacity: int, ids: list[int], capture: list[int] | None
+        self, seq_id: int, start: int, end: int, capacity: int, ids: list[int], capture: list[int] | None, scores: bool
     ) -> PrefillChunk:
         seq = self._seq(seq_id, capacity)
         seq.chunks[start], seq.num_computed_tokens = ids, end
-        return PrefillChunk(seq, start, end, None if capture is None else self._capture(*capture))
+        return PrefillChunk(seq, start, end, None if capture is None else self._capture(*capture), scores)

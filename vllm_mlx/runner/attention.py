@@ -7,6 +7,7 @@ There `mx.where` is replaced, too, while rows in groups decode: latent attention
 Besides `formats/remote_code.py`, this is the only place that replaces anything of a library.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from .model_types import text_config
 FUSED_WIDTHS = frozenset({64, 72, 80, 96, 128, 192, 256})
 # MLX prefers matrix products for these, which are faster and take memory (`use_fallback` in the same file).
 UNPREFERRED_WIDTHS = frozenset({192, 256})
+# No Mac has shown whether forcing pays with MLX 0.32.4, which may compute these in blocks: `scripts/check --mac`.
+FORCES = os.environ.get("VLLM_MLX_FORCE_ATTENTION") != "0"
 _FORCED_BYTES = 2  # bytes of an element; with more, they exceed a threadgroup's 32 KB (steel_attention.h)
 _FEW_QUERIES = 8  # this many or fewer take other kernels, and their scores are small
 _COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_dot_product_attention` in mlx/fast.cpp)
@@ -37,9 +40,12 @@ class AttentionShape:
     value_width: int
     item_bytes: int  # bytes of one element
     has_head_masks: bool = False  # each head has a mask: latent attention passes a part of its scores so
+    num_kv_heads: int = 0  # 0 if the model computes attention itself
+    dtype: str = "bfloat16"  # of the queries
+    has_sinks: bool = False
 
     @classmethod
-    def of(cls, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None) -> "AttentionShape":
+    def of(cls, queries: mx.array, keys: mx.array, values: mx.array, mask: Any, sinks: Any = None) -> "AttentionShape":
         """The shape of a call with queries, keys and values of shape (rows, heads, tokens, width)."""
         return cls(
             num_heads=queries.shape[1],
@@ -47,6 +53,9 @@ class AttentionShape:
             value_width=values.shape[-1],
             item_bytes=max(array.dtype.size for array in (queries, keys, values)),
             has_head_masks=isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] > 1,
+            num_kv_heads=keys.shape[1],
+            dtype=str(queries.dtype).rpartition(".")[2],
+            has_sinks=sinks is not None,
         )
 
     @property
@@ -96,7 +105,7 @@ def observed() -> Iterator[set[AttentionShape]]:
     shapes: set[AttentionShape] = set()
 
     def observe(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
-        shapes.add(AttentionShape.of(queries, keys, values, options.get("mask")))
+        shapes.add(AttentionShape.of(queries, keys, values, options.get("mask"), options.get("sinks")))
         return original(queries, keys, values, **options)
 
     with _replaced(observe):
@@ -105,7 +114,7 @@ def observed() -> Iterator[set[AttentionShape]]:
 
 def can_force(shapes: frozenset[AttentionShape]) -> bool:
     """Whether this device has a fused kernel that MLX does not prefer for one of the shapes."""
-    return mx.metal.is_available() and any(shape.needs_forcing for shape in shapes)
+    return FORCES and mx.metal.is_available() and any(shape.needs_forcing for shape in shapes)
 
 
 def memory_saving(shapes: frozenset[AttentionShape], threshold_bytes: int) -> AbstractContextManager[None]:

@@ -16,7 +16,6 @@ import mlx.core as mx
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.leaving import OwnRow
-from ..core.events import TokenLogprob
 from ..core.faults import DeviceFault
 from ..core.sequence import Sequence
 from ..core.step import BY_HEAD, TokenOutput
@@ -37,35 +36,15 @@ class InFlight:
 
     def read(self) -> list[TokenOutput]:
         """Wait for the device and return one token for each sequence of the list. Raises DeviceFault for a wrong id."""
-        tokens = _values(self.sampled.tokens)
+        tokens: Any = self.sampled.tokens.tolist()
         unknown = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
         if unknown is not None:
             raise DeviceFault(f"The device sampled {unknown}, which is not the id of a token")
-        logprobs = self._logprobs(tokens)
+        logprobs = self.sampled.read_logprobs(tokens, [seq.sampling.num_top_logprobs for seq in self.seqs])
         return [
             TokenOutput(seq.seq_id, token, logprob)
             for seq, token, logprob in zip(self.seqs, tokens, logprobs, strict=True)
         ]
-
-    def _logprobs(self, tokens: list[int]) -> list[TokenLogprob | None]:
-        if self.sampled.logprobs is None:
-            return [None] * len(tokens)
-        chosen = _values(self.sampled.logprobs)
-        tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
-        if self.sampled.top_ids is not None and self.sampled.top_logprobs is not None:
-            pairs = zip(_values(self.sampled.top_ids), _values(self.sampled.top_logprobs), strict=True)
-            tops = [list(zip(ids, values, strict=True)) for ids, values in pairs]
-        return [
-            None if k is None else TokenLogprob(token, value, tuple(top[:k]))
-            for k, token, value, top in zip(
-                (seq.sampling.num_top_logprobs for seq in self.seqs), tokens, chosen, tops, strict=True
-            )
-        ]
-
-
-def _values(array: mx.array) -> list[Any]:
-    values: Any = array.tolist()
-    return list(values)
 
 
 @dataclass(slots=True)

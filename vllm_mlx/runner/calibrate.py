@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, PROBE_PIXELS
-from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag, TokenSampling
+from ..core.request import TokenSampling
+from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag
 from ..core.step import BY_HEAD, PrefillChunk, StepPlan
 from .attention import AttentionShape, observed
 from .device import DeviceWatch, device_memory, peak_of
@@ -21,6 +22,7 @@ from .runner import Runner
 from .vision_inputs import encode
 
 _PROBE_TOKENS = 256
+_LONG_PROBE_TOKENS = 1024  # enough for an expert of a mixture to get many rows, as in a long chunk
 _SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
 _MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
 _FEWEST_PIXELS = 256 * 256  # an image may have this many, however slow the encoder
@@ -44,18 +46,20 @@ class Calibration:
     chunk_bytes_per_token: float  # activations at their peak
     attention: frozenset[AttentionShape] = frozenset()
     half_share: float = 1.0  # seconds of a chunk of half as many tokens as the shorter probe ÷ those of that probe
+    long_probe_s: float | None = None  # seconds of a chunk of 1,024 tokens, for a mixture of experts
 
 
-def calibrate(model: Model) -> Calibration:
+def calibrate(model: Model, *, has_experts: bool = False) -> Calibration:
     """Measure a few forward passes. The first one of a length also compiles kernels and is not counted.
 
-    The line through the times of two lengths begins at the overhead.
+    The line through the times of two lengths begins at the overhead. The times of many experts are no line.
     """
     with observed() as attention:
         _run(model, _PROBE_TOKENS)
     mx.clear_cache()
     probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))
     half_s, short_s = (min(_run(model, n) for _ in range(2)) for n in (_SHORT_PROBE_TOKENS // 2, _SHORT_PROBE_TOKENS))
+    long_s = _run(model, _LONG_PROBE_TOKENS) if has_experts else None
     mx.clear_cache()
     overhead_s = overhead_of(short_s, probe_s)
     return Calibration(
@@ -64,6 +68,7 @@ def calibrate(model: Model) -> Calibration:
         chunk_bytes_per_token=peak / _PROBE_TOKENS,
         attention=frozenset(attention),
         half_share=half_s / short_s,
+        long_probe_s=long_s,
     )
 
 

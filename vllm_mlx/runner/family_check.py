@@ -12,7 +12,8 @@ import numpy as np
 
 from ..core.errors import ModelLoadError, Unsupported, first_line, setting
 from ..core.faults import device_fault
-from ..core.sequence import PromptInputs, Sequence, TokenSampling
+from ..core.request import TokenSampling
+from ..core.sequence import PromptInputs, Sequence
 from .model import MultimodalModel
 from .model_types import facts_of
 from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays

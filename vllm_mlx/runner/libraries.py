@@ -10,11 +10,12 @@ _set_limit = resource.setrlimit
 resource.setrlimit = lambda *_: None
 try:
     from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
     from mlx_lm.utils import MODEL_REMAPPING, load_model
 finally:
     resource.setrlimit = _set_limit
 
-__all__ = ["knows", "load_model", "make_prompt_cache"]
+__all__ = ["QuantizedSwitchLinear", "SwitchGLU", "SwitchLinear", "knows", "load_model", "make_prompt_cache"]
 
 
 def knows(config: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ import mlx.nn as nn
 from ..core.errors import ModelLoadError, first_line, setting
 from ..formats.remote_code import remote_code
 from .checkpoint import Checkpoint
+from .experts import join_experts
 from .libraries import knows
 from .libraries import load_model as load_text_model
 from .loading import SLICE_BYTES, Loading
@@ -88,6 +89,7 @@ def begin_loading(
         modules = [load(checkpoint.path, trust_remote_code), None if beside is None else beside.load()]
         if lockstep is not None:
             modules[0].shard(lockstep.group)
+        join_experts(modules[0])
         return [module for module in modules if module is not None]
 
     def make(module: Any, other: Any = None) -> Model:

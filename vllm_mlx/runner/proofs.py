@@ -25,7 +25,8 @@ from ..cache import layers, snapshot
 from ..cache.node import Piece
 from ..core.errors import first_line
 from ..core.faults import device_fault
-from ..core.sequence import PromptInputs, Sequence, TokenSampling
+from ..core.request import TokenSampling
+from ..core.sequence import PromptInputs, Sequence
 from ..core.step import BY_HEAD
 from .batch import Batch, Group, regroup
 from .model import Model

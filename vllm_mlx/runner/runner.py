@@ -30,6 +30,7 @@ from ..core.step import (
     ChunkTiming,
     PrefillChunk,
     Restore,
+    Scored,
     Snapshot,
     StepOutput,
     StepPlan,
@@ -42,6 +43,7 @@ from .device import DeviceWatch
 from .masks import Masks
 from .model import Model
 from .row_fences import RowFences
+from .sampler import score
 from .verify import Drafts, verify
 from .vision_inputs import Features
 
@@ -71,6 +73,7 @@ class Runner:
         self._has_drafts = has_drafts
         self._probe = mx.array(0)
         self._unstarted: set[int] = set()  # rows of this plan whose restore failed
+        self._scored: list[Scored] = []  # of the running prefill
 
     @property
     def num_rows(self) -> int:
@@ -123,7 +126,7 @@ class Runner:
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
         """Run the chunks one after the other, without padding, which would give recurrent layers wrong states."""
-        fences = self.fences()
+        fences, self._scored = self.fences(), []
         prefilled, timings, snapshots = [], [], []
         for chunk in chunks:
             if chunk.seq.seq_id in self._unstarted:
@@ -139,6 +142,7 @@ class Runner:
         mx.clear_cache()
         return StepOutput(
             prefilled=tuple(prefilled),
+            scored=tuple(self._scored),
             failed=tuple(fences.failed),
             refused=tuple(fences.refused),
             snapshots=tuple(snapshots),
@@ -265,7 +269,7 @@ class Runner:
         return None
 
     def _prefill_chunk(self, chunk: PrefillChunk) -> float:
-        """Run a chunk. Returns its seconds, without the time to encode its images."""
+        """Run a chunk. Returns its seconds, without the time to encode its images and to score it."""
         self.model.encode(chunk.seq, chunk.start, chunk.end)
         start = time.perf_counter()
         caches = self._prefilled.get(chunk.seq.seq_id)
@@ -274,10 +278,13 @@ class Runner:
             caches = self._prefilled[chunk.seq.seq_id] = self._empty(chunk.start)
             allocation = layers.reserving(caches, chunk.seq.num_tokens)
         with self._prefill_context(), allocation:
-            self.model.prefill(chunk.seq, chunk.start, chunk.end, caches)
+            logits = self.model.prefill(chunk.seq, chunk.start, chunk.end, caches)
         layers.leave_window(caches)
         layers.complete(layers.state_arrays(caches))
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        if chunk.scores:
+            self._scored.append(Scored(chunk.seq.seq_id, chunk.start, score(chunk.seq, chunk.start, logits[0])))
+        return seconds
 
     def _begin(self, plan: StepPlan) -> tuple[list[Snapshot], list[Restore]]:
         """Let rows go and restore rows. Returns the copies that were made, and the restores that failed."""

@@ -13,12 +13,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..core.errors import Unsupported
+from ..core.events import TokenLogprob
 from ..core.sequence import Sequence
+from ..core.step import MOST_SCORED
 from .masks import Words, apply_mask
 
 _MASK64 = (1 << 64) - 1
 _NO_TOP_K = 2**31 - 1  # more than any vocabulary
 _MAX_BITS, _BELOW_ONE = 2.0**32 - 1, 1 - 2.0**-24
+_MOST_IN_FLOAT = 1 << 22  # logits of a prompt that are in float32 at one time, with copies of them
 _LAST_CHOICE = -3e4  # sampled only if a mask allows nothing else; float16 can represent it
 
 
@@ -34,6 +38,33 @@ class Sampled:
     def arrays(self) -> list[mx.array]:
         found = (self.tokens, self.logprobs, self.top_ids, self.top_logprobs)
         return [array for array in found if array is not None]
+
+    def add_logprobs(self, logits: mx.array, num_top: int) -> None:
+        """Add the log-probabilities of the tokens, and of the likeliest ones: `logits: (rows, vocab)`."""
+        logits = logits.astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        self.logprobs = mx.take_along_axis(logprobs, self.tokens[:, None], axis=-1)[:, 0]
+        if num_top:
+            top = mx.argpartition(-logprobs, num_top - 1, axis=-1)[:, :num_top]
+            values = mx.take_along_axis(logprobs, top, axis=-1)
+            order = mx.argsort(-values, axis=-1)
+            self.top_ids = mx.take_along_axis(top, order, axis=-1)
+            self.top_logprobs = mx.take_along_axis(values, order, axis=-1)
+
+    def read_logprobs(self, tokens: Rows[int], num_tops: Rows[int | None]) -> list[TokenLogprob | None]:
+        """Read them, and wait for the device. `num_tops`: the likeliest tokens of each row; None for a row of none."""
+        if self.logprobs is None:
+            return [None] * len(tokens)
+        chosen: Any = self.logprobs.tolist()
+        tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
+        if self.top_ids is not None and self.top_logprobs is not None:
+            ids: Any = self.top_ids.tolist()
+            values: Any = self.top_logprobs.tolist()
+            tops = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+        return [
+            None if k is None else TokenLogprob(token, value, tuple(top[:k]))
+            for k, token, value, top in zip(num_tops, tokens, chosen, tops, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +155,7 @@ class Sampler:
             adjusted = apply_mask(adjusted, words)
         sampled = Sampled(self._choose(adjusted, places))
         if self._num_top is not None:
-            self._add_logprobs(sampled, logits)
+            sampled.add_logprobs(logits, self._num_top)
         return sampled
 
     def _choose(self, logits: mx.array, places: _Places) -> mx.array:
@@ -150,16 +181,24 @@ class Sampler:
         own = None if places.index is None else mx.array([self._drawn[places.rows[place]] for place in drawn])
         return self._truncation.draw(logits, self._temperature, random_bits(keys, logits.shape[-1]), own)
 
-    def _add_logprobs(self, sampled: Sampled, logits: mx.array) -> None:
-        logits = logits.astype(mx.float32)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        sampled.logprobs = mx.take_along_axis(logprobs, sampled.tokens[:, None], axis=-1)[:, 0]
-        if self._num_top:
-            top = mx.argpartition(-logprobs, self._num_top - 1, axis=-1)[:, : self._num_top]
-            values = mx.take_along_axis(logprobs, top, axis=-1)
-            order = mx.argsort(-values, axis=-1)
-            sampled.top_ids = mx.take_along_axis(top, order, axis=-1)
-            sampled.top_logprobs = mx.take_along_axis(values, order, axis=-1)
+
+def score(seq: Sequence, start: int, logits: mx.array) -> tuple[TokenLogprob, ...]:
+    """Return the log-probabilities of the tokens behind the positions from `start` on. Lazy `logits: (n, vocab)`.
+
+    Raises Unsupported for too many positions, which a chunk has only if the model computes prompts whole.
+    """
+    if len(logits) > MOST_SCORED:
+        message = f"`echo` with `logprobs` takes at most {MOST_SCORED + 1} tokens where a prompt is computed whole."
+        raise Unsupported(message, param="echo")
+    num_rows, num_top = max(1, _MOST_IN_FLOAT // logits.shape[1]), seq.sampling.num_top_logprobs or 0
+    found: list[TokenLogprob | None] = []
+    for at in range(0, len(logits), num_rows):
+        rows = logits[at : at + num_rows]
+        tokens = seq.tokens(start + at + 1, start + at + 1 + len(rows))
+        sampled = Sampled(mx.array(tokens))
+        sampled.add_logprobs(rows, num_top)
+        found += sampled.read_logprobs(tokens, [num_top] * len(rows))
+    return tuple(logprob for logprob in found if logprob is not None)
 
 
 def row_key(seed: int, position: int) -> tuple[int, int]:

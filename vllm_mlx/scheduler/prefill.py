@@ -6,7 +6,7 @@ from collections.abc import Sequence as Rows
 
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence, SequenceStatus
-from ..core.step import PrefillChunk
+from ..core.step import MOST_SCORED, PrefillChunk
 from .image_planner import ImagePlanner
 from .memory_pool import Room
 from .prefill_pacer import GRID, Budget, PrefillPacer
@@ -51,7 +51,8 @@ class PrefillPlanner:
         longest_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, now)
         if not prefilling or not self.beside_s:
             return ()
-        budget = self._pacer.budget(decoding=is_decoding, most_s=min(self.beside_s, longest_s))
+        most_s, is_alone = min(self.beside_s, longest_s), self._turns.num_here.total() == 1
+        budget = self._pacer.budget(decoding=is_decoding, most_s=most_s, is_alone=is_alone)
         chunks = plan_prefill(self._turns.in_turn(prefilling), self._pacer, self._chunk, budget)
         if chunks:
             self._turns.prefill(chunks[0].seq)
@@ -66,7 +67,7 @@ class PrefillPlanner:
         if end == seq.prefill_end:
             seq.status = SequenceStatus.DECODING
         capture = cache.plan_chunk_capture(seq, end) if cache is not None and end > start else None
-        return PrefillChunk(seq, start, end, capture)
+        return PrefillChunk(seq, start, end, capture, scores=not seq.is_scored)
 
     def _chunk_end(self, seq: Sequence, most: int) -> int:
         if self._pacer.whole_prompts:
@@ -75,6 +76,8 @@ class PrefillPlanner:
             end = fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
         else:
             end = min(most, seq.prefill_end if self._prefix_cache is None else self._prefix_cache.next_point(seq))
+        if not (seq.is_scored or self._pacer.whole_prompts):
+            end = min(end, seq.num_computed_tokens + MOST_SCORED)
         if self._images is not None and seq.prompt.media:
             end = self._images.chunk_end(seq, end)
             self._room.shrink_cache()  # the features of an image that is encoded take memory

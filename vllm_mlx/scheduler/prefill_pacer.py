@@ -1,7 +1,7 @@
 """Decides where prefill chunks end. It learns from measured chunks and reads no clock itself.
 
 Chunks end at multiples of GRID, unless a resume point, an image or the end of the prompt comes first. While nothing
-decodes they end at multiples of their own length, which is a power of two.
+decodes they end at multiples of their own length, which is a power of two. One request alone tries longer ones, too.
 """
 
 import math
@@ -14,6 +14,9 @@ from ..core.step import ChunkTiming
 GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are read in any case
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
 _MAX_IDLE_S = 1.0  # but no more than this, so that the watchdog of a GPU sees short work
+# No Mac has verified the next two; they come from the device model of tests/support.
+_MAX_ALONE_S = 3.0  # if one request is alone, a longer chunk may take this long if it is quicker by the token
+_WORTH_WAITING = 0.97  # its seconds a token, as a share of those of the shorter one, at most
 _STALL_STEPS = 2  # if no limit is given, replies may pause for this many passes over the weights and the rows
 _MOST_STALLS = 2  # such a pause takes at most this many default limits
 _LEAST_TO_EDGE = 16  # tokens of the shortest chunk that a return to the grid is worth
@@ -22,7 +25,8 @@ _MAX_GROWTH = 2  # while rows decode, a chunk is at most this many times longer 
 _GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
 _TRIALS = 64  # chunks within memory before a length that exceeded memory is tried again
 _UNKNOWN_SHARE = 0.7  # of the seconds for a chunk beside replies where no chunk was measured at its depth
-_FIRST_PROBE = 256  # tokens of the longest chunk that calibration measured
+_FIRST_PROBE = 256  # tokens of the longest chunk that calibration measured of every model
+LONG_PROBE = 1024  # tokens of the one that it measured of a mixture of experts
 _SHALLOW = 1024  # tokens; all chunks that begin before are at one depth, and each doubling is another
 _SLOWER, _QUICKER = 0.5, 0.25  # weight of the newest chunk in the average of its depth: pauses must not grow
 _ODD = 1.5  # a chunk counts as this many times slower or faster than the average, at most
@@ -34,6 +38,7 @@ class Budget:
 
     seconds: float
     is_idle: bool = False  # nothing else runs, and no other tenant is expected
+    is_alone: bool = False  # there is one request
 
 
 class ChunkSpeed:
@@ -89,6 +94,7 @@ class PrefillPacer:
         tokens_per_s: float,
         overhead_s: float,
         half_share: float = 1.0,
+        long_probe_s: float | None = None,
         attention: AttentionCost = AttentionCost(),  # noqa: B008 - it is immutable
         whole_prompts: bool = False,
     ):
@@ -96,6 +102,7 @@ class PrefillPacer:
 
         `overhead_s` are the seconds of a chunk in addition to those of its tokens. `half_share` are the seconds of a
         chunk of half of GRID tokens, as a share of those of GRID tokens. With `whole_prompts`, no prompt is cut.
+        `long_probe_s` are the seconds of LONG_PROBE tokens, if they were measured.
         """
         self.whole_prompts = whole_prompts
         stall_s = DEFAULT_STALL_MS / 1000 if max_stall_s is None else max_stall_s
@@ -108,6 +115,8 @@ class PrefillPacer:
         self._too_long = max_chunk + 1  # tokens of the last chunk that exceeded memory
         self._num_full_chunks = 0  # full-length chunks within memory since the limit moved
         self._speed = ChunkSpeed(overhead_s=overhead_s, tokens_per_s=tokens_per_s)
+        # seconds a token by depth and length, if that is a power of two
+        self._by_length = {} if long_probe_s is None else {_depth(0): {LONG_PROBE: long_probe_s / LONG_PROBE}}
         self._decode_s = 0.0  # a cautious estimate from recent steps
         self._last_decode_s = 0.0
         self._least_decode_s = 0.0  # the shorter of two steps, because one may be slow for another reason
@@ -148,6 +157,12 @@ class PrefillPacer:
         """Learn from a chunk. A short one is ignored, because its time is mostly overhead, or that of few experts."""
         if timing.num_tokens < min(GRID, self._max_chunk):
             return
+        if timing.num_tokens == _power_of_two(timing.num_tokens):
+            depth = self._by_length.setdefault(_depth(timing.start), {})
+            depth[timing.num_tokens] = timing.seconds / timing.num_tokens
+        is_long = timing.num_tokens > self._timely_length(timing.start)
+        if is_long and timing.seconds < self.chunk_s(timing.num_tokens, timing.start):
+            return  # experts are read less often for a token of a long chunk: short ones are not so quick
         ratio = self._speed.observe(timing)
         self._caution = max(1.0, ratio, (1 + self._caution) / 2)
         self._longest = max(self._longest, timing.num_tokens)
@@ -160,18 +175,18 @@ class PrefillPacer:
         self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
         self._least_decode_s, self._last_decode_s = min(seconds, self._last_decode_s), seconds
 
-    def budget(self, *, decoding: bool, most_s: float = math.inf) -> Budget:
-        """The time that prefill may add to a step, at most `most_s`."""
+    def budget(self, *, decoding: bool, most_s: float = math.inf, is_alone: bool = False) -> Budget:
+        """The time that prefill may add to a step, at most `most_s`. `is_alone`: there is one request."""
         seconds = min(most_s, self._idle_s)
         if not decoding:
-            return Budget(seconds, is_idle=seconds == self._idle_s)
+            return Budget(seconds, is_idle=seconds == self._idle_s, is_alone=is_alone)
         return Budget(max(0.0, min(seconds, self.max_stall_s - self._decode_s)))
 
     def chunk_end(self, start: int, budget: Budget) -> int:
         """The position at which a chunk after `start` tokens ends, if nothing cuts it."""
         in_memory = min(self._longest_now, self._attention.longest_chunk(start))
         if budget.is_idle:
-            length = _power_of_two(min(in_memory, self._idle_length(start)))
+            length = self._idle_length(start, _power_of_two(in_memory), is_alone=budget.is_alone)
             return _edge(start, length, grid=length)
         shortest = self.shortest_chunk(budget.seconds, start)
         to_edge = -start % shortest or shortest
@@ -193,8 +208,30 @@ class PrefillPacer:
         """Tokens of the shortest chunk beside replies: GRID, or half of it if time is short and that is quicker."""
         return self._shortest if self.chunk_s(GRID, start) > budget_s else GRID
 
-    def _idle_length(self, start: int) -> int:
-        """Tokens of a chunk after `start` others while nothing else runs."""
+    def _idle_length(self, start: int, most: int, *, is_alone: bool) -> int:
+        """Tokens of a chunk after `start` others while nothing else runs: the quickest length, or one to try."""
+        length = shortest = min(most, self._timely_length(start))
+        limit_s = max(self._idle_s, _MAX_ALONE_S) if is_alone else self._idle_s
+        token_s = self.chunk_s(length, start) / length
+        here: dict[int, float] = {}
+        known: dict[int, float] = {}  # of the deepest chunk that was measured, by length
+        for depth in range(_SHALLOW.bit_length(), _depth(start).bit_length() + 1):
+            here = self._by_length.get(1 << (depth - 1), {})
+            known |= here
+            while length > shortest and length * known.get(length, token_s) > limit_s:
+                length //= 2
+            token_s = known.get(length, token_s)
+            for longer in sorted(here.keys() & range(length + 1, most + 1)):
+                if here[longer] < min(_WORTH_WAITING * token_s, limit_s / longer):
+                    length, token_s = longer, here[longer]
+        longer = 2 * length
+        while longer in here:
+            token_s, longer = here[longer], 2 * longer
+        is_timely = longer <= most and longer * max(token_s, known.get(longer, 0)) <= limit_s
+        return longer if is_alone and is_timely else length
+
+    def _timely_length(self, start: int) -> int:
+        """Tokens of the longest chunk after `start` others that is expected to be short enough for an idle server."""
         length = _power_of_two(self._max_chunk)
         while length > GRID and self.chunk_s(length, start) > self._idle_s:
             length //= 2

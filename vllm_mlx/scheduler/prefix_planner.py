@@ -90,7 +90,7 @@ class PrefixPlanner:
 
     def awaits_read(self, seq: Sequence) -> bool:
         """Whether a sequence should wait, because a longer prefix than memory holds is being read from disk."""
-        if self.disk is None or seq.seq_id in self._unusable:
+        if self.disk is None or seq.seq_id in self._unusable or not seq.is_scored:
             return False
         return self.disk.reader.awaits(seq.seq_id, self._space(seq), self._key(seq, seq.num_tokens))
 
@@ -103,7 +103,7 @@ class PrefixPlanner:
         receipt = CacheReceipt(cache_bytes=self.tree.used_bytes, max_cache_bytes=self.tree.max_bytes)
         if not seq.num_preemptions:
             seq.receipt = receipt
-        match = None if seq.seq_id in self._unusable else self._match(seq, now)
+        match = None if seq.seq_id in self._unusable or not seq.is_scored else self._match(seq, now)
         if match is None:
             self.plan_points(seq)
             return None
@@ -295,7 +295,8 @@ class PrefixPlanner:
         A model with recurrent state can only resume at a point that the leader has not passed yet. A model that
         resumes anywhere can also use what the leader has passed, once that is captured.
         """
-        if seq.cache_salt != leader.cache_salt or seq.seq_id in self._unusable:
+        has_scores = seq.is_scored or seq.prompt_logprobs is leader.prompt_logprobs  # soon, if they share them
+        if seq.cache_salt != leader.cache_salt or seq.seq_id in self._unusable or not has_scores:
             return False
         mine, theirs = self._keys[seq.seq_id], self._keys[leader.seq_id]
         shared = min(common_tokens(mine, theirs), seq.prefill_end, leader.prefill_end)
@@ -313,7 +314,7 @@ class PrefixPlanner:
 
     def awaits(self, seq: Sequence, capture: Capture) -> bool:
         """Whether a capture of this step will hold more of the prompt than the cache does."""
-        if seq.cache_salt != capture.seq.cache_salt or seq.seq_id in self._unusable:
+        if seq.cache_salt != capture.seq.cache_salt or seq.seq_id in self._unusable or not seq.is_scored:
             return False
         mine = self._key(seq, seq.num_tokens)
         shared = common_tokens(mine, capture.key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..core.faults import MAX_FAULTS
 from ..core.sequence import Sequence, SequenceStatus
-from ..core.step import Capture, Restore
+from ..core.step import Capture, Restore, StepOutput
 
 
 @dataclass(slots=True)
@@ -63,6 +63,16 @@ class RunningSet:
     def admit(self, seq: Sequence) -> None:
         self.waiting.remove(seq)
         self.by_id[seq.seq_id] = seq
+
+    def take_chunks(self, output: StepOutput) -> Iterator[tuple[Sequence, bool]]:
+        """Take the log-probabilities of prompts, and yield each row that ran a chunk, and whether it needs no more."""
+        for scored in output.scored:
+            seq = self.by_id.get(scored.seq_id)
+            if seq is not None and not seq.is_scored:  # a client may read those that are complete
+                seq.prompt_logprobs[scored.start : scored.start + len(scored.logprobs)] = scored.logprobs
+        for seq_id, end in output.prefilled:
+            if (seq := self.by_id.get(seq_id)) is not None:
+                yield seq, end == seq.prefill_end and not seq.max_tokens
 
     def drain(self, seq: Sequence) -> None:
         """Note that the sequence has no row from now on. It runs until its last sample is read."""

@@ -173,7 +173,10 @@ class Scheduler:
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
         updates += [self._run_shorter(seq_id, num_tokens) for seq_id, num_tokens in output.refused]
         updates += self._report_admitted()
-        updates += [SequenceUpdate.of(seq) for seq_id, _ in output.prefilled if (seq := self._seqs.by_id.get(seq_id))]
+        for seq, is_over in self._seqs.take_chunks(output):
+            if is_over:
+                self._finish(seq, FinishReason.LENGTH)
+            updates.append(SequenceUpdate.of(seq))
         if self.speculation is not None:
             self.speculation.learn(output)
         updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
@@ -358,7 +361,7 @@ class Scheduler:
             seq = self._seqs.find(output.seq_id)
             if seq is None:
                 continue  # it ended while this sample was in flight
-            taken.setdefault(seq, []).append(output)
+            taken.setdefault(seq, []).extend([output] if seq.max_tokens else ())
             end = seq.take(output.token_id)
             if seq.seq_id in drafted:
                 seq.num_computed_tokens = seq.num_tokens - 1  # the runner has kept the state of as many

@@ -163,7 +163,7 @@ class Speculation:
         """The drafts of the rows, of which the first `lag` tokens stand for samples that are not read yet."""
         found, most = {}, min(MOST, _MOST_TOKENS // len(rows) - 1)
         for seq in rows:
-            left = seq.max_tokens - seq.num_output_tokens - 1
+            left = seq.decode_end - seq.num_tokens
             draft = self._drafter.draft(seq.seq_id, min(lag + most, left))
             if draft is not None:
                 tokens = tuple(takewhile(lambda token_id: token_id < self._vocab_size, draft.tokens))

@@ -21,7 +21,7 @@ class Turns:
     def __init__(self, share: Callable[[Sequence], float]):
         """`share` gives the share of all places, or of the memory if that is larger, that a row takes."""
         self._share = share
-        self._num_here: Counter[str] = Counter()  # sequences that wait or run, by tenant
+        self.num_here: Counter[str] = Counter()  # sequences that wait or run, by tenant
         self._num_turns = 0
         self._admitted: dict[str, int] = {}  # the number of a tenant's last turn at admission
         self._prefilled: dict[str, int] = {}  # the number of a tenant's last turn in prefill
@@ -30,21 +30,21 @@ class Turns:
     @property
     def are_several(self) -> bool:
         """Whether sequences of more than one tenant wait or run."""
-        return len(self._num_here) > 1
+        return len(self.num_here) > 1
 
     @property
     def tenants(self) -> Collection[str]:
         """The tenants whose sequences wait or run."""
-        return self._num_here.keys()
+        return self.num_here.keys()
 
     def join(self, seq: Sequence) -> None:
-        self._num_here[seq.tenant] += 1
+        self.num_here[seq.tenant] += 1
 
     def leave(self, seq: Sequence) -> None:
         """Forget a sequence that has ended, and the turns of its tenant if that has no other."""
-        self._num_here[seq.tenant] -= 1
-        if not self._num_here[seq.tenant]:
-            for turns in (self._num_here, self._admitted, self._prefilled):
+        self.num_here[seq.tenant] -= 1
+        if not self.num_here[seq.tenant]:
+            for turns in (self.num_here, self._admitted, self._prefilled):
                 turns.pop(seq.tenant, None)
 
     def next(self, waiting: Iterable[Sequence], rows: Iterable[Sequence], but: Collection[int]) -> Sequence | None:
@@ -82,8 +82,8 @@ class Turns:
 
         The limit does not apply while only one tenant was here recently. Called once a step.
         """
-        self._seen_s |= dict.fromkeys(self._num_here, now_s)
-        if len(self._seen_s) > len(self._num_here):
+        self._seen_s |= dict.fromkeys(self.num_here, now_s)
+        if len(self._seen_s) > len(self.num_here):
             self._seen_s = {tenant: seen_s for tenant, seen_s in self._seen_s.items() if now_s - seen_s <= _RECENT_S}
         return math.inf if len(self._seen_s) < 2 else _PREFILL_SHARE * max_stall_s
 

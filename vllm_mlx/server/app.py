@@ -67,9 +67,9 @@ def create_app(
     app.state.queue = engine.queue
     app.state.search = None if config.web_search is None else SearchClient(config.web_search)
     models = config.models
-    app.include_router(openai_routes(engine, config, models))
-    app.include_router(anthropic_routes(engine, config, models))
-    app.include_router(responses_routes(engine, config, models, responses))
+    app.include_router(openai_routes(engine, config))
+    app.include_router(anthropic_routes(engine, config))
+    app.include_router(responses_routes(engine, config, responses))
     app.include_router(models_routes(engine, models, searches=config.web_search is not None))
     app.include_router(status_routes(engine, models.names, recent, history))
     app.include_router(page_routes())

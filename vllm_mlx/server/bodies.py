@@ -1,5 +1,7 @@
 """Request bodies: bounded while they arrive, read as wire types, and decoded into requests within the server's limits.
 
+A `Call` carries a body from its route to the encoder of the reply.
+
 This file alone decides where: threads read and decode long bodies, so that they do not block the event loop. Each
 tenant has one of these threads at a time, and tenants take turns.
 """
@@ -8,29 +10,34 @@ import asyncio
 import re
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from json import JSONDecodeError
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..api.parameters import Decoded
+from ..api.parameters import Decoded, PromptFields
 from ..api.text import may_hold_sealed
 from ..api.wire import UnknownFields
 from ..core.errors import setting
 from ..core.fair_queue import FairQueue, FairThreads
 from ..core.request import RequestLimits
 from ..core.tenants import has_room
+from ..engine.client import EngineClient
+from ..engine.front import Front
+from .config import ServerConfig
 from .error_handlers import ClientGone, http_error
 from .guards import tenant_of
 from .json_bytes import LARGE_BYTES, read_json
@@ -53,6 +60,7 @@ _ENCODED = "The request body has the header `Content-Encoding`. Send it uncompre
 _QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 T = TypeVar("T")
+B = TypeVar("B", bound=PromptFields)
 D = TypeVar("D", bound=Decoded[Any])
 
 
@@ -167,6 +175,7 @@ class _JSONRequest(Request):
     """A request whose JSON is a wire type."""
 
     _wire: Any = None
+    is_long = False  # a thread reads and decodes the body
 
     @classmethod
     async def read(cls, request: Request, wire: TypeAdapter[Any]) -> "_JSONRequest":
@@ -175,10 +184,13 @@ class _JSONRequest(Request):
         try:
             if body := await found.body():  # FastAPI names the fields that an empty one lacks
                 config, record = request.app.state.config, record_of(request.scope)
-                record.body = body
+                if config.record_requests is not None:
+                    record.body = body
                 record.unknown_fields = unknown = UnknownFields(drops=config.unknown_fields == "warn")
                 read = partial(_read, body, wire, config.limits, unknown)
+                found.is_long = len(body) >= LARGE_BYTES or may_hold_sealed(body)
                 found._wire = await _in_turn(found, read)
+                found._body = b"read"  # the request lasts until its reply has ended, and its bytes need not
         except ClientDisconnect:
             raise ClientGone from None
         except JSONDecodeError as error:
@@ -189,26 +201,55 @@ class _JSONRequest(Request):
         return self._wire
 
 
-async def decoded(http: Request, wire: BaseModel, decode: Callable[[], D], *, is_long: bool = False) -> D:
-    """Run `decode` and check its requests, then empty `wire`, which FastAPI holds until the reply has ended.
+@dataclass(frozen=True, slots=True)
+class Call(ABC, Generic[B, D]):
+    """A body with all that decoding needs. `model`: the name that the client asked for, or the default's."""
 
-    A thread does this if the body is long, may unpack to a long one, or `is_long` is true. Raises InvalidParameter.
+    body: B
+    model: str
+    front: Front
+    config: ServerConfig
+
+    @classmethod
+    def of(cls, body: B, engine: EngineClient, config: ServerConfig, **more: Any) -> Self:
+        """Make the call for the model that the body names. Raises ModelNotFound."""
+        model, position = config.models.resolve(body.model)
+        return cls(body, model, engine.fronts[position], config, **more)
+
+    @property
+    def searches(self) -> bool:
+        return self.config.web_search is not None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether decoding takes long even for a short body."""
+        return False
+
+    @abstractmethod
+    def decode(self) -> D:
+        """Return the requests of the body. Any thread may call this, once. Raises InvalidParameter."""
+
+
+async def decoded(http: Request, call: Call[B, D]) -> D:
+    """Decode the call and check its requests, then empty its body, which FastAPI holds until the reply has ended.
+
+    A thread does this if the body is long, or may unpack to a long one. Raises InvalidParameter.
     """
-    work = partial(_decode, wire, decode, http.app.state.config.limits)
-    if is_long or await _is_long(http):
-        return await _THREADS.run(work, tenant_of(http.scope), is_first=True)
-    return work()
+    limits: RequestLimits = http.app.state.config.limits
+    if call.is_long or (isinstance(http, _JSONRequest) and http.is_long):
+        return await _THREADS.run(partial(_decode, call, limits), tenant_of(http.scope), is_first=True)
+    return _decode(call, limits)
 
 
-def _decode(wire: BaseModel, decode: Callable[[], D], limits: RequestLimits) -> D:
+def _decode(call: Call[B, D], limits: RequestLimits) -> D:
     try:
-        found = decode()
+        found = call.decode()
         limits.check_choices(sum(request.sampling.n for request in found.requests))
         for request in found.requests:
             limits.check(request)
         return found
     finally:
-        vars(wire).clear()
+        vars(call.body).clear()
 
 
 async def _check_queue(http: Request) -> None:
@@ -220,15 +261,10 @@ async def _check_queue(http: Request) -> None:
         await http.app.state.queue.check(tenant_of(http.scope), len(http.app.state.config.models.entries))
 
 
-async def _is_long(http: Request) -> bool:
-    body = await http.body()
-    return len(body) >= LARGE_BYTES or may_hold_sealed(body)
-
-
-async def _in_turn(http: Request, work: Callable[[], T]) -> T:
+async def _in_turn(http: _JSONRequest, work: Callable[[], T]) -> T:
     """Read a body. If keys share the server, a key rests after a long body before its next long one is read."""
     await _check_queue(http)  # requests that came while the body arrived
-    if not await _is_long(http):
+    if not http.is_long:
         return work()
     loop, tenant, has_begun = asyncio.get_running_loop(), tenant_of(http.scope), False
     share = REST if len(http.app.state.config.api_keys) > 1 else 0

@@ -16,6 +16,7 @@ from ..api.search import SEARCH_NAME, SearchTool, result_part
 from ..api.text import decode_arguments
 from ..core.errors import ContextLengthExceeded
 from ..core.events import (
+    Counted,
     Finished,
     FinishReason,
     FoundPage,
@@ -66,6 +67,7 @@ class PromptBatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._events = asyncio.Queue()  # readers end with a mark, and a full queue would hold it for ever
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -173,6 +175,8 @@ class SearchingReply:
                 blocks += [block for block in ended if not block.is_broken]
                 if isinstance(event, Finished):
                     end = event
+                elif isinstance(event, Counted):
+                    yield index, Counted(self._with_earlier(event.usage))
                 elif num_rounds == 1 or not isinstance(event, Started | PromptProgress):
                     yield index, event
             if end is None:
@@ -182,7 +186,7 @@ class SearchingReply:
             for call in done.searches:
                 found.append(await self._search(call))
                 yield 0, found[-1]
-            self._count(end.usage)
+            self._usage = self._with_earlier(end.usage)
             is_over = done.calls_client or not found or num_rounds > self._tool.max_uses + _MORE_ROUNDS
             if is_over:
                 yield 0, self._finished(end, end.reason if done.calls_client or not found else FinishReason.STOP)
@@ -239,9 +243,10 @@ class SearchingReply:
             continue_final_message=False,
         )
 
-    def _count(self, usage: Usage) -> None:
+    def _with_earlier(self, usage: Usage) -> Usage:
+        """Add the usage of the generations that have ended."""
         before = self._usage
-        self._usage = Usage(
+        return Usage(
             prompt_tokens=before.prompt_tokens + usage.prompt_tokens,
             cached_tokens=before.cached_tokens + usage.cached_tokens,
             completion_tokens=before.completion_tokens + usage.completion_tokens,

@@ -2,9 +2,9 @@
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -12,37 +12,34 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..api.error_replies import OpenAIError
-from ..api.replies import ReplyFold, TokenNames
+from ..api.replies import ReplyFold, StreamEncoder, TokenNames
 from ..api.responses.decode import DecodedResponse, decode_response
 from ..api.responses.encode import ResponseStream, response_fold
 from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, ResponseSpec, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
-from ..core.catalogue import Catalogue
 from ..core.errors import InvalidParameter, ResponseNotFound, Unsupported, VLLMMLXError, shown
 from ..disk.kept import Journal
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
+from .generations import RequestGeneration
 from .guards import tenant_of
 from .log import record_of
 from .response_store import BackgroundReplies, ResponseStore, ResponseStores
 from .routes import as_json, documented
-from .streaming import Submission, owned, respond_with, submit, while_connected
+from .streaming import ReplyCall, owned, respond_to, submit, while_connected
 
 StoredItem = Mapping[str, Any]
-Keep = Callable[[ResponseReply], None]
 Stored = Mapping[str, StoredItem]  # by the items' ids
 
 EVENTS = "OpenAI's events, response.created to response.completed"
 
 
-def responses_routes(
-    engine: EngineClient, config: ServerConfig, models: Catalogue, journal: Journal | None = None
-) -> APIRouter:
+def responses_routes(engine: EngineClient, config: ServerConfig, journal: Journal | None = None) -> APIRouter:
     """`journal`: keeps stored responses for the next start."""
     router = APIRouter(tags=["Responses"], route_class=JSONRoute)
-    routes = _Responses(engine, config, models, journal)
+    routes = _Responses(engine, config, journal)
     stored_at = "/v1/responses/{response_id}"
     for method, path, endpoint, reply, events in (
         ("POST", "/v1/responses", routes.responses, ResponseReply, EVENTS),
@@ -60,70 +57,41 @@ def responses_routes(
 class _Responses:
     """The endpoints, with the stored responses and the background replies that they share."""
 
-    def __init__(self, engine: EngineClient, config: ServerConfig, models: Catalogue, journal: Journal | None) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, journal: Journal | None) -> None:
         self._engine = engine
-        self._searches = config.web_search is not None
-        self._models = models
+        self._config = config
         self._stores = ResponseStores(len(config.api_keys), journal)
         self._background = BackgroundReplies()
 
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """Create a response with tools and reasoning: streamed, complete, or in the background."""
-        (model, position), store = self._models.resolve(body.model), await self._store(http)
-        info = self._engine.fronts[position].info
-        decode = partial(
-            _decoded,
+        store = await self._store(http)
+        call = self._call(body, store, f"resp_{uuid.uuid4().hex}")
+        found = await decoded(http, call)
+        if found.reply.store:
+            store.check_room(stored(found.kept, response(found.reply, "queued"), call.previous_id))
+        if found.reply.background:
+            return await self._in_background(http, call, found)
+        return await respond_to(self._engine, http, call, found)
+
+    def _call(self, body: ResponsesBody, store: ResponseStore, reply_id: str) -> "ResponsesCall":
+        return ResponsesCall.of(
             body,
-            _referenced(body, store),
-            _earlier(body, store),
-            reply_id=f"resp_{uuid.uuid4().hex}",
-            model=model,
-            created_at=int(time.time()),
-            searches=self._searches,
-            usual={"temperature": info.temperature, "top_p": info.top_p},
-        )
-        previous_id = body.previous_response_id
-        found = await decoded(http, body, decode, is_long=previous_id is not None)
-        spec = found.reply
-        if spec.store:
-            store.check_room(stored(found.kept, response(spec, "queued"), previous_id))
-        names = None if found.request.sampling.logprobs is None else self._engine.fronts[position].tokenizer
-        submission = submit(self._engine, found.requests, http, spec)
-
-        def keep(reply: ResponseReply) -> None:
-            reply.completed_at = int(time.time()) if reply.status == "completed" else None
-            if spec.store:
-                store.put(stored(found.kept, reply, previous_id))
-
-        if spec.background:
-            return await self._in_background(http, store, submission, spec, keep, response_fold(spec, keep, names))
-        return await respond_with(
-            submission,
-            http,
-            spec,
-            stream=lambda _: _KeptStream(spec, names, keep),
-            fold=response_fold(spec, keep, names),
+            self._engine,
+            self._config,
+            store=store,
+            reply_id=reply_id,
+            referenced=_referenced(body, store),
+            earlier=_earlier(body, store),
+            previous_id=body.previous_response_id,
         )
 
     async def input_tokens(self, body: ResponsesBody, http: Request) -> Response:
         """Count the tokens of the prompt that a response to this body would have. Nothing is generated or stored."""
-        (model, _), store = self._models.resolve(body.model), await self._store(http)
-        request_id = record_of(http.scope).request_id
-        decode = partial(
-            _decoded,
-            body,
-            _referenced(body, store),
-            _earlier(body, store),
-            reply_id=request_id,
-            model=model,
-            created_at=0,
-            searches=self._searches,
-        )
-        found = await decoded(http, body, decode, is_long=body.previous_response_id is not None)
-        request = owned(found.request, http, model)
-        return as_json(
-            InputTokens(input_tokens=await while_connected(http.receive, self._engine.count_tokens(request)))
-        )
+        call = self._call(body, await self._store(http), record_of(http.scope).request_id)
+        request = owned((await decoded(http, call)).request, http, call.model)
+        num_tokens = await while_connected(http.receive, self._engine.count_tokens(request))
+        return as_json(InputTokens(input_tokens=num_tokens))
 
     async def compact(self) -> Response:
         """Answer that this server compacts no conversations."""
@@ -171,55 +139,92 @@ class _Responses:
     async def _store(self, http: Request) -> ResponseStore:
         return await self._stores.of(tenant_of(http.scope))
 
-    async def _in_background(
-        self,
-        http: Request,
-        store: ResponseStore,
-        submission: Submission,
-        spec: ResponseSpec,
-        keep: Keep,
-        fold: ReplyFold,
-    ) -> Response:
+    async def _in_background(self, http: Request, call: "ResponsesCall", found: DecodedResponse) -> Response:
         """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
+        spec, keeper = found.reply, call.keeper(found)
         answer = as_json(response(spec, "queued"))
-        keep(response(spec, "in_progress"))
-        starting = self._background.start(
-            spec.reply_id,
-            submission,
-            fold,
-            record_of(http.scope),
-        )
+        keeper.keep(response(spec, "in_progress"))
+        submission = submit(self._engine, found.requests, http, spec)
+        starting = self._background.start(spec.reply_id, submission, call.fold(found), record_of(http.scope))
         with ExitStack() as undone:
-            undone.callback(store.remove, spec.reply_id)
+            undone.callback(call.store.remove, spec.reply_id)
             await while_connected(http.receive, starting)
             undone.pop_all()
         return answer
 
 
+@dataclass(frozen=True, slots=True)
+class _Keeper:
+    """Keeps a response with its input."""
+
+    store: ResponseStore
+    found: DecodedResponse
+    previous_id: str | None
+
+    def keep(self, reply: ResponseReply) -> None:
+        reply.completed_at = int(time.time()) if reply.status == "completed" else None
+        if self.found.reply.store:
+            self.store.put(stored(self.found.kept, reply, self.previous_id))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesCall(ReplyCall[ResponsesBody, DecodedResponse]):
+    """A response to an input, and to the stored items that the input continues."""
+
+    store: ResponseStore
+    reply_id: str
+    referenced: Stored
+    earlier: Sequence[StoredItem]
+    previous_id: str | None
+
+    @property
+    def is_long(self) -> bool:
+        return self.previous_id is not None
+
+    def decode(self) -> DecodedResponse:
+        return decode_response(
+            _resolved(self.body, self.referenced),
+            earlier=as_input(self.earlier),
+            reply_id=self.reply_id,
+            model=self.model,
+            created_at=int(time.time()),
+            searches=self.searches,
+            usual={"temperature": self.front.info.temperature, "top_p": self.front.info.top_p},
+        )
+
+    def stream(self, found: DecodedResponse, generation: RequestGeneration) -> StreamEncoder:
+        return _KeptStream(found.reply, self._names(found), self.keeper(found))
+
+    def fold(self, found: DecodedResponse) -> ReplyFold:
+        return response_fold(found.reply, self.keeper(found).keep, self._names(found))
+
+    def keeper(self, found: DecodedResponse) -> _Keeper:
+        return _Keeper(self.store, found, self.previous_id)
+
+    def _names(self, found: DecodedResponse) -> TokenNames | None:
+        return None if found.request.sampling.logprobs is None else self.front.tokenizer
+
+
 class _KeptStream(ResponseStream):
     """Keeps the response once it has ended. A client that disconnects leaves nothing."""
 
-    def __init__(self, spec: ResponseSpec, names: TokenNames | None, keep: Keep) -> None:
+    def __init__(self, spec: ResponseSpec, names: TokenNames | None, keeper: _Keeper) -> None:
         super().__init__(spec, names)
-        self._keep = keep
+        self._keeper: _Keeper | None = keeper
 
     def fail(self, error: VLLMMLXError) -> bytes:
         wire = super().fail(error)
-        self._keep(self.reply)
+        self._keep()
         return wire
 
     def close(self) -> bytes:
-        keep, self._keep = self._keep, _drop  # if storing fails, `fail` follows, which must not try it again
-        keep(self.reply)
+        self._keep()
         return super().close()
 
-
-def _drop(reply: ResponseReply) -> None:
-    """Store nothing."""
-
-
-def _decoded(body: ResponsesBody, referenced: Stored, earlier: Sequence[StoredItem], **spec: Any) -> DecodedResponse:
-    return decode_response(_resolved(body, referenced), earlier=as_input(earlier), **spec)
+    def _keep(self) -> None:
+        keeper, self._keeper = self._keeper, None  # if storing fails, `fail` follows, which must not try it again
+        if keeper is not None:
+            keeper.keep(self.reply)
 
 
 def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:

@@ -2,8 +2,8 @@
 
 import time
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,20 +14,21 @@ from ..api.anthropic.decode import MessageSpec, decode_count_request, decode_mes
 from ..api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
 from ..api.anthropic.schema import CountTokensBody, MessagesBody
 from ..api.error_replies import AnthropicError, OpenAIError
-from ..api.openai.decode import decode_chat, decode_completion
+from ..api.openai.decode import ReplySpec, decode_chat, decode_completion
 from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus, ModelCard, ModelList
 from ..api.openai.schema import ChatCompletionBody, CompletionBody
-from ..api.replies import Reply
-from ..api.responses.as_chat import AnyChatBody, decode_responses_as_chat
+from ..api.parameters import Decoded
+from ..api.replies import Reply, ReplyFold, StreamEncoder
+from ..api.responses.as_chat import AnyChatBody, ResponsesAsChatBody, decode_responses_as_chat
 from ..core.catalogue import Catalogue
 from ..engine.client import EngineClient
-from .bodies import JSONRoute, decoded
+from .bodies import Call, JSONRoute, decoded
 from .config import ServerConfig
 from .generations import RequestGeneration
 from .guards import require_admin, shown_model
 from .log import record_of
-from .streaming import owned, reply_to, while_connected
+from .streaming import ReplyCall, owned, reply_to, while_connected
 
 OPENAI_EVENTS = "chunks, then [DONE]"
 ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
@@ -44,85 +45,100 @@ def as_json(reply: Reply) -> Response:
     return Response(reply.to_json(), media_type="application/json")
 
 
-def openai_routes(engine: EngineClient, config: ServerConfig, models: Catalogue) -> APIRouter:
+class ChatCall(ReplyCall[ChatCompletionBody | ResponsesAsChatBody, Decoded[ReplySpec]]):
+    """Chat completions. Some clients send the body of Responses there."""
+
+    def decode(self) -> Decoded[ReplySpec]:
+        options: dict[str, Any] = {
+            "reply_id": f"chatcmpl-{uuid.uuid4().hex}",
+            "model": self.model,
+            "created": int(time.time()),
+            "separate_reasoning": self.config.separate_reasoning,
+            "searches": self.searches,
+        }
+        if isinstance(self.body, ChatCompletionBody):
+            return decode_chat(self.body, **options)
+        return decode_responses_as_chat(self.body, **options)
+
+    def stream(self, found: Decoded[ReplySpec], generation: RequestGeneration) -> StreamEncoder:
+        return ChatStream(found.reply, self.front.tokenizer, prompt_tokens=generation.num_prompt_tokens)
+
+    def fold(self, found: Decoded[ReplySpec]) -> ReplyFold:
+        return chat_fold(found.reply, self.front.tokenizer)
+
+
+class CompletionCall(ReplyCall[CompletionBody, Decoded[ReplySpec]]):
+    """Completions of one or several texts."""
+
+    def decode(self) -> Decoded[ReplySpec]:
+        reply_id = f"cmpl-{uuid.uuid4().hex}"
+        return decode_completion(self.body, reply_id=reply_id, model=self.model, created=int(time.time()))
+
+    def stream(self, found: Decoded[ReplySpec], generation: RequestGeneration) -> StreamEncoder:
+        return CompletionStream(found.reply, self.front.tokenizer)
+
+    def fold(self, found: Decoded[ReplySpec]) -> ReplyFold:
+        return completion_fold(found.reply, self.front.tokenizer)
+
+
+class MessagesCall(ReplyCall[MessagesBody, Decoded[MessageSpec]]):
+    """Messages of Anthropic's protocol."""
+
+    def decode(self) -> Decoded[MessageSpec]:
+        return decode_messages_request(
+            self.body,
+            reply_id=f"msg_{uuid.uuid4().hex}",
+            model=self.model,
+            messages_thinking=self.config.messages_thinking,
+            searches=self.searches,
+        )
+
+    def stream(self, found: Decoded[MessageSpec], generation: RequestGeneration) -> StreamEncoder:
+        return MessageStream(found.reply, prompt_tokens=generation.num_prompt_tokens)
+
+    def fold(self, found: Decoded[MessageSpec]) -> ReplyFold:
+        return message_fold(found.reply)
+
+
+@dataclass(frozen=True, slots=True)
+class CountCall(Call[CountTokensBody, Decoded[None]]):
+    """A prompt of Messages whose tokens are counted."""
+
+    request_id: str
+
+    def decode(self) -> Decoded[None]:
+        return decode_count_request(self.body, request_id=self.request_id, searches=self.searches)
+
+
+def openai_routes(engine: EngineClient, config: ServerConfig) -> APIRouter:
     router = APIRouter(tags=["OpenAI"], route_class=JSONRoute)
 
     @router.post("/v1/chat/completions", responses=documented(ChatCompletion, OpenAIError, OPENAI_EVENTS))
     async def chat_completions(body: AnyChatBody, http: Request) -> Response:
         """Chat with tools and reasoning, streamed or complete."""
-        model, position = models.resolve(body.model)
-        names = engine.fronts[position].tokenizer
-        decode = partial(
-            partial(decode_chat, body)
-            if isinstance(body, ChatCompletionBody)
-            else partial(decode_responses_as_chat, body),
-            reply_id=f"chatcmpl-{uuid.uuid4().hex}",
-            model=model,
-            created=int(time.time()),
-            separate_reasoning=config.separate_reasoning,
-            searches=config.web_search is not None,
-        )
-        return await reply_to(
-            engine,
-            http,
-            body,
-            decode,
-            stream=lambda spec, _: ChatStream(spec, names),
-            fold=lambda spec: chat_fold(spec, names),
-        )
+        return await reply_to(engine, http, ChatCall.of(body, engine, config))
 
     @router.post("/v1/completions", responses=documented(Completion, OpenAIError, OPENAI_EVENTS))
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Continue a text, or several."""
-        model, position = models.resolve(body.model)
-        names = engine.fronts[position].tokenizer
-        decode = partial(
-            decode_completion,
-            body,
-            reply_id=f"cmpl-{uuid.uuid4().hex}",
-            model=model,
-            created=int(time.time()),
-        )
-        return await reply_to(
-            engine,
-            http,
-            body,
-            decode,
-            stream=lambda spec, _: CompletionStream(spec, names),
-            fold=lambda spec: completion_fold(spec, names),
-        )
+        return await reply_to(engine, http, CompletionCall.of(body, engine, config))
 
     return router
 
 
-def anthropic_routes(engine: EngineClient, config: ServerConfig, models: Catalogue) -> APIRouter:
+def anthropic_routes(engine: EngineClient, config: ServerConfig) -> APIRouter:
     router = APIRouter(tags=["Anthropic"], route_class=JSONRoute)
 
     @router.post("/v1/messages", responses=documented(MessageReply, AnthropicError, ANTHROPIC_EVENTS))
     async def messages(body: MessagesBody, http: Request) -> Response:
         """Messages with tools and thinking, streamed or complete."""
-        decode = partial(
-            decode_messages_request,
-            body,
-            reply_id=f"msg_{uuid.uuid4().hex}",
-            model=models.resolve(body.model)[0],
-            messages_thinking=config.messages_thinking,
-            searches=config.web_search is not None,
-        )
-
-        def stream(spec: MessageSpec, generation: RequestGeneration) -> MessageStream:
-            return MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
-
-        return await reply_to(engine, http, body, decode, stream=stream, fold=message_fold)
+        return await reply_to(engine, http, MessagesCall.of(body, engine, config))
 
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": AnthropicError}})
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
         """Count the tokens of the prompt that /v1/messages would build from the same fields. Nothing is generated."""
-        model, _ = models.resolve(body.model)
-        request_id = record_of(http.scope).request_id
-        searches = config.web_search is not None
-        decode = partial(decode_count_request, body, request_id=request_id, searches=searches)
-        request = owned((await decoded(http, body, decode)).request, http, model)
+        call = CountCall.of(body, engine, config, request_id=record_of(http.scope).request_id)
+        request = owned((await decoded(http, call)).request, http, call.model)
         num_tokens = await while_connected(http.receive, engine.count_tokens(request))
         return as_json(TokenCount(input_tokens=num_tokens))
 

@@ -7,28 +7,26 @@ A submission is entered where its response is written, so that every generation 
 # even if the stream is not silent, and takes 8 µs an event; fastapi.sse takes 38. This takes 2.
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request as HTTPRequest
-from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..api.anthropic.decode import MessageSpec
 from ..api.error_replies import OPENAI
 from ..api.openai.decode import ReplySpec
-from ..api.parameters import Decoded
 from ..api.replies import ReplyFold, StreamEncoder
 from ..api.responses.replies import ResponseSpec
 from ..core.errors import GenerationError, Overloaded, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from ..core.request import Request
 from ..engine.client import EngineClient
-from .bodies import decoded
+from .bodies import B, Call, D, decoded
 from .error_handlers import CLIENT_GONE, ClientGone
 from .generations import PromptBatch, RequestGeneration, SearchingReply
 from .guards import with_tenant
@@ -39,7 +37,6 @@ HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of 
 Submission = AbstractAsyncContextManager[RequestGeneration]
 Spec = ReplySpec | MessageSpec | ResponseSpec  # how each protocol writes a reply
 T = TypeVar("T")
-S = TypeVar("S", ReplySpec, MessageSpec)
 
 
 @asynccontextmanager
@@ -52,7 +49,8 @@ async def submit(
     """
     num_choices = requests[0].sampling.n
     client: SearchClient | None = http.app.state.search
-    ready = [owned(request, http, spec.model) for request in requests]
+    counts = isinstance(spec, ReplySpec) and spec.continuous_usage
+    ready = [replace(owned(request, http, spec.model), counts=counts) for request in requests]
     for path in spec.left_out:
         record_of(http.scope).unknown_fields.note(path)
     async with AsyncExitStack() as stack:
@@ -79,39 +77,33 @@ def owned(request: Request, http: HTTPRequest, model: str | None) -> Request:
     return with_tenant(known, http.scope)
 
 
-async def reply_to(
-    engine: EngineClient,
-    http: HTTPRequest,
-    wire: BaseModel,
-    decode: Callable[[], Decoded[S]],
-    *,
-    stream: Callable[[S, RequestGeneration], StreamEncoder],
-    fold: Callable[[S], ReplyFold],
-) -> Response:
+class ReplyCall(Call[B, D]):
+    """A call whose reply is generated."""
+
+    @abstractmethod
+    def stream(self, found: D, generation: RequestGeneration) -> StreamEncoder:
+        """Return the encoder of a streamed reply to the decoded requests."""
+
+    @abstractmethod
+    def fold(self, found: D) -> ReplyFold:
+        """Return the fold of a complete reply to the decoded requests."""
+
+
+async def reply_to(engine: EngineClient, http: HTTPRequest, call: ReplyCall[B, D]) -> Response:
     """Decode the body, and reply to its requests."""
-    found = await decoded(http, wire, decode)
-    spec = found.reply
-    submission = submit(engine, found.requests, http, spec)
-    return await respond_with(submission, http, spec, stream=partial(stream, spec), fold=fold(spec))
+    return await respond_to(engine, http, call, await decoded(http, call))
 
 
-async def respond_with(
-    submission: Submission,
-    http: HTTPRequest,
-    spec: Spec,
-    *,
-    stream: Callable[[RequestGeneration], StreamEncoder],
-    fold: ReplyFold,
-) -> Response:
-    """Return the reply to the submitted requests: a stream of events if the client asked for it, else complete."""
-    record = record_of(http.scope)
-    if spec.stream:
-        return EventStream(submission, stream, record, keep_alive_s=http.app.state.config.keep_alive_s)
-    body = await while_connected(http.receive, fold_reply(submission, fold, record))
+async def respond_to(engine: EngineClient, http: HTTPRequest, call: ReplyCall[B, D], found: D) -> Response:
+    """Return the reply to the decoded requests: a stream of events if the client asked for it, else complete."""
+    record, submission = record_of(http.scope), submit(engine, found.requests, http, found.reply)
+    if found.reply.stream:
+        return EventStream(submission, call, found, record, keep_alive_s=http.app.state.config.keep_alive_s)
+    body = await while_connected(http.receive, fold_reply(submission, call.fold(found), record))
     return Response(body, headers=record.receipts.headers(), media_type="application/json")
 
 
-class EventStream(Response):
+class EventStream(Response, Generic[B, D]):
     """Server-sent events of one generation, which is submitted when the response is sent.
 
     An error before the head of the response is due is raised, so that its own HTTP status is sent.
@@ -122,7 +114,8 @@ class EventStream(Response):
     def __init__(
         self,
         submission: Submission,
-        encoder_of: Callable[[RequestGeneration], StreamEncoder],
+        call: ReplyCall[B, D],
+        found: D,
         record: RequestRecord,
         *,
         keep_alive_s: float,
@@ -131,7 +124,7 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._submission = submission
-        self._encoder_of = encoder_of
+        self._call, self._found = call, found
         self._encoder: StreamEncoder | None = None  # set once the generation is submitted
         self._record = record
         self._keep_alive_s = keep_alive_s
@@ -164,7 +157,7 @@ class EventStream(Response):
         """Write all events. The generation ends before the last bytes are written."""
         record, is_head_due = self._record, writer.is_head_due
         async with self._submission as generation:
-            encoder = self._encoder = self._encoder_of(generation)
+            encoder = self._encoder = self._call.stream(self._found, generation)
             asyncio.get_running_loop().call_later(min(HEAD_WAIT_S, self._keep_alive_s / 2), is_head_due.set)
             await writer.write(encoder.open())
             async for index, event in generation:

@@ -55,7 +55,7 @@ _ENGINE_PREFIX, _WIRE_PREFIX, _SEARCH_PREFIX = "call_", "toolu_", "srvtoolu_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpec:
-    """How the reply is written.
+    """The form of the reply.
 
     `thinking`: whether the reply has thinking blocks. If `sealed`, they are empty and their signature holds the
     reasoning.
@@ -175,7 +175,7 @@ class Toolbox:
     """The tools of a request, in its order: the prompt lists the `listed` ones at its start."""
 
     def __init__(self, tools: Iterable[schema.MessagesTool], *, searches: bool = False) -> None:
-        """`searches`: whether this server runs web searches."""
+        """Read a body for a server; `searches`: the server runs web searches."""
         self.listed: list[ToolSpec] = []
         self.deferred: list[ToolSpec] = []
         self.search: SearchTool | None = None
@@ -264,7 +264,7 @@ def _spec(tool: schema.MessagesTool, path: str) -> ToolSpec:
 
 
 def _check_search_name(tool: schema.MessagesTool, path: str) -> None:
-    """The type of the tool fixes its name, which a client may leave out."""
+    """Return the type of the tool fixes its name, which a client may leave out."""
     if tool.name not in (None, SEARCH_NAME):
         message = f"`{path}.name` must be '{SEARCH_NAME}' for a tool of type '{shown(tool.type or '')}'."
         raise InvalidParameter(message, param=f"{path}.name")

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, FinishReason, GenerationEvent, SearchDone, SearchError, Started, Usage
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind
-from ..error_replies import ANTHROPIC
+from ..error_replies import ANTHROPIC, may_repeat
 from ..replies import CacheShortfall, FinishDetails, FoldedChoice, Reply, ReplyFold, finish_details, given, shortfall_of
 from ..search import SEARCH_NAME
 from ..text import decode_arguments, seal
@@ -157,6 +157,8 @@ class MessageStream:
         self._prompt_tokens = prompt_tokens
         self._blocks = BlockSplitter(spec.reasoning)
         self._is_started = False
+        self._num_blocks = 0
+        self._has_ended = False  # whether any block has
 
     def open(self) -> bytes:
         return b""
@@ -174,9 +176,17 @@ class MessageStream:
         return wire if self._is_started or not wire else self._start(cached_tokens=0) + wire
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """End the open block first, so that clients keep what they have received."""
-        blocks = b"".join([self._block(block) for block in self._blocks.close()])
-        return blocks + f"event: error\ndata: {ANTHROPIC.error(error).body.to_json()}\n\n".encode()
+        """End the open block first, so that clients keep what they have received, but no call, which they would run.
+
+        Claude Code sends a prompt again, without streaming, if the stream failed before any block ended.
+        """
+        ended = [block for block in self._blocks.close() if isinstance(block, BlockEnd) and block.call is None]
+        wire = b""
+        if not (ended or self._has_ended or may_repeat(error)):
+            wire = self._start(0) + self._block(BlockStart(self._num_blocks, "text"))
+            ended = [BlockEnd(self._num_blocks - 1, "text", "")]
+        wire += b"".join([self._block(block) for block in ended])
+        return wire + f"event: error\ndata: {ANTHROPIC.error(error).body.to_json()}\n\n".encode()
 
     def close(self) -> bytes:
         return _event("message_stop")
@@ -200,9 +210,11 @@ class MessageStream:
                     return b""
                 return f"{_DELTA_HEAD}{event.index},{_DELTAS[event.kind]}{escape(event.text)}}}}}\n\n".encode()
             case BlockStart(index):
+                self._num_blocks = index + 1
                 block = _content(self._spec, event).to_json()
                 return _event("content_block_start", f',"index":{index},"content_block":{block}')
             case BlockEnd(index, kind, text):
+                self._has_ended = True
                 signed = b""
                 if kind == "reasoning":
                     delta = f'"delta":{{"type":"signature_delta","signature":"{signature(self._spec, text)}"}}'

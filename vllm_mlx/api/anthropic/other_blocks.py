@@ -22,7 +22,7 @@ class OtherBlock(LeftOut):
 
     @property
     def texts(self) -> list[str]:
-        """The texts for the model, in their order. Addresses, ids, names, arguments and sealed fields are none."""
+        """Return the texts for the model, in order, without addresses, ids, names, arguments and sealed fields."""
         return list(_texts({"type": self.type, **(self.model_extra or {})}))
 
 

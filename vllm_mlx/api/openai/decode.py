@@ -19,7 +19,7 @@ from ...core.messages import (
     ToolSpec,
     VideoPart,
 )
-from ...core.request import Guide, Request, SamplingParams
+from ...core.request import MAX_PROMPT_LOGPROBS, Guide, Request, SamplingParams
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import (
@@ -46,7 +46,7 @@ _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySpec:
-    """How the reply is written. `created` is in unix seconds. Choices are numbered prompt by prompt."""
+    """The form of the reply. `created`: unix seconds. Choices are numbered prompt by prompt."""
 
     reply_id: str
     model: str
@@ -55,6 +55,7 @@ class ReplySpec:
     choices_per_prompt: int = 1
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # in every chunk, for its choice
     logprobs: bool = False
     reasoning: ReasoningMode = "separate"
     custom_tools: frozenset[str] = frozenset()  # their calls carry one text in place of arguments
@@ -91,7 +92,7 @@ def decode_chat(
         created=created,
         choices_per_prompt=request.sampling.n,
         stream=bool(body.stream),
-        include_usage=include_usage(body.stream_options, bool(body.stream)),
+        **usage_fields(body.stream_options, bool(body.stream)),
         logprobs=bool(body.logprobs),
         reasoning=mode,
         custom_tools=custom_tools(body.tools),
@@ -158,16 +159,16 @@ def _prediction(prediction: schema.Prediction | None) -> str:
 def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded[ReplySpec]:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Unsupported("`best_of` other than `n` is not supported.", param="best_of")
-    if body.echo and body.logprobs is not None:
-        raise Unsupported("`echo` together with `logprobs` is not supported yet.", param="echo")
     prompts = _prompts(body.prompt)
     sampling = _sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    scores_prompt = bool(body.echo) and body.logprobs is not None
     requests = tuple(
         Request(
             request_id=reply_id if len(prompts) == 1 else f"{reply_id}-{number}",
             prompt=prompt,
             sampling=sampling,
             echo=bool(body.echo),
+            max_prompt_logprobs=max(1, MAX_PROMPT_LOGPROBS // (len(prompts) * sampling.n)) if scores_prompt else 0,
             cache_salt=body.cache_salt or "",
         )
         for number, prompt in enumerate(prompts)
@@ -179,7 +180,7 @@ def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str,
         num_prompts=len(prompts),
         choices_per_prompt=sampling.n,
         stream=bool(body.stream),
-        include_usage=include_usage(body.stream_options, bool(body.stream)),
+        **usage_fields(body.stream_options, bool(body.stream)),
         logprobs=body.logprobs is not None,
     )
     return Decoded(requests=requests, reply=reply)
@@ -214,12 +215,14 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in biases.items()}
 
 
-def include_usage(options: schema.StreamOptions | None, is_stream: bool) -> bool:
+def usage_fields(options: schema.StreamOptions | None, is_stream: bool) -> dict[str, Any]:
+    """Return the fields of `ReplySpec` that say which chunks of a stream carry usage."""
     if options is None:
-        return False
+        return {}
     if not is_stream:
         raise InvalidParameter("Stream options can only be defined when `stream=True`.", param="stream_options")
-    return bool(options.include_usage)
+    is_sent = bool(options.include_usage)
+    return {"include_usage": is_sent, "continuous_usage": is_sent and bool(options.continuous_usage_stats)}
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
@@ -377,5 +380,5 @@ def _part(
 
 
 def _address(field: schema.ImageURL | schema.VideoURL | str) -> str:
-    """Some clients send the address itself where the object with the address belongs."""
+    """Accept an address where the object with the address belongs, as some clients send it."""
     return field if isinstance(field, str) else field.url

@@ -1,5 +1,6 @@
 """Events → replies of chat and completions, streamed or complete. A streamed text costs one escape and one join."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
@@ -9,10 +10,12 @@ from pydantic_core import to_json
 
 from ...core.errors import VLLMMLXError
 from ...core.events import (
+    Counted,
     Finished,
     FinishReason,
     GenerationEvent,
     ReasoningDelta,
+    Started,
     TextDelta,
     ToolCallDelta,
     ToolCallEnd,
@@ -30,8 +33,8 @@ DONE = b"data: [DONE]\n\n"
 TEXT = "\ue000text\ue000"  # the mark of a text in the template of an event: to write one costs an escape and a join
 
 
-class _Stream:
-    """What chat and completions share: the chunk around a choice, the usage chunk, the end, and errors."""
+class _Stream(ABC):
+    """Parts of chat and completions: the chunk around a choice, the usage chunk, the end, and errors."""
 
     def __init__(self, spec: ReplySpec, kind: str) -> None:
         self._spec = spec
@@ -41,6 +44,24 @@ class _Stream:
         self._head, _, self._tail = _event(self._chunk).rpartition("[]")
         self._usages: dict[int, Usage] = {}
         self._templates: dict[Hashable, list[str]] = {}  # by the place of a text: the event around it
+
+    def feed(self, index: int, event: GenerationEvent) -> bytes:
+        match event:
+            case Started():
+                self._usages[index] = Usage(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)
+            case Counted() | Finished():
+                self._usages[index] = event.usage
+        return self._with_usage(index, self._feed(index, event))
+
+    @abstractmethod
+    def _feed(self, index: int, event: GenerationEvent) -> bytes: ...
+
+    def _with_usage(self, index: int, chunks: bytes) -> bytes:
+        """Write the usage of a choice so far into its chunks, which end with null, if the client asked for that."""
+        if not self._spec.continuous_usage or not chunks or index not in self._usages:
+            return chunks
+        usage = replies.ChatUsage.of(self._usages[index]).to_json().encode()
+        return chunks.replace(b'"usage":null}\n\n', b'"usage":%b}\n\n' % usage)  # texts have no raw line ends
 
     def close(self) -> bytes:
         if not self._spec.include_usage:
@@ -83,27 +104,27 @@ def _end(event: Finished) -> dict[str, Any]:
 class ChatStream(_Stream):
     """The `StreamEncoder` of chat completions."""
 
-    def __init__(self, spec: ReplySpec, names: TokenNames) -> None:
+    def __init__(self, spec: ReplySpec, names: TokenNames, *, prompt_tokens: int = 0) -> None:
         super().__init__(spec, "chat.completion.chunk")
+        self._usages = {index: Usage(prompt_tokens=prompt_tokens) for index in range(spec.num_choices)}
         self._names = names
         self._views = [ReasoningView(spec.reasoning) for _ in range(spec.num_choices)]
         self._sees_all = spec.reasoning == "separate"
         self._custom: dict[tuple[int, int], list[str]] = {}  # arguments of open calls of custom tools
 
     def open(self) -> bytes:
-        return b"".join(
-            [self._send(_delta(index, role="assistant", content="")) for index in range(self._spec.num_choices)]
-        )
+        begun = {index: self._send(_delta(index, role="assistant", content="")) for index in self._usages}
+        return b"".join(self._with_usage(index, chunk) for index, chunk in begun.items())
 
     def keep_alive(self) -> bytes:
-        return self._send(_delta(0))
-
-    def feed(self, index: int, event: GenerationEvent) -> bytes:
-        if self._sees_all:
-            return self._feed(index, event)
-        return b"".join(self._feed(index, seen) for seen in self._views[index].feed(event))
+        return self._with_usage(0, self._send(_delta(0)))
 
     def _feed(self, index: int, event: GenerationEvent) -> bytes:
+        if self._sees_all:
+            return self._write_event(index, event)
+        return b"".join(self._write_event(index, seen) for seen in self._views[index].feed(event))
+
+    def _write_event(self, index: int, event: GenerationEvent) -> bytes:
         match event:
             case TextDelta():
                 return self._text(index, event)
@@ -127,7 +148,6 @@ class ChatStream(_Stream):
             case ToolCallEnd(number) if ("call", index, number) not in self._templates:  # without arguments so far
                 return self._call_arguments(index, number, "{}")
             case Finished():
-                self._usages[index] = event.usage
                 cut_off = [self._custom_text(*place) for place in list(self._custom) if place[0] == index]
                 return b"".join(cut_off) + self._send({**_delta(index), **_end(event)})
             case _:
@@ -162,9 +182,9 @@ class CompletionStream(_Stream):
         return b""
 
     def keep_alive(self) -> bytes:
-        return self._send(_text_choice(0, ""))
+        return self._with_usage(0, self._send(_text_choice(0, "")))
 
-    def feed(self, index: int, event: GenerationEvent) -> bytes:
+    def _feed(self, index: int, event: GenerationEvent) -> bytes:
         match event:
             case TextDelta() if event.logprobs and self._spec.logprobs:
                 logprobs = replies.CompletionLogprobs.of(event.logprobs, self._names, self._num_chars[index])
@@ -173,7 +193,6 @@ class CompletionStream(_Stream):
             case TextDelta() | ReasoningDelta():
                 return self._write(index, partial(_text_choice, index), event.text) if event.text else b""
             case Finished():
-                self._usages[index] = event.usage
                 return self._send({**_text_choice(index, ""), **_end(event)})
             case _:
                 return b""

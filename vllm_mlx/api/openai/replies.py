@@ -71,7 +71,7 @@ class ChatLogprobs(Reply):
             return TopLogprob(token=text, logprob=_finite(logprob), bytes=spelled)
 
         def content(token: TokenLogprob) -> ContentLogprob:
-            sampled = top(token.token_id, token.logprob)
+            sampled = top(token.token_id, _finite(token.logprob))
             return ContentLogprob(**dict(sampled), top_logprobs=[top(*likely) for likely in token.top])
 
         return cls(content=[content(token) for token in tokens])
@@ -121,23 +121,35 @@ class ChatCompletion(Reply):
 
 class CompletionLogprobs(Reply):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
     @classmethod
     def of(cls, tokens: Sequence[TokenLogprob], names: TokenNames, offset: int = 0) -> "CompletionLogprobs":
         """`offset`: the characters of the reply before these tokens. Each drawn token is among its likeliest ones."""
         texts = [names.token_text(token.token_id) for token in tokens]
-        tops = [{names.token_text(token_id): _finite(logprob) for token_id, logprob in token.top} for token in tokens]
+        tops = [
+            {text if token_id == token.token_id else _name(token_id, names): _finite(p) for token_id, p in token.top}
+            for text, token in zip(texts, tokens, strict=True)
+        ]
+        places = accumulate(map(len, texts), initial=offset)
         return cls(
             tokens=texts,
-            token_logprobs=[_finite(token.logprob) for token in tokens],
+            token_logprobs=[None if token.logprob is None else _finite(token.logprob) for token in tokens],
             top_logprobs=[
-                {**top, text: _finite(token.logprob)} for top, text, token in zip(tops, texts, tokens, strict=True)
+                None if token.logprob is None else {**top, text: _finite(token.logprob)}
+                for top, text, token in zip(tops, texts, tokens, strict=True)
             ],
-            text_offset=list(accumulate(map(len, texts), initial=offset))[:-1],
+            text_offset=[next(places) if token.offset is None else token.offset for token in tokens],
         )
+
+
+def _name(token_id: int, names: TokenNames) -> str:
+    """Return the token's text, or its bytes if it has incomplete characters, since other tokens have that text, too."""
+    spelled = names.token_bytes(token_id)
+    text = spelled.decode(errors="replace")
+    return text if text.encode() == spelled else "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 class CompletionChoice(Reply):
@@ -166,7 +178,7 @@ LOADED: Mapping[str, LoadValue] = {  # by the state of a model
 
 
 class LoadStatus(Reply):
-    """Where the weights are, in llama.cpp's words."""
+    """The place of the weights, in llama.cpp's words."""
 
     value: LoadValue
 
@@ -205,5 +217,5 @@ class ModelList(Reply):
 FLOOR = -9999.0  # written for minus infinity, which JSON does not have
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, FLOOR) if logprob == logprob else FLOOR
+def _finite(logprob: float | None) -> float:
+    return FLOOR if logprob is None or logprob != logprob else max(logprob, FLOOR)

@@ -9,7 +9,16 @@ from pydantic import Discriminator, Field, Tag
 
 from ...core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ..guides import ChatFormat, TagField
-from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort, TokenLimit
+from ..parameters import (
+    CACHE_HINT,
+    OPENAI_EXTRAS,
+    CustomInput,
+    Detail,
+    EchoLimit,
+    OpenAIFields,
+    ReasoningEffort,
+    TokenLimit,
+)
 from ..responses.schema import InputFile, InputImage
 from ..search import ContextSize, UserLocation
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
@@ -30,7 +39,7 @@ BODY_FIELDS: ExtraFields = {
     "guided_whitespace_pattern": Refused("White space is always bounded."),
     "return_token_ids": Ignored("it is the default", (False,), "Token ids are not returned."),
     "return_tokens_as_token_ids": Ignored("it is the default", (False,), "Token ids are not returned."),
-    "prompt_logprobs": Refused("Log-probabilities of the prompt are not supported."),
+    "prompt_logprobs": Refused("Completions return them with `echo` and `logprobs`."),
     "use_beam_search": Ignored("it is the default", (False,), "Beam search is not supported."),
     "length_penalty": Ignored("it is the default", (1, 1.0), "It belongs to beam search, which is not supported."),
     "spaces_between_special_tokens": Ignored("it is the default", (True,), "It is not supported."),
@@ -57,7 +66,6 @@ CHAT_FIELDS: ExtraFields = {
 
 STREAM_OPTION_FIELDS: ExtraFields = {
     "include_obfuscation": Ignored("padding against traffic analysis; chunks carry none"),
-    "continuous_usage_stats": Ignored("usage is sent once, in the last chunk"),
 }
 
 MESSAGE_FIELDS: ExtraFields = {
@@ -284,6 +292,7 @@ class AllowedToolChoice(ChatWire):
 class StreamOptions(ChatWire):
     extras = STREAM_OPTION_FIELDS
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with `include_usage`: every chunk has the usage so far
 
 
 class StructuredOutputs(ChatWire):
@@ -381,6 +390,7 @@ class ChatCompletionBody(GenerationBody):
 class CompletionBody(GenerationBody):
     extras = COMPLETION_FIELDS
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
+    max_tokens: EchoLimit = Field(default=None, description="As for chats; 0 with `echo`: the prompt alone.")
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from ...core.errors import InvalidParameter
-from ..openai.decode import ReplySpec, include_usage, reasoning_mode
+from ..openai.decode import ReplySpec, reasoning_mode, usage_fields
 from ..openai.schema import ChatCompletionBody, StreamOptions
 from ..parameters import Decoded
 from ..wire import ExtraFields, Refused
@@ -80,7 +80,7 @@ def decode_responses_as_chat(
         model=model,
         created=created,
         stream=bool(body.stream),
-        include_usage=include_usage(body.stream_options, bool(body.stream)),
+        **usage_fields(body.stream_options, bool(body.stream)),
         logprobs=found.request.sampling.logprobs is not None,
         reasoning=mode,
         custom_tools=found.reply.tools.custom,

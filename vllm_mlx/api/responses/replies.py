@@ -30,7 +30,7 @@ class Tools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSpec:
-    """How the reply is written. `created_at` is in unix seconds; `echo` holds the request's fields that it repeats."""
+    """The form of the reply. `created_at`: unix seconds; `echo`: the request's fields that the reply repeats."""
 
     reply_id: str
     model: str

@@ -274,7 +274,7 @@ class WebSearchTool(Wire):
 
     @property
     def is_live(self) -> bool:
-        """A search without external access asks for an offline index, which this server does not have."""
+        """Return a search without external access asks for an offline index, which this server does not have."""
         return self.external_web_access is not False
 
 

@@ -89,14 +89,14 @@ def stored(kept: KeptInput, reply: ResponseReply, previous_id: str | None) -> St
 
 
 def as_input(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:
-    """Stored items as the input of another request."""
+    """Return stored items as the input of another request."""
     return _ITEMS.validate_python([dict(item) for item in items])
 
 
 def item_list(
     items: Sequence[Mapping[str, Any]], *, limit: int, after: str | None, newest_first: bool
 ) -> InputItemList:
-    """One page of the items. If `after` names no item, the page begins with the first."""
+    """Return one page of the items. If `after` names no item, the page begins with the first."""
     ordered = list(reversed(items)) if newest_first else list(items)
     ids = [item["id"] for item in ordered]
     start = ids.index(after) + 1 if after is not None and after in ids else 0

@@ -202,7 +202,7 @@ class ReplyStats:
         # of the present phase: tokens that are allowed, or those of the prompt, which are 0 while it is prepared
         done, most = self.computed_tokens, max(1, self.prompt_tokens)
         if self.phase == "generation":
-            done, most = self.completion_tokens, self.max_tokens
+            done, most = self.completion_tokens, max(1, self.max_tokens)
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
             "request_id": self.request_id,

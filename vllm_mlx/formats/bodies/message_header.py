@@ -109,8 +109,8 @@ def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
     """A message to a declared tool, or to a name behind `functions.`, is a call.
 
     Any other message is content in the channel `final`. Else it is reasoning in the channel `analysis` and if it has a
-    recipient other than the user, such as the vendor's own tools. In another channel it is nothing if its recipient is
-    another role, and content otherwise.
+    recipient other than the user, such as the vendor's own tools. In another channel it is content, but if its
+    recipient is another role, it is dropped where the reply has other content or a call.
     """
     recipients: list[str] = _RECIPIENT.findall(words)
     for recipient in recipients:
