@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 MOST = 7  # drafts of a row in one step; Metal's vector attention takes eight queries of a row
 _LAG = 2  # tokens before the first draft, if a sample is in flight: that one, and the one of the step that reads
 _MOST_TOKENS = 64  # of all rows in a pass with drafts, which has logits for each of them
-_JUDGED, _LEAST_ACCEPTED = 200, 0.1  # drafts after which a head is judged, and the share of them that is suspicious
+_JUDGED, _LEAST_ACCEPTED = 200, 0.1  # drafts after which a head is judged, and the acceptance rate that is suspicious
+_ADVICE = "its tensors do not fit the model. Use another conversion of it, or another --draft-model."
 
 Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
 
@@ -30,13 +31,11 @@ Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
 class _Pass:
     """The pass of the last step, and what says how long it took."""
 
-    began_s: float
+    began_s: float | None  # when it was planned; None: the time until the next plan is not that of one pass
     num_rows: int
     num_tokens: int  # computed ones
-    is_alone: bool  # no other model had work
-    is_first: bool  # nothing was in flight before, so the runner's time is that of this pass
-    is_steady: bool  # the time from this plan to the next is that of one pass
-    decode_s: float | None = None  # the runner's time
+    was_ahead: bool  # a sample was in flight
+    decode_s: float | None = None  # the runner's time, if it is that of this pass alone
 
 
 class Speculation:
@@ -68,7 +67,8 @@ class Speculation:
         self._awaited: frozenset[tuple[int, str]] = frozenset()  # rows that get drafts after a step that reads
         self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: what grammars force next
         self._pass: _Pass | None = None
-        self._was_ahead = False  # whether the last step left samples unread
+        self._num_wrong = 0  # drafts of the head of which a token was wrong
+        self._is_judged = False  # whether the head has made enough drafts to be judged
 
     @property
     def parked(self) -> str | None:
@@ -93,9 +93,8 @@ class Speculation:
 
     def rest(self) -> None:
         """Note that the planned step does more than a forward pass."""
-        self._was_ahead = False
         if self._pass is not None:
-            self._pass.is_steady = False
+            self._pass.began_s = None
 
     def plan(
         self,
@@ -116,7 +115,8 @@ class Speculation:
         `free_bytes` is the memory in which recurrent states can be recorded, beside rows that grow by all drafts. There
         are no drafts if they do not fit.
         """
-        self._observe(now_s, is_alone=is_alone)
+        last = self._pass
+        self._observe(now_s, is_ahead=is_ahead, is_alone=is_alone)
         for seq_id, tokens in self._forced:  # the tokens before them were taken meanwhile
             self._drafter.force(seq_id, tokens)
         self._forced = []
@@ -126,19 +126,18 @@ class Speculation:
             self._depth.learn(row, 1, 0)  # the reply took another way while its samples were read
         limits |= {(seq.seq_id, ""): 0 for seq in rows if seq.seq_id not in found}
         depths = self._depth.depths(limits)
-        self.recorded_bytes = self._recorded_bytes(len(rows), max(depths.values(), default=0))
+        self.recorded_bytes = len(rows) * (1 + max(depths.values())) * self._state_bytes if depths else 0
         if self.recorded_bytes > free_bytes:
             depths = {}
         self._awaited = frozenset(depths if is_ahead else ())
         taken = {} if is_ahead else {seq_id: depth for (seq_id, _), depth in depths.items()}
         self._planned = {seq.seq_id: (seq, found[seq.seq_id].source) for seq in rows if seq.seq_id in taken}
         drafts = {seq_id: found[seq_id].tokens[:depth] for seq_id, depth in taken.items()}
-        reads = bool(self._awaited)
-        is_steady = bool(drafts) or (is_ahead and self._was_ahead and not reads)
-        num_tokens = self._num_tokens(len(rows), drafts)
-        self._pass = _Pass(now_s, len(rows), num_tokens, is_alone, not is_ahead, is_steady) if rows else None
-        self._was_ahead = is_ahead and not reads
-        return drafts, reads
+        is_second = is_ahead and last is not None and not last.was_ahead  # the first had nothing to wait for
+        widest, num_tokens = max(taken.values(), default=0), len(rows) + sum(taken.values())
+        num_tokens = len(rows) * (1 + widest) if self._state_bytes else num_tokens
+        self._pass = _Pass(None if is_second else now_s, len(rows), num_tokens, is_ahead) if rows else None
+        return drafts, bool(self._awaited)
 
     def learn(self, output: StepOutput) -> None:
         """Take in what a step says of drafts, and its time. A step that fails does not say what a pass costs."""
@@ -154,23 +153,19 @@ class Speculation:
         self._forced = [*self._forced, *output.forced]
         if output.failed or output.suspects or output.failed_restores:
             self._pass = None
-        elif self._pass is not None and self._pass.is_first and output.decode_s is not None:
+        elif self._pass is not None and not self._pass.was_ahead and output.decode_s is not None:
             self._pass.decode_s = output.decode_s
 
     def _count(self, source: str, num_drafted: int, num_accepted: int) -> None:
-        was_judged = self.num_drafted[source] >= _JUDGED
         self.num_drafted[source] += num_drafted
         self.num_accepted[source] += num_accepted
         for position in range(num_accepted):
             self.num_accepted_at[position] += 1
-        drafted, accepted = self.num_drafted[source], self.num_accepted[source]
-        if source == HEAD and drafted >= _JUDGED and not was_judged and accepted < _LEAST_ACCEPTED * drafted:
-            logger.warning(
-                "The MTP head guessed %d of the first %d tokens right: its tensors may not fit this model. Use another "
-                "conversion, or another --draft-model.",
-                accepted,
-                drafted,
-            )
+        if source == HEAD and not self._is_judged:
+            self._num_wrong += num_accepted < num_drafted
+            self._is_judged, right = self.num_drafted[HEAD] >= _JUDGED, self.num_accepted[HEAD]
+            if self._is_judged and right < _LEAST_ACCEPTED * (right + self._num_wrong):
+                logger.warning("The MTP head guesses %d tokens right and %d wrong: %s", right, self._num_wrong, _ADVICE)
 
     def _find(self, rows: Rows[Sequence], lag: int, left_out: Collection[int]) -> dict[int, Draft]:
         """The drafts of the rows, behind `lag` tokens for samples that are not read yet."""
@@ -187,18 +182,11 @@ class Speculation:
                     found[seq.seq_id] = Draft(tokens, draft.source)
         return found
 
-    def _observe(self, now_s: float, *, is_alone: bool) -> None:
+    def _observe(self, now_s: float, *, is_ahead: bool, is_alone: bool) -> None:
         if (last := self._pass) is None:
             return
         seconds = last.decode_s
-        if last.is_steady and (seconds is None or (is_alone and last.is_alone)):
+        if last.began_s is not None and last.was_ahead == is_ahead and (is_alone or seconds is None):
             seconds = now_s - last.began_s
         if seconds is not None:
             self._depth.observe(last.num_rows, last.num_tokens, seconds)
-
-    def _num_tokens(self, num_rows: int, drafts: Drafts) -> int:
-        longest = max(map(len, drafts.values()), default=0)
-        return num_rows * (1 + longest) if self._state_bytes else num_rows + sum(map(len, drafts.values()))
-
-    def _recorded_bytes(self, num_rows: int, depth: int) -> int:
-        return num_rows * (1 + depth) * self._state_bytes if depth else 0
