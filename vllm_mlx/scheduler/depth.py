@@ -66,7 +66,8 @@ class _Costs:
         hope = 1 + _HOPE * np.maximum(0, tokens - known[-1]) / self.num_rows
         if self._plain_s:
             hope[tokens > 2 * known[-1]] = np.inf
-        return np.interp(tokens, known, [self._costs[at] for at in known]) * hope
+        costs: NDArray[np.float64] = np.interp(tokens, known, [self._costs[at] for at in known]) * hope
+        return costs
 
 
 @dataclass(slots=True)
