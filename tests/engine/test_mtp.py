@@ -63,6 +63,7 @@ def test_replies_with_the_head_equal_those_without(family: str, num_rows: int) -
         assert [logprobs(reply) for reply in found] == [logprobs(reply) for reply in expected]
     speculation = driver.engine.scheduler.speculation
     assert 0.1 < speculation.num_accepted["mtp"] / speculation.num_drafted["mtp"] < 1
+    assert driver.engine.scheduler.num_restarts == 0
 
 
 @pytest.mark.full
@@ -117,6 +118,7 @@ def test_the_head_may_draft_for_rows_of_one_kind_alone(is_prediction_drawn: bool
     assert [driver.replies[seq_id].token_ids for seq_id in ids] == expected
     accepted = driver.engine.scheduler.speculation.num_accepted
     assert accepted["prediction"] > 0 and accepted["mtp"] > 0
+    assert driver.engine.scheduler.num_restarts == 0
 
 
 def cold(model: HeadedModel, seq: Sequence, length: int, chunk: int = 10**6) -> Batch:

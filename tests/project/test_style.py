@@ -10,7 +10,7 @@ import pytest
 
 from tests.project.sources import PACKAGE, ROOT, imported_modules, python_files
 
-MAX_LINES = 400
+MAX_LINES = 600
 LONGER: dict[str, tuple[int, str]] = {}  # file → its own limit, and why it is not divided
 MIN_LINES = 60  # of a file that one module alone imports and no test is named after
 MAX_PROSE = 100  # characters of a line of prose in docs

@@ -165,8 +165,8 @@ class ModelConfig(SettingsGroup):
     never."""
     num_draft_tokens: Annotated[int | Literal["auto"], BeforeValidator(read_draft_tokens)] = "auto"
     """Most tokens of a reply that are drafted and verified in one step, 0 to 7, or as many as pay on this machine
-    (`auto`); 0 turns drafts off. The reply is the same. Drafts come from the prompt, the reply, the request's
-    `prediction`, its grammar, and the model's MTP head if it has one."""
+    (`auto`); 0 turns drafts off. The reply is the same, up to rounding where weights have 16 bits or fewer. Drafts come
+    from the prompt, the reply, the request's `prediction`, its grammar, and the model's MTP head if it has one."""
     draft_model: str | None = None
     """Folder or Hugging Face id of an MTP head of the model, or of a checkpoint that holds it. Default: the one in the
     model's own checkpoint, if there is one."""

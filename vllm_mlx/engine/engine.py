@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -305,9 +304,9 @@ class Engine:
         if (runner := lane.runner) is None:
             self._take(lane, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
             return
-        plan = lane.scheduler.schedule(now)
+        plan = lane.scheduler.schedule(now, is_alone=is_alone)
         lane.raise_fault()
-        has_news = self._take(lane, runner.decode(plan if is_alone else replace(plan, reads=True)), deliver)
+        has_news = self._take(lane, runner.decode(plan), deliver)
         lane.decoded_s = self._clock()
         lane.is_stalled = plan == NO_WORK and not has_news and lane.scheduler.awaits_inputs
         if plan.prefill:

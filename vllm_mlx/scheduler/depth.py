@@ -1,213 +1,179 @@
 """Decides how many drafts each row verifies in the next step. It knows neither the model nor where drafts come from.
 
-It keeps what a pass cost by its tokens, as a multiple of a plain pass of the same rows, because all costs grow with
-the context; and how often each draft of a row was accepted. It takes the depths with the most expected tokens a second
-if they win a margin over a plain pass. Otherwise it parks, and looks again now and then.
+It keeps the cost of a pass by its tokens, and a moving average of the acceptance rate at each position of a row's
+drafts. It takes the depths with the most expected tokens a second if they win a margin over a plain pass. Otherwise it
+parks at depth 0. Probes of other depths, with a back-off while parked, keep both figures up to date.
 """
 
-from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from statistics import median_low
+from typing import TypeVar
 
-_MARGIN = 1.03  # what drafts must win
+import numpy as np
+from numpy.typing import NDArray
+
+Row = TypeVar("Row", bound=Hashable)
+
+_MARGIN = 1.03  # what drafts must win to begin; they go on while they win at all
 _HOPE = 0.04  # more of the cost for each token a row, beyond the widest pass that was measured
-_FIRST_ODDS = 0.7  # of a draft in a new row
-_LEAST_WEIGHT = 0.05  # of the newest draft among those before it
-_AFRESH = 20, 3  # drafts that a wrong one and a right one count among in a look: few are seen, so be hopeful
-_LOW_ODDS = 0.6  # from which on an accepted draft surprises
-_LOOKS = 32, 512  # steps from one look at drafts to the next while parked, at first and at most
-_REFRESH = 64  # steps while drafting: by turns a plain pass and a look at another width is made
-_MOST_PLAIN = 3  # passes asked for before drafts are tried without a plain pass that has a cost
-_KEPT = 5  # costs of a shape whose median counts
-_SURE = 3  # costs of a shape that say that it cannot win
-_MOST_SHAPES = 64  # numbers of rows, and for each numbers of tokens
-_RARE = 8  # every so many looks a width that cannot win is measured too
+_FIRST_RATE = 0.7  # acceptance rate at each position of a new row
+_LEAST_WEIGHT = 0.04  # of the newest draft in the moving average
+_KEPT = 5  # passes of a width whose median is its cost
+_NUM_PLAIN = 3  # plain passes in a row: where steps run one ahead, the third is the first that can be measured
+_WAITS = 32, 512  # steps from one probe to the next while parked, at first and at most
+_REFRESH = 64  # the same while drafting; plain passes follow every second probe
+_PROBE_SHARE = 0.01  # of the time, which probes may lose
 COSTLY = "Drafts cost more than they save on this machine at this load."
 WRONG = "Too few drafts of the running replies are accepted."
 
 
 class _Costs:
-    """The cost of a pass by its tokens, for one number of rows; a plain pass costs 1."""
+    """The cost of a pass by its tokens, for one number of rows, as a multiple of a plain pass."""
 
     def __init__(self, num_rows: int):
-        self._num_rows = num_rows
-        self._kept: dict[int, deque[float]] = {}  # tokens -> costs; seconds of the plain pass; the latest used is last
-        self._points: list[tuple[int, float]] = [(num_rows, 1.0)]
-        self._plain_s = 0.0  # not known
-        self._num_asked = 0
-        self._looked: set[int] = set()
+        self.num_plain = _NUM_PLAIN  # plain passes that are wanted
+        self.num_rows = num_rows
+        self._plain_s: deque[float] = deque(maxlen=_KEPT)
+        self._measured: dict[int, deque[float]] = {}  # by tokens
+        self._costs = {num_rows: 1.0}
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        kept = self._kept.pop(num_tokens, None)
-        self._kept[num_tokens] = deque(maxlen=_KEPT) if kept is None else kept
-        if len(self._kept) > _MOST_SHAPES:
-            self._forget(next(tokens for tokens in self._kept if tokens != self._num_rows))
-        if kept is None:  # kernels are compiled in the first pass of a shape
-            return
-        if num_tokens == self._num_rows:
-            kept.append(seconds)
-            self._plain_s = _median(kept)
+        if num_tokens == self.num_rows:
+            self._plain_s.append(seconds)
+        elif num_tokens not in self._measured:
+            self._measured[num_tokens] = deque(maxlen=_KEPT)  # kernels are compiled in the first pass of a width
         elif self._plain_s:
-            kept.append(seconds / self._plain_s)
-            self._points = [point for point in self._points if point[0] != num_tokens]
-            insort(self._points, (num_tokens, _median(kept)))
-
-    def _forget(self, num_tokens: int) -> None:
-        del self._kept[num_tokens]
-        self._points = [point for point in self._points if point[0] != num_tokens]
-
-    def of(self, num_tokens: int) -> float:
-        """Interpolate between passes that were measured; be hopeful beyond them."""
-        points = self._points
-        at = bisect_left(points, (num_tokens, 0.0))
-        if at == len(points):
-            tokens, cost = points[-1]
-            return cost * (1 + _HOPE * (num_tokens - tokens) / self._num_rows)
-        tokens, cost = points[at]
-        before, low = points[max(at - 1, 0)]
-        return cost if before == tokens else low + (cost - low) * (num_tokens - before) / (tokens - before)
-
-    def is_hopeless(self, num_tokens: int) -> bool:
-        """Whether a pass, often measured, costs too much even if all its drafts are accepted."""
-        is_sure = len(self._kept.get(num_tokens, ())) >= _SURE
-        return is_sure and num_tokens / self._num_rows < _MARGIN * self.of(num_tokens)
-
-    def is_new(self, width: int) -> bool:
-        """Whether this is the first question about so many tokens a row."""
-        is_new, self._looked = width not in self._looked, self._looked | {width}
-        return is_new
-
-    def ask_plain(self) -> bool:
-        """Whether a plain pass is needed because its cost is not known."""
-        self._num_asked += 1
-        return not self._plain_s and self._num_asked <= _MOST_PLAIN
-
-
-class _Odds:
-    """How often draft number i of a row was accepted, given that those before it were."""
-
-    def __init__(self, most: int):
-        self.right = [_FIRST_ODDS] * most
-        self._seen = [1] * most
-
-    def learn(self, drafted: int, accepted: int, *, afresh: bool) -> None:
-        for i in range(min(drafted, accepted + 1, len(self.right))):
-            self._seen[i] = _AFRESH[i < accepted] if afresh else self._seen[i] + 1
-            self.right[i] += max(_LEAST_WEIGHT, 1 / self._seen[i]) * ((i < accepted) - self.right[i])
-
-
-class DepthController:
-    """Owns costs and odds, and decides from them."""
-
-    def __init__(self, most: int, *, fixed: bool = False, padded: bool = False):
-        """`most`: drafts of a row. `fixed`: take them all. `padded`: a row costs as many tokens as the widest row."""
-        self._most, self._fixed, self._padded = most, fixed, padded
-        self._costs: dict[int, _Costs] = {}  # by number of rows; the latest used is last
-        self._odds: dict[int, _Odds] = {}
-        self._num_steps = self._num_looks = self._next_look = self._since = 0
-        self._wait = _LOOKS[0]
-        self._is_looking = False  # the step is a look while parked
-        self._parked: str | None = None
+            self._measured[num_tokens].append(seconds / median_low(self._plain_s))
+            self._costs[num_tokens] = median_low(self._measured[num_tokens])
 
     @property
-    def parked(self) -> str | None:
-        """Why no drafts are taken, as a sentence; None while they are."""
-        return self._parked
+    def is_known(self) -> bool:
+        """Whether a width was measured, other than that of a plain pass."""
+        return len(self._costs) > 1
 
-    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Take the seconds of a step without prefill. `num_tokens`: what the device computed, padding included."""
-        if seconds > 0:
-            self._costs_of(num_rows).observe(num_tokens, seconds)
+    @property
+    def widest(self) -> float:
+        """The cost of the widest pass that was measured."""
+        return self._costs[max(self._costs)]
 
-    def learn(self, seq_id: int, drafted: int, accepted: int) -> None:
-        """Take what became of a row's drafts. Unknown rows are left out: they have ended."""
-        if odds := self._odds.get(seq_id):
-            is_new = self._is_looking and 0 < drafted == accepted and odds.right[0] < _LOW_ODDS
-            odds.learn(drafted, accepted, afresh=self._is_looking)
-            if is_new and self._parked == WRONG:
-                self._next_look = self._num_steps + 1  # the text may have changed
-
-    def forget(self, seq_id: int) -> None:
-        self._odds.pop(seq_id, None)
-
-    def depths(self, available: Mapping[int, int]) -> dict[int, int]:
-        """Decide how many drafts each row verifies in the next step; rows without any are left out.
-
-        `available`: the drafts that each decoding row has.
-        """
-        limits = {seq_id: min(number, self._most) for seq_id, number in available.items()}
-        self._is_looking = False
-        if self._fixed or not any(limits.values()):
-            return _positive(limits)
-        for seq_id in limits.keys() - self._odds.keys():
-            self._odds[seq_id] = _Odds(self._most)
-        self._num_steps += 1
-        costs = self._costs_of(len(limits))
-        gain, best = self._best(limits, costs)
-        return self._drafting(limits, best, costs) if gain > _MARGIN else self._parking(limits, costs)
-
-    def _drafting(self, limits: dict[int, int], best: dict[int, int], costs: _Costs) -> dict[int, int]:
-        if self._parked is not None:
-            self._parked, self._since = None, self._num_steps
-        turn = self._num_steps % (2 * _REFRESH)
-        if turn == 0 or costs.ask_plain():
-            return {}
-        return self._look(limits, costs) if turn == _REFRESH else best
-
-    def _parking(self, limits: dict[int, int], costs: _Costs) -> dict[int, int]:
-        if self._parked is None:
-            lasted = self._num_steps - self._since > _LOOKS[0]
-            self._wait = _LOOKS[0] if lasted else min(2 * self._wait, _LOOKS[1])
-            self._next_look = self._num_steps + self._wait
-        widest = sum(limits.values()) + len(limits)
-        self._parked = COSTLY if widest / len(limits) < _MARGIN * costs.of(widest) else WRONG
-        if self._num_steps < self._next_look:
-            return {}
-        self._next_look, self._is_looking = self._num_steps + self._wait, True
-        self._wait = min(2 * self._wait, _LOOKS[1])
-        return self._look(limits, costs)
-
-    def _look(self, limits: dict[int, int], costs: _Costs) -> dict[int, int]:
-        """Try a width by turns, the widest too: costs rise in stairs."""
-        self._num_looks += 1
-        width = (2, self._most + 1, 4)[self._num_looks % 3]
-        if costs.is_hopeless(width * len(limits)) and self._num_looks % _RARE:
-            width = 2
-        if self._is_looking and costs.is_new(width):
-            self._num_looks, self._next_look = self._num_looks - 1, self._num_steps + 1  # the first pass does not count
-        return _positive({seq_id: min(limit, width - 1) for seq_id, limit in limits.items()})
-
-    def _best(self, limits: dict[int, int], costs: _Costs) -> tuple[float, dict[int, int]]:
-        """The depths with the most expected tokens a second, and their gain over a plain pass."""
-        num_rows, gain, taken, expected = len(limits), 1.0, 0, float(len(limits))
-        drafts = [
-            (chance, depth, seq_id)
-            for seq_id, limit in limits.items()
-            for depth, chance in enumerate(accumulate(self._odds[seq_id].right[:limit], mul), 1)
-        ]
-        drafts.sort(key=lambda draft: draft[1] if self._padded else -draft[0])
-        for number, (chance, depth, _) in enumerate(drafts, 1):
-            expected += chance
-            num_tokens = num_rows * (1 + depth) if self._padded else num_rows + number
-            if expected / num_rows > gain * costs.of(num_tokens):
-                gain, taken = expected / num_rows / costs.of(num_tokens), number
-        return gain, Counter(seq_id for _, _, seq_id in drafts[:taken])
-
-    def _costs_of(self, num_rows: int) -> _Costs:
-        costs = self._costs.pop(num_rows, None) or _Costs(num_rows)
-        self._costs[num_rows] = costs
-        if len(self._costs) > _MOST_SHAPES:
-            del self._costs[next(iter(self._costs))]
+    def of(self, num_tokens: Iterable[int]) -> NDArray[np.float64]:
+        """Interpolate between widths that were measured; be hopeful up to twice the widest of them."""
+        tokens, known = np.array(list(num_tokens)), sorted(self._costs)
+        hope = 1 + _HOPE * np.maximum(0, tokens - known[-1]) / self.num_rows
+        if self._plain_s:
+            hope[tokens > 2 * known[-1]] = np.inf
+        costs: NDArray[np.float64] = np.interp(tokens, known, [self._costs[at] for at in known]) * hope
         return costs
 
 
-def _median(numbers: Iterable[float]) -> float:
-    """The lower of two in the middle."""
-    ordered = sorted(numbers)
-    return ordered[(len(ordered) - 1) // 2]
+@dataclass(slots=True)
+class _Rate:
+    """The acceptance rate at a position, given that the drafts before it were accepted: a moving average."""
+
+    value: float = _FIRST_RATE
+    weight: float = 0.35  # of the next draft
 
 
-def _positive(depths: Mapping[int, int]) -> dict[int, int]:
-    return {seq_id: depth for seq_id, depth in depths.items() if depth > 0}
+class DepthController:
+    """Owns costs and acceptance rates, and decides from them.
+
+    With acceptance rates a, b, … at its positions, a draft is worth 1 + a + ab + … tokens of its row (for equal rates
+    equation 1 of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023).
+    """
+
+    def __init__(self, most: int, *, fixed: bool = False, padded: bool = False):
+        """`most`: drafts of a row. `fixed`: take them all. `padded`: a row costs as many tokens as the widest row."""
+        self.parked: str | None = None  # why no drafts are taken, as a sentence; None while they are
+        self._most, self._fixed, self._padded = most, fixed, padded
+        self._costs: dict[int, _Costs] = {}  # by number of rows
+        self._rates: dict[Hashable, list[_Rate]] = {}  # by row and position
+        self._num_steps = self._num_probes = 0
+        self._wait = _WAITS[0]
+        self._next_probe: int | None = _REFRESH  # the step; None: the last probe has just ended
+        self._is_probing = False
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Take the seconds of a pass. `num_tokens`: what the device computed, padding included."""
+        if seconds > 0:
+            self._costs.setdefault(num_rows, _Costs(num_rows)).observe(num_tokens, seconds)
+
+    def learn(self, row: Hashable, drafted: int, accepted: int) -> None:
+        """Take what became of a row's drafts. Unknown rows are left out: they have ended."""
+        if row not in self._rates:
+            return
+        if self._is_probing:
+            self._next_probe = None
+            if self.parked == WRONG and 2 * accepted > drafted and self._rates[row][0].value < _FIRST_RATE:
+                self._rates[row] = [_Rate() for _ in range(self._most)]  # the text may have changed
+        for i, rate in enumerate(self._rates[row][: min(drafted, accepted + 1)]):
+            rate.value += rate.weight * ((i < accepted) - rate.value)
+            rate.weight = max(_LEAST_WEIGHT, rate.weight / (1 + rate.weight))
+
+    def forget(self, row: Hashable) -> None:
+        self._rates.pop(row, None)
+
+    def depths(self, available: Mapping[Row, int]) -> dict[Row, int]:
+        """Decide how many drafts each row verifies in the next step; rows without any are left out.
+
+        `available`: the drafts that each decoding row has. A probe is repeated until a row has learnt from it.
+        """
+        limits = {row: min(number, self._most) for row, number in available.items()}
+        if self._fixed or not any(limits.values()):
+            return _clipped(limits, self._most)
+        self._num_steps += 1
+        costs = self._costs.setdefault(len(limits), _Costs(len(limits)))
+        was_parked = self.parked is not None
+        best = self._best(limits, costs)
+        if self._next_probe is None or was_parked == bool(best):
+            self._plan_probe(costs, has_changed=was_parked == bool(best))
+        costs.num_plain -= 1
+        self._is_probing = costs.num_plain < 0 and self._num_steps >= (self._next_probe or 0)
+        if costs.num_plain >= 0:
+            return {}
+        return _clipped(limits, self._probed_depth) if self._is_probing else best
+
+    def _best(self, limits: Mapping[Row, int], costs: _Costs) -> dict[Row, int]:
+        """The depths with the most expected tokens a second; none, and parked, if they do not win the margin."""
+        num_rows = len(limits)
+        for row in limits.keys() - self._rates.keys():
+            self._rates[row] = [_Rate() for _ in range(self._most)]
+        drafts = [
+            (chance, depth, row)
+            for row, limit in limits.items()
+            for depth, chance in enumerate(accumulate((rate.value for rate in self._rates[row][:limit]), mul), 1)
+        ]
+        drafts.sort(key=lambda draft: draft[1] if self._padded else -draft[0])
+        added = np.arange(1, len(drafts) + 1) / num_rows
+        cost = costs.of(
+            num_rows * (1 + draft[1]) if self._padded else num_rows + i for i, draft in enumerate(drafts, 1)
+        )
+        gains = (1 + np.cumsum([chance for chance, _, _ in drafts]) / num_rows) / cost
+        if gains.max() > (1 if self.parked is None and costs.is_known else _MARGIN):
+            self.parked = None
+            return Counter(row for _, _, row in drafts[: int(gains.argmax()) + 1])
+        can_win = (1 + added > _MARGIN * cost) & (cost <= costs.widest)
+        self.parked = WRONG if can_win.any() else COSTLY
+        return {}
+
+    def _plan_probe(self, costs: _Costs, *, has_changed: bool) -> None:
+        """Plan a probe: after one, or because drafting has begun or ended."""
+        is_drafting = self.parked is None
+        if self._next_probe is None:
+            self._num_probes += 1
+            self._wait = _WAITS[0] if is_drafting and not has_changed else min(2 * self._wait, _WAITS[1])
+            costs.num_plain = _NUM_PLAIN if is_drafting and self._num_probes % 2 == 0 else 0
+        [cost] = costs.of([costs.num_rows * (1 + self._probed_depth)])
+        wait = _REFRESH if is_drafting else self._wait
+        self._next_probe = self._num_steps + max(wait, int((min(cost, 1 + self._probed_depth) - 1) / _PROBE_SHARE))
+
+    @property
+    def _probed_depth(self) -> int:
+        return (1, 3, 1, self._most)[self._num_probes % 4]  # the widest too: costs rise in stairs
+
+
+def _clipped(depths: Mapping[Row, int], most: int) -> dict[Row, int]:
+    return {row: min(depth, most) for row, depth in depths.items() if depth > 0}

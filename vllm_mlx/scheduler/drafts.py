@@ -9,6 +9,7 @@ from ..core.step import BY_HEAD
 
 _LONGEST = max(SIZES)
 HEAD = "mtp"  # the source of drafts that the model's MTP head makes
+SOURCES = ("grammar", "prediction", "ngram", HEAD)
 _INDEXED_AT_ONCE = 2000  # tokens; the engine thread indexes shorter texts itself, in less than a millisecond
 
 
@@ -17,7 +18,7 @@ class Draft:
     """Tokens that may come next in a row."""
 
     tokens: tuple[int, ...]
-    source: str  # "grammar", "prediction", "ngram" or HEAD
+    source: str  # of SOURCES
 
 
 @dataclass(slots=True)

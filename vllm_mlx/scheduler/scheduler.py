@@ -134,8 +134,11 @@ class Scheduler:
         are_isolated = all(self._groups.is_isolated(seq.seq_id) for seq in rows)
         return rows[-1:] if are_isolated or len(rows) == 1 else []
 
-    def schedule(self, now: float = 0.0) -> StepPlan:
-        """Plan the next step. `now` is in seconds, of any monotonic clock; the cache orders entries by it."""
+    def schedule(self, now: float = 0.0, *, is_alone: bool = True) -> StepPlan:
+        """Plan the next step. `now` is in seconds, of any monotonic clock; the cache orders entries by it.
+
+        Unless the model `is_alone`, the step waits for its own samples, so that no step of another model does.
+        """
         self._now = now
         if self._images is not None:
             self._images.begin_step()
@@ -143,7 +146,7 @@ class Scheduler:
             self.prefix_cache.forget_planned(but=self._pending.captures)
         self._preempt_if_short()
         self._admit()
-        decode, drafts, reads = self._plan_decode()
+        decode, drafts, reads = self._plan_decode(is_alone=is_alone)
         prefill = self.prefill.plan(self._seqs.prefilling(), now, is_decoding=bool(decode))
         pending, self._pending = self._pending, Pending(admitted=self._pending.admitted)
         if self.speculation is not None and (prefill or pending.release or pending.restores or not decode):
@@ -152,7 +155,7 @@ class Scheduler:
             decode=decode,
             isolated=self._groups.isolated([row.seq_id for group in decode for row in group]),
             drafts=drafts,
-            reads=reads,
+            reads=reads or (bool(decode) and not is_alone),
             prefill=prefill,
             release=tuple(pending.release),
             captures=tuple(pending.captures),
@@ -321,7 +324,7 @@ class Scheduler:
 
     # -- planning
 
-    def _plan_decode(self) -> tuple[tuple[tuple[Sequence, ...], ...], Drafts, bool]:
+    def _plan_decode(self, *, is_alone: bool) -> tuple[tuple[tuple[Sequence, ...], ...], Drafts, bool]:
         """Group all rows that decode, and count the tokens that each computes. Drain rows that have no tokens left.
 
         Returns with the groups the drafts of the rows, and whether the step must read its own samples.
@@ -340,7 +343,7 @@ class Scheduler:
             is_ahead = any(seq.num_in_flight for seq in self._seqs)  # drained ones included
             room, merged = self.pool.num_bytes - rows_bytes, self._groups.merged
             drafts, reads = self.speculation.plan(
-                list(rows.values()), self._now, room, is_ahead=is_ahead, merged=merged
+                list(rows.values()), self._now, room, is_ahead=is_ahead, merged=merged, is_alone=is_alone
             )
             if drafts:
                 self.room.shrink_cache(rows_bytes + self.speculation.recorded_bytes)

@@ -4,6 +4,7 @@ A step with drafts reads its own samples, because the next drafts depend on them
 ahead of reading. So one step that reads comes between them, and drafts are planned only while no sample is in flight.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
@@ -13,22 +14,28 @@ from itertools import takewhile
 from ..core.sequence import Sequence
 from ..core.step import StepOutput
 from .depth import DepthController
-from .drafts import HEAD, Draft, Drafter
+from .drafts import HEAD, SOURCES, Draft, Drafter
+
+logger = logging.getLogger(__name__)
 
 MOST = 7  # drafts of a row in one step; Metal's vector attention takes eight queries of a row
 _LAG = 2  # tokens before the first draft, if a sample is in flight: that one, and the one of the step that reads
 _MOST_TOKENS = 64  # of all rows in a pass with drafts, which has logits for each of them
+_JUDGED, _LEAST_ACCEPTED = 200, 0.1  # drafts after which a head is judged, and the acceptance rate that is suspicious
+_ADVICE = "its tensors do not fit the model. Use another conversion of it, or another --draft-model."
 
 Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The last decode step, if its time says what a forward pass costs."""
+@dataclass(slots=True)
+class _Pass:
+    """The pass of the last step, and what says how long it took."""
 
-    began_s: float
+    began_s: float | None  # when it was planned; None: the time until the next plan is not that of one pass
     num_rows: int
     num_tokens: int  # computed ones
+    was_ahead: bool  # a sample was in flight
+    decode_s: float | None = None  # the runner's time, if it is that of this pass alone
 
 
 class Speculation:
@@ -57,11 +64,11 @@ class Speculation:
         self._state_bytes = state_bytes
         self._drafter = Drafter(has_head=has_head)
         self._planned: dict[int, tuple[Sequence, str]] = {}  # the rows that have drafts in this step, and the source
-        self._decided: dict[int, int] = {}  # depths of the next step, after one that reads
+        self._awaited: frozenset[tuple[int, str]] = frozenset()  # rows that get drafts after a step that reads
         self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: what grammars force next
-        self._coming: _Step | None = None  # planned, and not carried out yet
-        self._step: _Step | None = None
-        self._was_ahead = False  # whether the last step left samples unread
+        self._pass: _Pass | None = None
+        self._num_wrong = 0  # drafts of the head of which a token was wrong
+        self._is_judged = False  # whether the head has made enough drafts to be judged
 
     @property
     def parked(self) -> str | None:
@@ -81,12 +88,13 @@ class Speculation:
 
     def close(self, seq_id: int) -> None:
         self._drafter.close(seq_id)
-        for source in ("", HEAD):
-            self._depth.forget(_key(seq_id, source))
+        for source in SOURCES:
+            self._depth.forget((seq_id, source))
 
     def rest(self) -> None:
-        """Do not measure the planned step: its time is not that of a forward pass alone."""
-        self._coming, self._was_ahead = None, False
+        """Note that the planned step does more than a forward pass."""
+        if self._pass is not None:
+            self._pass.began_s = None
 
     def plan(
         self,
@@ -96,93 +104,89 @@ class Speculation:
         *,
         is_ahead: bool,
         merged: Collection[int],
+        is_alone: bool = False,
     ) -> tuple[Drafts, bool]:
         """Plan the drafts of the next step, in which these rows decode, and whether it must read its own samples.
 
         `is_ahead`: a sample of any row is in flight. `merged` rows share their buffers with others; while drafts are
-        parked, they get none, because each of them would be copied.
+        parked, they get none, because each of them would be copied. `is_alone`: no other model has work, so that the
+        time between two plans is that of a pass; otherwise the runner's own time is taken where it is known.
 
         `free_bytes` is the memory in which recurrent states can be recorded, beside rows that grow by all drafts. There
         are no drafts if they do not fit.
         """
-        self._observe(now_s)
+        last = self._pass
+        self._observe(now_s, is_ahead=is_ahead, is_alone=is_alone)
         for seq_id, tokens in self._forced:  # the tokens before them were taken meanwhile
             self._drafter.force(seq_id, tokens)
         self._forced = []
-        lag = _LAG if is_ahead else 0
-        found = self._find(rows, lag) if len(rows) == 1 or self._shares_forward else {}
-        if self._depth.parked is not None:
-            found = {seq_id: draft for seq_id, draft in found.items() if seq_id not in merged}
-        available = {
-            seq.seq_id: max(0, len(found[seq.seq_id].tokens) - lag) if seq.seq_id in found else 0 for seq in rows
-        }
-        decided, self._decided = self._decided, {}
-        if decided and not is_ahead:
-            depths = {seq_id: min(depth, available.get(seq_id, 0)) for seq_id, depth in decided.items()}
-            for seq_id in [seq_id for seq_id, depth in depths.items() if not depth]:
-                self._depth.learn(seq_id, 1, 0)  # the reply took another way while its samples were read
-        else:
-            depths = self._depths(available, found) if any(available.values()) else {}
-        self.recorded_bytes = self._recorded_bytes(len(rows), max(depths.values(), default=0))
+        found = self._find(rows, _LAG if is_ahead else 0, merged if self.parked is not None else ())
+        limits = {(seq_id, draft.source): len(draft.tokens) for seq_id, draft in found.items()}
+        for row in self._awaited - limits.keys():
+            self._depth.learn(row, 1, 0)  # the reply took another way while its samples were read
+        limits |= {(seq.seq_id, ""): 0 for seq in rows if seq.seq_id not in found}
+        depths = self._depth.depths(limits)
+        self.recorded_bytes = len(rows) * (1 + max(depths.values())) * self._state_bytes if depths else 0
         if self.recorded_bytes > free_bytes:
             depths = {}
-        self._decided = depths if is_ahead else {}
-        taken = {seq_id: depth for seq_id, depth in depths.items() if depth and not is_ahead}
+        self._awaited = frozenset(depths if is_ahead else ())
+        taken = {} if is_ahead else {seq_id: depth for (seq_id, _), depth in depths.items()}
         self._planned = {seq.seq_id: (seq, found[seq.seq_id].source) for seq in rows if seq.seq_id in taken}
         drafts = {seq_id: found[seq_id].tokens[:depth] for seq_id, depth in taken.items()}
-        reads = bool(self._decided)
-        if rows and not reads and (drafts or (is_ahead and self._was_ahead)):
-            self._coming = _Step(now_s, len(rows), self._num_tokens(len(rows), drafts))
-        self._was_ahead = is_ahead and not reads
-        return drafts, reads
+        is_second = is_ahead and last is not None and not last.was_ahead  # the first had nothing to wait for
+        widest, num_tokens = max(taken.values(), default=0), len(rows) + sum(taken.values())
+        num_tokens = len(rows) * (1 + widest) if self._state_bytes else num_tokens
+        self._pass = _Pass(None if is_second else now_s, len(rows), num_tokens, is_ahead) if rows else None
+        return drafts, bool(self._awaited)
 
     def learn(self, output: StepOutput) -> None:
-        """Take in what a step says of drafts. A step that prefills or fails does not say what a pass costs."""
+        """Take in what a step says of drafts, and its time. A step that fails does not say what a pass costs."""
         for verified in output.verified:
             seq, source = self._planned[verified.seq_id]
-            self.num_drafted[source] += verified.num_drafted
-            self.num_accepted[source] += verified.num_accepted
-            for position in range(verified.num_accepted):
-                self.num_accepted_at[position] += 1
+            self._count(source, verified.num_drafted, verified.num_accepted)
             if source == "prediction":
                 seq.num_predicted += verified.num_accepted
                 seq.num_mispredicted += verified.num_drafted - verified.num_accepted
-            self._depth.learn(_key(verified.seq_id, source), verified.num_drafted, verified.num_accepted)
+            self._depth.learn((verified.seq_id, source), verified.num_drafted, verified.num_accepted)
         self.num_passes += bool(output.verified)
         self.num_drafts += len(output.verified)
         self._forced = [*self._forced, *output.forced]
-        is_odd = output.chunk_timings or output.failed or output.suspects or output.snapshots or output.failed_restores
-        self._step = None if is_odd else self._coming
+        if output.failed or output.suspects or output.failed_restores:
+            self._pass = None
+        elif self._pass is not None and not self._pass.was_ahead and output.decode_s is not None:
+            self._pass.decode_s = output.decode_s
 
-    def _depths(self, available: Mapping[int, int], found: Mapping[int, Draft]) -> dict[int, int]:
-        keys = {row: _key(row, found[row].source if row in found else "") for row in available}
-        depths = self._depth.depths({keys[row]: number for row, number in available.items()})
-        return {row: depths[key] for row, key in keys.items() if key in depths}
+    def _count(self, source: str, num_drafted: int, num_accepted: int) -> None:
+        self.num_drafted[source] += num_drafted
+        self.num_accepted[source] += num_accepted
+        for position in range(num_accepted):
+            self.num_accepted_at[position] += 1
+        if source == HEAD and not self._is_judged:
+            self._num_wrong += num_accepted < num_drafted
+            self._is_judged, right = self.num_drafted[HEAD] >= _JUDGED, self.num_accepted[HEAD]
+            if self._is_judged and right < _LEAST_ACCEPTED * (right + self._num_wrong):
+                logger.warning("The MTP head guesses %d tokens right and %d wrong: %s", right, self._num_wrong, _ADVICE)
 
-    def _find(self, rows: Rows[Sequence], lag: int) -> dict[int, Draft]:
-        """The drafts of the rows, of which the first `lag` tokens stand for samples that are not read yet."""
-        found, most = {}, min(MOST, _MOST_TOKENS // len(rows) - 1)
+    def _find(self, rows: Rows[Sequence], lag: int, left_out: Collection[int]) -> dict[int, Draft]:
+        """The drafts of the rows, behind `lag` tokens for samples that are not read yet."""
+        found: dict[int, Draft] = {}
+        if len(rows) > 1 and not self._shares_forward:
+            return found
+        most = min(MOST, _MOST_TOKENS // max(1, len(rows)) - 1)
         for seq in rows:
             left = seq.decode_end - seq.num_tokens
-            draft = self._drafter.draft(seq.seq_id, min(lag + most, left))
+            draft = self._drafter.draft(seq.seq_id, min(lag + most, left)) if seq.seq_id not in left_out else None
             if draft is not None:
-                tokens = tuple(takewhile(lambda token_id: token_id < self._vocab_size, draft.tokens))
-                found[seq.seq_id] = Draft(tokens, draft.source)
+                tokens = tuple(takewhile(lambda token_id: token_id < self._vocab_size, draft.tokens))[lag:]
+                if tokens:
+                    found[seq.seq_id] = Draft(tokens, draft.source)
         return found
 
-    def _observe(self, now_s: float) -> None:
-        step, self._step, self._coming = self._step, None, None
-        if step is not None:
-            self._depth.observe(step.num_rows, step.num_tokens, now_s - step.began_s)
-
-    def _num_tokens(self, num_rows: int, drafts: Drafts) -> int:
-        longest = max(map(len, drafts.values()), default=0)
-        return num_rows * (1 + longest) if self._state_bytes else num_rows + sum(map(len, drafts.values()))
-
-    def _recorded_bytes(self, num_rows: int, depth: int) -> int:
-        return num_rows * (1 + depth) * self._state_bytes if depth else 0
-
-
-def _key(seq_id: int, source: str) -> int:
-    """The key of a row's odds. Those of a head's drafts are kept apart from those of the row's other drafts."""
-    return ~seq_id if source == HEAD else seq_id
+    def _observe(self, now_s: float, *, is_ahead: bool, is_alone: bool) -> None:
+        if (last := self._pass) is None:
+            return
+        seconds = last.decode_s
+        if last.began_s is not None and last.was_ahead == is_ahead and (is_alone or seconds is None):
+            seconds = now_s - last.began_s
+        if seconds is not None:
+            self._depth.observe(last.num_rows, last.num_tokens, seconds)

@@ -16,6 +16,7 @@ from ...cache.tree import PrefixTree
 from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...prompt.processor import RequestProcessor
+from ...scheduler.drafts import SOURCES
 from ...scheduler.speculation import Speculation
 from ..front import Front
 from ..macos import resident_bytes
@@ -38,7 +39,6 @@ from .schema import (
     SystemStatus,
 )
 
-_SOURCES = ("grammar", "prediction", "ngram", "mtp")  # of drafts
 _GB = 1e9
 _MB = 1e6
 
@@ -231,14 +231,14 @@ def draft_status(off_reason: str | None, *models: Speculation | None) -> DraftSt
     """Describe the drafts of these models together. One whose drafts are off has None."""
     drafting = [speculation for speculation in models if speculation is not None]
     num_drafts, parked = sum(each.num_drafts for each in drafting), [each.parked for each in drafting]
-    accepted = {source: sum(each.num_accepted[source] for each in drafting) for source in _SOURCES}
+    accepted = {source: sum(each.num_accepted[source] for each in drafting) for source in SOURCES}
     return {
         "enabled": bool(drafting),
         "off_reason": None if drafting else off_reason,
         "parked": parked[0] if parked and all(parked) else None,
         "num_passes": sum(each.num_passes for each in drafting),
         "num_drafts": num_drafts,
-        "drafted_tokens": {source: sum(each.num_drafted[source] for each in drafting) for source in _SOURCES},
+        "drafted_tokens": {source: sum(each.num_drafted[source] for each in drafting) for source in SOURCES},
         "accepted_tokens": accepted,
         "accepted_by_position": [sum(at) for at in zip(*(each.num_accepted_at for each in drafting), strict=True)],
         "tokens_per_pass": round(1 + sum(accepted.values()) / max(1, num_drafts), 2),
