@@ -43,23 +43,15 @@ class ReasoningRule:
     layout: tuple[int, ...] = ()  # line breaks: one may separate the reasoning from the text that a grammar constrains
 
 
-class NameHold(Protocol):
-    """Follows one reply outside of its reasoning, and holds the names of its tool calls to the declared ones."""
+@dataclass(frozen=True, slots=True)
+class NameHold:
+    """A grammar of free text with calls to declared tools. A reply is free where the grammar accepts it as a whole.
 
-    @property
-    def is_bounding(self) -> bool:
-        """Return whether a mask restricts the next token."""
-        ...
+    `matcher`: an llguidance.LLMatcher at its start; `cut_ids`: tokens that end inside a character.
+    """
 
-    def feed(self, token_id: int) -> None: ...
-
-    def fill(self, mask: Any) -> None:
-        """Set the bits of the tokens that may come next in `mask`: numpy, (words,), bit i of word w is 32 w + i."""
-        ...
-
-    def reset(self) -> None:
-        """Forget the reply so far: reasoning begins."""
-        ...
+    matcher: Any
+    cut_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +69,7 @@ class Constraint:
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
     reasoning: ReasoningRule | None = None  # if None, the grammar constrains the reply from its first token on
     barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue after these tokens
-    names: Callable[[], NameHold] | None = None  # None if a grammar restricts the names of calls, or nothing does
+    names: NameHold | None = None  # None if a grammar restricts the names of calls, or nothing does
     refuse: Callable[[], None] | None = None  # called if the grammar was too slow: no other reply may have it
 
 

@@ -16,13 +16,13 @@ from ..core.fence import Fence
 from ..core.lru import LRU
 from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
-from ..core.sequence import Constraint, PromptInputs, ReasoningRule
+from ..core.sequence import Constraint, NameHold, PromptInputs, ReasoningRule
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..formats.tokenizer import Tokenizer
 from .grammar_compiler import MAX_BYTES, GrammarCompiler
 from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
-from .names import CheckpointNames, NameRule
+from .names import CheckpointNames
 from .reasoning import CheckpointReasoning
 
 _NO_MARKERS = (
@@ -195,7 +195,7 @@ class ConstraintBuilder:
             for tool in tools
         ]
 
-    def _name_rule(self, request: Request) -> NameRule | None:
+    def _name_rule(self, request: Request) -> NameHold | None:
         """Return the rule for the names of calls in a reply without a grammar."""
         if self._names is None or request.tool_choice.mode != "auto" or request.messages is None:
             return None

@@ -5,7 +5,7 @@ A reply reasons, is made to stop its reasoning, or is in its grammar.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -96,7 +96,8 @@ class RowConstraint:
         self._time = GrammarTime(clock, constraint.param)
         self._rule = constraint.reasoning
         self._matcher = self._new_matcher()
-        self._names = None if constraint.names is None else constraint.names()
+        self._names = constraint.names
+        self._begin_text()
         self._stop_ids = seq.stop_token_ids
         self._watch: TagWatch | None = None if self._rule is None else self._rule.new_watch()
         self._starts: list[tuple[int, ...]] = []  # what is left of the opening tags that the reply may still spell
@@ -120,7 +121,7 @@ class RowConstraint:
     def is_bounding(self) -> bool:
         """Whether a mask restricts the next token."""
         if self._has_ended or self._phase is Phase.FREE:
-            return self._names is not None and self._names.is_bounding and not self._has_ended
+            return self._holds_name and not self._has_ended
         return self._phase is not Phase.REASONING or self._matcher is not None
 
     def feed(self, token_id: int) -> None:
@@ -163,8 +164,7 @@ class RowConstraint:
                 self._fill_grammar(mask)
                 _set(mask, self._reasoning_rule.layout)
             case Phase.FREE:
-                assert self._names is not None, "nothing else bounds a free reply"
-                self._names.fill(mask)
+                self._fill_names(mask)
             case _:
                 self._fill_grammar(mask)
 
@@ -242,8 +242,7 @@ class RowConstraint:
 
     def _open_reasoning(self, prompt_reasoning: tuple[int, ...] = ()) -> None:
         self._phase = Phase.REASONING
-        if self._names is not None:
-            self._names.reset()
+        self._begin_text()
         self._num_reasoning = len(prompt_reasoning)
         self._tail.clear()
         self._tail.extend(prompt_reasoning[-_TAIL:])
@@ -253,7 +252,7 @@ class RowConstraint:
         if self._watch is not None and self._watch.feed(token_id) is Tag.START:
             self._open_reasoning()
         elif self._names is not None:
-            self._names.feed(token_id)
+            self._follow_calls(token_id, self._names.cut_ids)
 
     def _feed_opening(self, token_id: int) -> None:
         self._starts = [start[1:] for start in self._starts if start[0] == token_id]
@@ -309,6 +308,27 @@ class RowConstraint:
         self._watch = self._reasoning_rule.new_watch() if self._matcher is None else self._watch
         layout = self._reasoning_rule.layout
         self._phase = Phase.FREE if self._matcher is None else Phase.LAYOUT if layout else Phase.BOUND
+
+    # The names of calls
+
+    def _begin_text(self) -> None:
+        """Follow what comes next as text without an open call."""
+        self._calls = None if self._names is None else self._names.matcher.deep_copy()
+        self._holds_name = False
+
+    def _follow_calls(self, token_id: int, cut_ids: Container[int]) -> None:
+        """Feed the grammar of calls. What it does not take, as in broken arguments, ends the call that is open."""
+        if not self._calls.try_consume_tokens([token_id]):
+            self._begin_text()
+            self._calls.try_consume_tokens([token_id])
+        is_free = self._calls.is_accepting() or (token_id in cut_ids and not self._holds_name)
+        self._holds_name = not is_free
+
+    def _fill_names(self, mask: Mask) -> None:
+        self._calls.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._calls.is_error() or not mask.any():
+            mask[:] = _ALL
+            self._begin_text()
 
     # The grammar
 

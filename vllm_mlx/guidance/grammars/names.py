@@ -1,130 +1,171 @@
-"""Writes calls up to their names, by the spellings in the families' table. What follows a name is free."""
+"""Writes the grammar of replies whose calls name declared tools, by the spellings in the families' table.
+
+All that is neither a marker nor a call up to its name is free. A reply is free where the grammar accepts it as a whole.
+"""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from ...formats.bodies.body import FUNCTION_PREFIX
-from ...formats.bodies.message_header import READERS
-from ...formats.family import CallKind, JsonCall, NamedCall, Opening, Spelling, call_frame
+from ...formats.bodies.message_header import HEADER_TAGS, READERS
+from ...formats.family import Calls, ExpressionCall, JsonCall, NamedCall, Opening, Spelling, XmlCall, call_frame
 from .guide_grammar import grammars
 from .lark import TEXT, LarkWriter, either, literal, quoted_regex
 
 _NAME_ENDS = " \t\r\n<>[](){}\"'`,;="  # a name without quotes does not contain them
-CHOICES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPACES = r"[ \t\r\n]"
 _MAX_SPACES = 16  # a weak model would write them for ever
 _WHITE = rf"/{_SPACES}{{1,{_MAX_SPACES}}}/"
-_NEVER = r"\x00"
 _NAME_KEYS = ("name", "tool_name")  # that the JSON body reads
 _MAX_MEMBERS = 8  # members of an object before its name
 _RECIPIENT = "to="
-Site = tuple[str, bool]  # the marker of a call, and whether another call precedes this one in the same tags
-SPELLED: Site = ("", False)  # inside a marker of plain text
+# Text in which a tag of plain text that follows is not quoted
+_FENCE = r"[ \t]*(```|~~~)[^\n]*"
+_LINE = rf"(/[^\n]*/ & ~/{_FENCE}/)"
+_UNQUOTED = rf"""({_LINE} "\n" | /{_FENCE}\n/ ({_LINE} "\n")* /{_FENCE}\n/)*"""
+_UNQUOTED += rf""" (/{_FENCE}|([^`\n]*`[^`\n]*`)*[^`\n]*/ & ~/([^\n]*[^\w\n])?["'“‘«‹]/)"""
+_CUT_ESCAPE = r"\\?"
+# Arguments, by their brackets and strings alone, and the beginning of such arguments
+_ARGUMENTS = """
+item: string | OTHER | "{" item* "}" | "[" item* "]" | "(" item* ")"
+cut: item* (("{" | "[" | "(") cut | cut_string)?
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """The text from where a name is held up to its end: after a marker, after a call of a list, or in a plain marker.
-
-    `is_open`: text that is not a call may follow instead.
-    """
-
-    expression: str
-    is_open: bool = False
+def held_openings(format: Calls) -> tuple[Opening, ...]:
+    """Return the openings behind which names are held: those whose marker is in a spelling, and headers of messages."""
+    if format.reads.reasoning is not None:
+        return format.reads.openings
+    written = [before_name(spelling) for spelling in format.writes]
+    openings = (opening for opening in format.reads.openings if not opening.is_common)
+    return tuple(opening for opening in openings if any(opening.marker in text for text in written))
 
 
 def before_name(spelling: Spelling) -> str:
     """Return the text of a first call up to its name, or up to the object that contains its name."""
-    return spelling.begin + spelling.open + _own_start(spelling.kind)
+    own = "" if isinstance(spelling.kind, JsonCall) else call_frame(spelling.kind, "").before
+    return spelling.begin + spelling.open + own
 
 
-def name_grammar(leads: Collection[Lead], writer: LarkWriter) -> str:
-    """Write one grammar for all leads. A character of `CHOICES` chooses one: a matcher reads that character first."""
-    assert len(leads) <= len(CHOICES), "a format has few leads"
-    options = (f"{literal(choice)} {lead.expression}" for choice, lead in zip(CHOICES, leads, strict=False))
-    return grammars(writer.build(either(options)))
+class NamesWriter:
+    """Writes the grammar for one format. `names`: at least one; `special_ids`: tokens that are not text."""
 
-
-class NameWriter:
-    """Writes leads. `names`: at least one; `tags`: the texts that the format's parser reads as tags."""
-
-    def __init__(self, writer: LarkWriter, names: Sequence[str], spellings: Sequence[Spelling], tags: Iterable[str]):
+    def __init__(self, writer: LarkWriter, names: Sequence[str], format: Calls, special_ids: Iterable[int]):
         self._writer = writer
         self._names = names
-        self._spellings = spellings
-        self._tags = tuple(tag for tag in dict.fromkeys(tags) if writer.is_token(tag))
+        self._format = format
+        self._openings = held_openings(format)
+        self._has_headers = format.reads.reasoning is not None
+        self._special_ids = frozenset(special_ids)
+        texts = [*HEADER_TAGS, *(before_name(one) for one in format.writes)]
+        parts = dict.fromkeys(part for text in texts for part in writer.parts(text))
+        self._own_tokens = [*filter(writer.is_token, parts)]
+        self._white = f"({writer.terminal(_WHITE)})?"
+        self._text = f"({writer.terminal(TEXT)})?"
 
-    def leads(self, openings: Iterable[Opening], plain: Sequence[str], *, are_headers: bool) -> dict[Site, Lead]:
-        """Return the lead of each site. `plain`: the markers without a token. `are_headers`: markers begin messages."""
-        leads: dict[Site, Lead] = {}
-        for marker in (opening.marker for opening in openings):
-            leads[marker, False] = self._recipient(marker) if are_headers else self._first(marker)
-            if not are_headers:
-                leads[marker, True] = self._further(marker)
-        if plain:
-            leads[SPELLED] = self._spelled([(marker, leads[marker, False]) for marker in plain])
-        return leads
+    def grammar(self, crossed: Sequence[str]) -> str:
+        """Return the grammar. `crossed`: beginnings of plain markers whose rest is the beginning of a token."""
+        if self._has_headers:
+            markers, calls = HEADER_TAGS[1:], [(self._header, "")]
+        else:
+            markers, calls = tuple(opening.marker for opening in self._openings), []
+        wholes, cuts = [f"{self._text} {self._special(() if self._has_headers else markers)}"], list[str]()
+        for marker in markers:
+            before = self._before(marker, markers)
+            for whole, cut in calls or self._calls(marker):
+                wholes.append(f"{before} {whole}")
+                cuts += [f"{before} {cut}"] if cut else []
+        beginnings = "|".join(map(quoted_regex, crossed))
+        last = self._writer.terminal(f"({TEXT}) & ~/(?s:.*)({beginnings})/" if crossed else TEXT)
+        start = f"{either(wholes)}* {either([last, *cuts])}?"
+        if self._has_headers:  # a reply can continue a header that the prompt has begun
+            start = f"({self._writer.rule(f'/{_SPACES}*{_RECIPIENT}/', '[lazy]')} {self._recipient})? {start}"
+        strings = self._strings()
+        return grammars(f"{self._writer.build(start)}{_ARGUMENTS}{strings}")
 
-    def _first(self, marker: str) -> Lead:
-        """Return the lead after the marker of a call."""
-        options = (self._call(one, before_name(one).partition(marker)[2], marker) for one in self._having(marker))
-        return Lead(either(options))
+    def _before(self, marker: str, markers: Sequence[str]) -> str:
+        """Return an expression for free text and a marker behind it, which no other expression then matches."""
+        writer, parts = self._writer, self._writer.parts(marker)
+        if not any(map(writer.is_token, parts)):
+            return writer.rule(f"{writer.terminal(_UNQUOTED)} {literal(marker)}", "[lazy]")
+        if writer.is_token(parts[0]):
+            written = [self._text]
+        else:
+            written = [writer.terminal(f"/(?s:.*){quoted_regex(parts.pop(0))}/")]
+        plain = [part for other in markers for part in writer.parts(other) if not writer.is_token(part)]
+        for part in parts:
+            if writer.is_token(part):
+                written.append(writer.text(part))
+            else:  # one tag may be the beginning of another
+                begun = min((other for other in plain if part.startswith(other)), key=len)
+                written.append(f"{writer.rule(literal(begun), '[lazy]')} {writer.text(part[len(begun) :])}")
+        return " ".join(written)
 
-    def _further(self, marker: str) -> Lead:
-        """Return the lead after a call in the same tags. Text that does not begin like a call is free."""
-        options, beginnings = [], []
-        for one in self._having(marker):
-            own = one.open.rpartition(marker)[2] + _own_start(one.kind)
-            call = self._call(one, own, marker)
-            beginnings.append(_beginning(one.kind, own))
-            if one.between.strip():
-                beginnings.append("[,;]")
-                call = f"({self._white} {self._writer.terminal('/[,;]/')})? {call}"
-            options.append(call)
-        plain = self._unfinished(rf"{_SPACES}*({'|'.join(dict.fromkeys(beginnings))})(?s:.*)")
-        return Lead(either([*options, plain]), is_open=True)
+    def _calls(self, marker: str) -> Iterator[tuple[str, str]]:
+        """Write the text behind a marker: whole calls, and calls that are cut behind a name, or ""."""
+        for spelling in self._format.writes:
+            if marker in before_name(spelling):
+                yield self._call(spelling, marker)
 
-    def _recipient(self, marker: str) -> Lead:
-        """Return the lead after the marker of a message. If its header names a recipient, that is held."""
-        name = self._name([FUNCTION_PREFIX, ""], " \t\r\n<", others=sorted(READERS))
-        if marker == _RECIPIENT:
-            return Lead(name)
-        without = f"(?s:.*){_RECIPIENT}(?s:.*)"
-        tags = either(map(self._writer.text, self._tags)) if self._tags else ""
-        before = f"(({self._text(without)})? {tags})*" if tags else ""
-        lead = self._writer.terminal(f"(/(?s:.*)/ & ~/{without}/) {literal(_RECIPIENT)}")
-        return Lead(f"{before} ({lead} {name} | {self._unfinished(without)})", is_open=True)
+    def _call(self, spelling: Spelling, marker: str) -> tuple[str, str]:
+        text = before_name(spelling).partition(marker)[2]
+        kind, writer, white = spelling.kind, self._writer, self._white
+        before = " ".join(self._loose(part) for part in writer.parts(text.removesuffix(FUNCTION_PREFIX)))
+        if isinstance(kind, JsonCall):
+            name = self._json(kind)
+            further = writer.rule(self._further(spelling, marker, r"\{"), "[lazy]")
+            return _listed(f'{before} {white} "{{" {name}', "}", f"{further} {name}")
+        if not (text or marker).endswith(("=", '"')):
+            before = f"{before} {white}"
+        if isinstance(kind, NamedCall):
+            return f"{before} {self._name([FUNCTION_PREFIX, ''], _NAME_ENDS, is_numbered=kind.is_numbered)}", ""
+        behind = call_frame(kind, "").behind.strip()
+        if not behind:
+            return f"{before} {self._name([''], _NAME_ENDS)}", ""
+        name = self._any_of(call_frame(kind, name).name for name in self._names)
+        name = f"{name} {white if behind[0] == '>' else ''} {literal(behind[0])}"
+        if isinstance(kind, ExpressionCall):
+            own = spelling.open.rpartition(marker)[2].strip()
+            further = writer.rule(self._further(spelling, marker, quoted_regex(own)), "[lazy]")
+            whole, cut = _listed(f"{before} {name}", kind.closer, f"{further} {white} {name}")
+            other = writer.terminal(r"/[^\w \t\r\n]/")
+            return f"{whole} ({further} {white} ({self._special()} | {other}))?", cut
+        tags = kind.tags if isinstance(kind, XmlCall) else None
+        if tags is None or not tags.end_function or any(map(writer.is_token, writer.parts(tags.end_parameter))):
+            return f"{before} {name}", ""
+        begin, end, close = map(self._up_to, (tags.parameter, tags.end_parameter, tags.end_function))
+        first = f"{before} {name} ({begin} {end})*"
+        return f"{first} {close}", f"{first} ({begin})? {self._text}"
 
-    def _spelled(self, rests: Sequence[tuple[str, Lead]]) -> Lead:
-        """Return the lead after the beginning of a plain marker. `rests`: each plain marker, and the lead after it."""
-        lazy = (self._writer.rule(f"/(?s:.*)/ {literal(marker)}", "[lazy]") for marker, _ in rests)
-        options = (f"{before} {lead.expression}" for before, (_, lead) in zip(lazy, rests, strict=True))
-        return Lead(either(options), is_open=True)
+    def _further(self, spelling: Spelling, marker: str, beginning: str) -> str:
+        """Return a regular expression for the beginning of a further call in the same tags, and what precedes it."""
+        separator = "[,;]" if spelling.between.strip() or beginning else r"\n"
+        return rf"/{_SPACES}*({separator}{_SPACES}*){'?' if beginning else ''}{beginning}/"
+
+    @property
+    def _header(self) -> str:
+        """Return the header of a message: if it names a recipient, that is held."""
+        before = self._writer.bounded("/(?s:.*)/", HEADER_TAGS[:1])
+        lead = self._writer.rule(f"{self._writer.terminal(before)} {literal(_RECIPIENT)}", "[lazy]")
+        return f"{lead} {self._recipient}"
+
+    @property
+    def _recipient(self) -> str:
+        return self._name([FUNCTION_PREFIX, ""], " \t\r\n<", others=sorted(READERS))
 
     # Parts
 
-    def _having(self, marker: str) -> Iterator[Spelling]:
-        return (one for one in self._spellings if marker in before_name(one))
+    def _special(self, without: Iterable[str] = ()) -> str:
+        """Return an expression for a token that is not text. No token may be in two sets of a grammar."""
+        ids = self._special_ids.difference(map(self._writer.tokens.ids.get, self._own_tokens))
+        ranges = (list(run) for _, run in groupby(enumerate(sorted(ids)), key=lambda at: at[1] - at[0]))
+        others = f"<[{','.join(f'{run[0][1]}-{run[-1][1]}' for run in ranges)}]>"
+        own = (self._writer.text(token) for token in self._own_tokens if token not in without)
+        return either([*own, *([others] if ids else [])])
 
-    def _call(self, spelling: Spelling, text: str, marker: str) -> str:
-        """Return an expression for `text`, which follows the marker, and the name. White space may differ."""
-        kind, writer = spelling.kind, self._writer
-        before = " ".join(self._loose(part) for part in writer.parts(text.removesuffix(FUNCTION_PREFIX)))
-        if isinstance(kind, JsonCall):
-            return f"{before} {self._json(kind)}"
-        if not (text or marker).endswith(("=", '"')):
-            before = f"{before} {self._white}"
-        if isinstance(kind, NamedCall):
-            return f"{before} {self._name([FUNCTION_PREFIX, ''], _NAME_ENDS, is_numbered=kind.is_numbered)}".strip()
-        behind = call_frame(kind, "").behind.strip()
-        if not behind:
-            return f"{before} {self._name([''], _NAME_ENDS)}"
-        white = self._white if behind[0] == ">" else ""
-        return f"{before} {self._any_of(self._framed(kind))} {white} {literal(behind[0])} {self._rest}".strip()
-
-    def _framed(self, kind: CallKind) -> Iterator[str]:
-        return (call_frame(kind, name).name for name in self._names)
+    def _up_to(self, tag: str) -> str:
+        return self._writer.rule(f"/(?s:.*)/ {literal(tag)}", "[lazy]")
 
     def _loose(self, part: str) -> str:
         """Return a token, or plain text with the white space before it: free text may begin in the same way."""
@@ -136,59 +177,53 @@ class NameWriter:
         pattern = f"/{_SPACES}{{0,{_MAX_SPACES}}}{words}/"
         return f"({self._writer.terminal(pattern)})?" if part.strip() == "[" else self._writer.terminal(pattern)
 
-    @property
-    def _white(self) -> str:
-        return f"({self._writer.terminal(_WHITE)})?"
-
-    @property
-    def _rest(self) -> str:
-        return f"({self._writer.terminal(TEXT)})?"
-
     def _any_of(self, texts: Iterable[str]) -> str:
         """Return one lexeme for all texts: as many lexemes would exceed the limit of parser items."""
         return self._writer.terminal(either(map(literal, texts)))
 
     def _json(self, kind: JsonCall) -> str:
-        """Return the beginning of an object, with the name as its first key or behind other members."""
+        """Return the members of an object up to the name, which is its first key or the value of a later one."""
         texts = [prefix + name for name in self._names for prefix in ((FUNCTION_PREFIX, "") if kind.name else ("",))]
         name = self._any_of(form for text in texts for form in (json.dumps(text), json.dumps(text, ensure_ascii=False)))
         white, writer = self._white, self._writer
         if not kind.name:
-            return f'{white} "{{" {white} {name} {white} ":" {self._rest}'
+            return f'{white} {name} {white} ":"'
         other = writer.terminal(rf'/"[^"\\\x00-\x1F]{{0,64}}"/ & ~/"({"|".join(_NAME_KEYS)})"/')
         value = writer.json({}, whitespace_flexible=True)
         member = writer.rule(f'{other} {white} ":" {white} {value} {white} "," {white}')
         key = either(literal(f'"{key}"') for key in _NAME_KEYS)
-        return f'{white} "{{" {white} {member}{{0,{_MAX_MEMBERS}}} {key} {white} ":" {white} {name} {self._rest}'
+        return f'{white} {member}{{0,{_MAX_MEMBERS}}} {key} {white} ":" {white} {name}'
 
     def _name(
         self, prefixes: Sequence[str], ends: str, *, is_numbered: bool = False, others: Sequence[str] = ()
     ) -> str:
-        """Return a name without quotes, and what ends it: one of the characters `ends`, or a tag."""
+        """Return a name without quotes, and what ends it: one of the characters `ends`, or a token."""
         name = self._any_of([*(prefix + name for name in self._names for prefix in prefixes), *others])
         number = f'(":" {self._writer.terminal("/[0-9]{1,4}/")})?' if is_numbered else ""
-        end = [self._writer.terminal(rf"/[{quoted_class(ends)}](?s:.*)/"), *map(self._writer.text, self._tags)]
-        return f"{name} {number} {either(end)}"
+        return f"{name} {number} (/[{_quoted_class(ends)}]/ | {self._special()})"
 
-    def _unfinished(self, without: str) -> str:
-        """Return text that does not match `without`. It never ends, because only a name completes a lead."""
-        return f"{self._text(without)} {self._writer.terminal(f'/{_NEVER}/')}"
+    def _strings(self) -> str:
+        """Write the rules of strings in arguments, and of all that is neither a string nor a bracket."""
+        dialects = (one.kind.dialect.quotes for one in self._format.writes if isinstance(one.kind, ExpressionCall))
+        quotes = next(dialects, ('"',))
+        whole = (self._string(quote, quote) for quote in quotes)
+        cut = (self._string(quote, "") for quote in quotes)
+        plain = "".join(quote for quote in quotes if len(quote) == 1)
+        return f"string: {either(whole)}\ncut_string: {either(cut)}\nOTHER: /[^{{}}\\[\\](){plain}]+/\n"
 
-    def _text(self, without: str) -> str:
-        return self._writer.terminal(rf"/[^{_NEVER}]+/ & ~/{without}/")
-
-
-def _own_start(kind: CallKind) -> str:
-    """Return the text that the call itself begins with. An object is left out, because its members may vary."""
-    return "" if isinstance(kind, JsonCall) else call_frame(kind, "").before
-
-
-def _beginning(kind: CallKind, own: str) -> str:
-    """Return a regular expression for the beginning of a call."""
-    if isinstance(kind, JsonCall):
-        return r"\{"
-    return quoted_regex(own.split()[0]) if own.strip() else r"[\w]"
+    def _string(self, quote: str, end: str) -> str:
+        if self._writer.is_token(quote):
+            return f"{self._writer.text(quote)} {self._text} {self._writer.text(end)}"
+        if len(quote) > 1:
+            begun = f"/{quoted_regex(quote)}(?s:.*)/"
+            return self._writer.rule(f"{begun} {literal(end)}", "[lazy]") if end else self._writer.terminal(begun)
+        return rf"/{quote}([^{quote}\\]|\\(?s:.))*{end or _CUT_ESCAPE}/"
 
 
-def quoted_class(chars: str) -> str:
+def _listed(first: str, close: str, further: str) -> tuple[str, str]:
+    """Return calls in a list, whole and cut behind a name."""
+    return f'{first} item* "{close}" ({further} item* "{close}")*', f'{first} (item* "{close}" {further})* cut'
+
+
+def _quoted_class(chars: str) -> str:
     return "".join(quoted_regex(char) if char in "\n\t\r" or not char.isalnum() else char for char in chars)
