@@ -75,25 +75,27 @@ class GrammarCompiler:
         try:
             num_bytes = self._trials.num_bytes(grammar, param)
             matcher = on_large_stack(lambda: self._new(grammar, starts=True))
-            if matcher.is_error():  # some limits depend on the vocabulary
-                why = f"`{param}` cannot be compiled to a grammar: {trial.reason(matcher)}"
-                raise InvalidParameter(why, param=param)
-            return self._keep(grammar, tenant, matcher, num_bytes)
+            return self._keep(grammar, tenant, matcher, param, num_bytes)
         finally:
             place.leave()
 
     def compile_own(self, grammar: str, tenant: str) -> LLMatcher:
-        """Return a matcher of a grammar that this server wrote itself: it is compiled here and now, without limits."""
+        """Return a matcher of a grammar that this server wrote itself: it is compiled here and now.
+
+        Raises InvalidParameter if it is too large.
+        """
         known = self._compiled.get(tenant, grammar)
-        return known or self._keep(grammar, tenant, self._new(grammar), _BYTES_PER_CHAR * len(grammar))
+        return known or self._keep(grammar, tenant, self._new(grammar), "tools", _BYTES_PER_CHAR * len(grammar))
 
     def refuse(self, grammar: str, tenant: str) -> None:
         """Refuse the grammar from now on, and drop it: a reply that was too slow has made its tables large."""
         self._compiled.remove(tenant, grammar)
         self._refused.append(hash((tenant, grammar)))
 
-    def _keep(self, grammar: str, tenant: str, matcher: LLMatcher, num_bytes: int) -> LLMatcher:
-        assert not matcher.is_error(), matcher.get_error()
+    def _keep(self, grammar: str, tenant: str, matcher: LLMatcher, param: str, num_bytes: int) -> LLMatcher:
+        if matcher.is_error():  # some limits depend on the vocabulary
+            why = f"`{param}` cannot be compiled to a grammar: {trial.reason(matcher)}"
+            raise InvalidParameter(why, param=param)
         if num_bytes <= MAX_KEPT_BYTES:
             self._compiled.add(tenant, grammar, matcher, num_bytes)
         with self._lock:

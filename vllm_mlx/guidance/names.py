@@ -47,9 +47,9 @@ class CheckpointNames:
         special_ids = {*self._compiler.added_tokens.ids.values(), *self._tokenizer.eos_token_ids}
         try:
             grammar = NamesWriter(writer, readable, call_format(self._tools), special_ids).grammar(self._crossed)
-        except InvalidParameter:  # the budget is spent
+            return NameHold(self._compiler.compile_own(grammar, tenant), self._cut_ids)
+        except InvalidParameter:
             return None
-        return NameHold(self._compiler.compile_own(grammar, tenant), self._cut_ids)
 
     @cached_property
     def _crossed(self) -> list[str]:

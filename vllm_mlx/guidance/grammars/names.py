@@ -70,7 +70,7 @@ class NamesWriter:
             markers, calls = HEADER_TAGS[1:], [(self._header, "")]
         else:
             markers, calls = tuple(opening.marker for opening in self._openings), []
-        wholes, cuts = [f"{self._text} {self._special(() if self._has_headers else markers)}"], list[str]()
+        wholes, cuts = [f"{self._text} {self._special(markers)}"], list[str]()
         for marker in markers:
             before = self._before(marker, markers)
             for whole, cut in calls or self._calls(marker):
@@ -145,10 +145,10 @@ class NamesWriter:
 
     @property
     def _header(self) -> str:
-        """Return the header of a message: if it names a recipient, that is held."""
+        """Return the header of a message up to its recipient, if it names one: that is held."""
         before = self._writer.bounded("/(?s:.*)/", HEADER_TAGS[:1])
         lead = self._writer.rule(f"{self._writer.terminal(before)} {literal(_RECIPIENT)}", "[lazy]")
-        return f"{lead} {self._recipient}"
+        return f"({lead} {self._recipient})?"
 
     @property
     def _recipient(self) -> str:
