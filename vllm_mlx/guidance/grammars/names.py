@@ -55,8 +55,9 @@ class NamesWriter:
         self._writer = writer
         self._names = names
         self._format = format
-        self._openings = held_openings(format)
         self._has_headers = format.reads.reasoning is not None
+        openings = (opening.marker for opening in held_openings(format))
+        self._markers = HEADER_TAGS[1:] if self._has_headers else tuple(openings)
         self._special_ids = frozenset(special_ids)
         texts = [*HEADER_TAGS, *(before_name(one) for one in format.writes)]
         parts = dict.fromkeys(part for text in texts for part in writer.parts(text))
@@ -66,14 +67,10 @@ class NamesWriter:
 
     def grammar(self, crossed: Sequence[str]) -> str:
         """Return the grammar. `crossed`: beginnings of plain markers whose rest is the beginning of a token."""
-        if self._has_headers:
-            markers, calls = HEADER_TAGS[1:], [(self._header, "")]
-        else:
-            markers, calls = tuple(opening.marker for opening in self._openings), []
-        wholes, cuts = [f"{self._text} {self._special(markers)}"], list[str]()
-        for marker in markers:
-            before = self._before(marker, markers)
-            for whole, cut in calls or self._calls(marker):
+        wholes, cuts = [f"{self._text} {self._special(self._markers)}"], list[str]()
+        for marker in self._markers:
+            before = self._before(marker)
+            for whole, cut in [(self._header, "")] if self._has_headers else self._calls(marker):
                 wholes.append(f"{before} {whole}")
                 cuts += [f"{before} {cut}"] if cut else []
         beginnings = "|".join(map(quoted_regex, crossed))
@@ -84,7 +81,7 @@ class NamesWriter:
         strings = self._strings()
         return grammars(f"{self._writer.build(start)}{_ARGUMENTS}{strings}")
 
-    def _before(self, marker: str, markers: Sequence[str]) -> str:
+    def _before(self, marker: str) -> str:
         """Return an expression for free text and a marker behind it, which no other expression then matches."""
         writer, parts = self._writer, self._writer.parts(marker)
         if not any(map(writer.is_token, parts)):
@@ -93,7 +90,7 @@ class NamesWriter:
             written = [self._text]
         else:
             written = [writer.terminal(f"/(?s:.*){quoted_regex(parts.pop(0))}/")]
-        plain = [part for other in markers for part in writer.parts(other) if not writer.is_token(part)]
+        plain = [part for other in self._markers for part in writer.parts(other) if not writer.is_token(part)]
         for part in parts:
             if writer.is_token(part):
                 written.append(writer.text(part))
@@ -119,12 +116,17 @@ class NamesWriter:
         if not (text or marker).endswith(("=", '"')):
             before = f"{before} {white}"
         if isinstance(kind, NamedCall):
-            return f"{before} {self._name([FUNCTION_PREFIX, ''], _NAME_ENDS, is_numbered=kind.is_numbered)}", ""
-        behind = call_frame(kind, "").behind.strip()
-        if not behind:
-            return f"{before} {self._name([''], _NAME_ENDS)}", ""
-        name = self._any_of(call_frame(kind, name).name for name in self._names)
-        name = f"{name} {white if behind[0] == '>' else ''} {literal(behind[0])}"
+            name = self._name([FUNCTION_PREFIX, ""], _NAME_ENDS, is_numbered=kind.is_numbered)
+            first = f"{before} {name} (/[^{{]+/ | {self._special(self._markers)})*"
+            whole = f'{first} "{{" item* "}}"'
+            if kind.trailer and not any(map(writer.is_token, writer.parts(kind.trailer))):
+                whole += f" ({writer.rule(f'/{_SPACES}*/ {literal(kind.trailer.strip())}', '[lazy]')})?"
+            return whole, f'{first} ("{{" cut)?'
+        if behind := call_frame(kind, "").behind.strip():
+            name = self._any_of(call_frame(kind, name).name for name in self._names)
+            name = f"{name} {white if behind[0] == '>' else ''} {literal(behind[0])}"
+        else:
+            name = self._name([""], _NAME_ENDS)
         if isinstance(kind, ExpressionCall):
             own = spelling.open.rpartition(marker)[2].strip()
             further = writer.rule(self._further(spelling, marker, quoted_regex(own)), "[lazy]")
@@ -132,9 +134,10 @@ class NamesWriter:
             other = writer.terminal(r"/[^\w \t\r\n]/")
             return f"{whole} ({further} {white} ({self._special()} | {other}))?", cut
         tags = kind.tags if isinstance(kind, XmlCall) else None
-        if tags is None or not tags.end_function or any(map(writer.is_token, writer.parts(tags.end_parameter))):
+        if tags is None or any(map(writer.is_token, writer.parts(tags.end_parameter))):
             return f"{before} {name}", ""
-        begin, end, close = map(self._up_to, (tags.parameter, tags.end_parameter, tags.end_function))
+        ends = tags.end_parameter, tags.end_function or spelling.close.strip()
+        begin, end, close = map(self._up_to, (tags.parameter, *ends))
         first = f"{before} {name} ({begin} {end})*"
         return f"{first} {close}", f"{first} ({begin})? {self._text}"
 
