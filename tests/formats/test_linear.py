@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.formats import make_call_reader, make_parser
+from vllm_mlx.formats import make_parser
 from vllm_mlx.formats.family import Family as ProductFamily
 
 from .families import Family
@@ -77,19 +77,12 @@ def work(feed: Callable[[str], Any], text: str) -> int:
 def check(family: ProductFamily, writer: Family, shape: Shape) -> None:
     name = family.call_choices[0]
 
-    def total(size: int) -> tuple[int, int]:
+    def total(size: int) -> int:
         parser = make_parser(reasoning_name(family), name, schemas=schemas_of(TOOLS))
-        reader = make_call_reader(name, ["write"], frozenset())
+        return work(parser.feed, shape(family, writer, size))
 
-        def read(piece: str) -> None:
-            reader.feed(piece)
-            assert reader.unnamed is None or reader.unnamed.opening is not None
-
-        text = shape(family, writer, size)
-        return work(parser.feed, text), work(read, text)
-
-    for small, large in zip(total(SIZE), total(4 * SIZE), strict=True):
-        assert large < 8 * small, (small, large)  # linear: 4 times, more beyond a limit of depth; quadratic: 16 times
+    small, large = total(SIZE), total(4 * SIZE)
+    assert large < 8 * small, (small, large)  # linear: 4 times, more beyond a limit of depth; quadratic: 16 times
 
 
 @pytest.mark.full

@@ -4,7 +4,7 @@ from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import CallChoice, ReasoningChoice, call_format, call_tags, reasoning_format
 from .family import Calls, Family, ReasoningFormat, ReasoningOpening, ReasoningTags
 from .output_parser import OutputParser
-from .selection import ReplyFormats, detect_formats, make_call_reader, make_parser
+from .selection import ReplyFormats, detect_formats, make_parser
 
 __all__ = [
     "CallChoice",
@@ -21,7 +21,6 @@ __all__ = [
     "call_format",
     "call_tags",
     "detect_formats",
-    "make_call_reader",
     "make_parser",
     "read_schemas",
     "reasoning_format",

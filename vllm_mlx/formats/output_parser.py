@@ -1,14 +1,12 @@
 """The parser of one reply finds its tags. It knows no family: formats and bodies are given."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 from ..core.events import ContentEvent
 from .bodies import Schemas
-from .call import CallParser, OpenCall, new_call_id
+from .call import CallParser, new_call_id
 from .content import MAX_MARGIN, ContentWriter, Pending
-from .family import Opening, ReasoningFormat, ReasoningOpening, ToolFormat
+from .family import ReasoningFormat, ReasoningOpening, ToolFormat
 from .reasoning import ReasoningWriter
 from .vocabulary import TagVocabulary, tag_vocabulary
 
@@ -170,72 +168,3 @@ class OutputParser:
 
     def _take_as_text(self, marker: str, out: list[ContentEvent]) -> None:
         self._reasoning.append(self._pending.take(len(marker)), out)
-
-
-# Where the names of calls are held
-
-
-@dataclass(frozen=True, slots=True)
-class UnnamedCall:
-    """A call that has begun and has no name yet. `call` is None while its marker may still be written twice."""
-
-    call: OpenCall | None
-    opening: Opening
-    read_text: Callable[[], str]  # the text after its marker, as long as nothing more is fed
-    is_quoted: bool
-
-    def continues(self, earlier: "UnnamedCall") -> bool:
-        """Whether this is the same call as the earlier one."""
-        is_begun_now = earlier.call is None and self.call is not None and not self.call.is_further
-        return self.call is earlier.call or (is_begun_now and self.opening is earlier.opening)
-
-    @property
-    def is_further(self) -> bool:
-        """Whether it follows another call in the same tags."""
-        return self.call is not None and self.call.is_further
-
-
-class CallReader(OutputParser):
-    """A parser that says when a reply has begun a call whose name is not complete. Its events are ignored."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether text without the first character of a tag would be content: it may be skipped."""
-        return self._calls.open is None and not self._pending.text and not self._content.is_at_start
-
-    def skip(self, text: str) -> None:
-        """Take text that contains no tag, without any event."""
-        self._writer.quoting.feed(text)
-
-    def may_begin_tag(self, text: str) -> bool:
-        return self._tags.in_text.may_begin_in(text)
-
-    @property
-    def pending(self) -> str:
-        """Text outside of calls that may still become a tag. It is empty if that tag would be quoted."""
-        if self._calls.open is not None or not self._pending.text or self._writer.quoting.is_quoted:
-            return ""
-        return self._codec.decode(self._pending.text)
-
-    @property
-    def unnamed(self) -> UnnamedCall | None:
-        """The call that has begun, as long as it has no name."""
-        call = self._calls.open
-        if call is None:
-            return self._undecided() if self._pending.text else None
-        if call.is_named:
-            return None
-        return UnnamedCall(call, call.opening, partial(self._text_of, call), call.is_quoted)
-
-    def _text_of(self, call: OpenCall) -> str:
-        text = "".join(call.raw) + self._pending.text
-        return self._codec.decode(text if call.is_further else text.removeprefix(call.marker))
-
-    def _undecided(self) -> UnnamedCall | None:
-        """The call whose marker is pending, because the same may follow."""
-        end, marker = self._cut(final=False)
-        pending = self._pending.text
-        if marker is None or marker not in self._tags.openings or pending[:end].strip():
-            return None
-        text = partial(self._codec.decode, pending[end + len(marker) :])
-        return UnnamedCall(None, self._tags.openings[marker], text, self._writer.is_quoted(marker))

@@ -3,16 +3,15 @@
 import re
 import secrets
 import string
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from . import families
 from .bodies import Schemas
-from .bodies.tool_schema import ANY_ARGUMENTS
 from .call import new_call_id
 from .call_formats import GENERIC
 from .family import ReasoningOpening
-from .output_parser import CallReader, OutputParser
+from .output_parser import OutputParser
 
 # These names mean the rules that a checkpoint carries. Without such rules, they mean the detected format.
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
@@ -84,13 +83,6 @@ def make_parser(
         call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
         takes_undeclared=takes_undeclared,
     )
-
-
-def make_call_reader(tools: families.CallChoice, names: Iterable[str], marker_tokens: frozenset[str]) -> CallReader:
-    """Make a parser that says where the names of calls are, in the format `tools` alone, outside of reasoning."""
-    format = families.call_format(tools).reads
-    schemas = dict.fromkeys(names, ANY_ARGUMENTS)
-    return CallReader(format.reasoning, (format,), schemas=schemas, tokens=marker_tokens)
 
 
 def _new_ids(length: int | None) -> Callable[[], str]:

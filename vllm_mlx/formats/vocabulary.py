@@ -200,9 +200,6 @@ class MarkerSplitter:
         firsts = "".join(sorted(self._by_first))
         self._trigger = re.compile(f"[{re.escape(firsts)}]" if firsts else r"(?!)")
 
-    def may_begin_in(self, text: str) -> bool:
-        return self._trigger.search(text) is not None
-
     def cut(self, text: str, *, final: bool = False) -> tuple[int, str | None]:
         """Return (end, marker): `text[:end]` contains no marker, and `marker` begins at `end`.
 

@@ -313,7 +313,7 @@ class RowConstraint:
 
     def _begin_text(self) -> None:
         """Follow what comes next as text without an open call."""
-        self._calls = None if self._names is None else self._names.matcher.deep_copy()
+        self._calls: Any = None if self._names is None else self._names.matcher.deep_copy()
         self._holds_name = False
 
     def _follow_calls(self, token_id: int, cut_ids: Container[int]) -> None:
