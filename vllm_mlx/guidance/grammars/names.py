@@ -13,7 +13,7 @@ from ...formats.family import Calls, ExpressionCall, JsonCall, NamedCall, Openin
 from .guide_grammar import grammars
 from .lark import TEXT, LarkWriter, either, literal, quoted_regex
 
-_NAME_ENDS = " \t\r\n<>[](){}\"'`,;="  # a name without quotes does not contain them
+_NAME_END = r"""/[ \t\r\n<>\[\](){}"'`,;=]/"""  # a name without quotes does not contain them
 _SPACES = r"[ \t\r\n]"
 _MAX_SPACES = 16  # a weak model would write them for ever
 _WHITE = rf"/{_SPACES}{{1,{_MAX_SPACES}}}/"
@@ -116,7 +116,7 @@ class NamesWriter:
         if not (text or marker).endswith(("=", '"')):
             before = f"{before} {white}"
         if isinstance(kind, NamedCall):
-            name = self._name([FUNCTION_PREFIX, ""], _NAME_ENDS, is_numbered=kind.is_numbered)
+            name = self._name((FUNCTION_PREFIX, ""), is_numbered=kind.is_numbered)
             first = f"{before} {name} (/[^{{]+/ | {self._special(self._markers)})*"
             whole = f'{first} "{{" item* "}}"'
             if kind.trailer and not any(map(writer.is_token, writer.parts(kind.trailer))):
@@ -126,7 +126,7 @@ class NamesWriter:
             name = self._any_of(call_frame(kind, name).name for name in self._names)
             name = f"{name} {white if behind[0] == '>' else ''} {literal(behind[0])}"
         else:
-            name = self._name([""], _NAME_ENDS)
+            name = self._name(("",))
         if isinstance(kind, ExpressionCall):
             own = spelling.open.rpartition(marker)[2].strip()
             further = writer.rule(self._further(spelling, marker, quoted_regex(own)), "[lazy]")
@@ -155,7 +155,8 @@ class NamesWriter:
 
     @property
     def _recipient(self) -> str:
-        return self._name([FUNCTION_PREFIX, ""], " \t\r\n<", others=sorted(READERS))
+        names = [*(prefix + name for name in self._names for prefix in (FUNCTION_PREFIX, "")), *sorted(READERS)]
+        return f"{self._any_of(names)} (/[ \\t\\r\\n<]/ | {self._special(HEADER_TAGS[1:2])})"
 
     # Parts
 
@@ -197,13 +198,11 @@ class NamesWriter:
         key = either(literal(f'"{key}"') for key in _NAME_KEYS)
         return f'{white} {member}{{0,{_MAX_MEMBERS}}} {key} {white} ":" {white} {name}'
 
-    def _name(
-        self, prefixes: Sequence[str], ends: str, *, is_numbered: bool = False, others: Sequence[str] = ()
-    ) -> str:
-        """Return a name without quotes, and what ends it: one of the characters `ends`, or a token."""
-        name = self._any_of([*(prefix + name for name in self._names for prefix in prefixes), *others])
+    def _name(self, prefixes: Sequence[str], *, is_numbered: bool = False) -> str:
+        """Return a name without quotes, and what ends it: a character that names do not contain, or a token."""
+        name = self._any_of(prefix + name for name in self._names for prefix in prefixes)
         number = f'(":" {self._writer.terminal("/[0-9]{1,4}/")})?' if is_numbered else ""
-        return f"{name} {number} (/[{_quoted_class(ends)}]/ | {self._special()})"
+        return f"{name} {number} ({_NAME_END} | {self._special(self._markers)})"
 
     def _strings(self) -> str:
         """Write the rules of strings in arguments, and of all that is neither a string nor a bracket."""
@@ -226,7 +225,3 @@ class NamesWriter:
 def _listed(first: str, close: str, further: str) -> tuple[str, str]:
     """Return calls in a list, whole and cut behind a name."""
     return f'{first} item* "{close}" ({further} item* "{close}")*', f'{first} (item* "{close}" {further})* cut'
-
-
-def _quoted_class(chars: str) -> str:
-    return "".join(quoted_regex(char) if char in "\n\t\r" or not char.isalnum() else char for char in chars)
