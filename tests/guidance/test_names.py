@@ -7,8 +7,7 @@ from vllm_mlx.core.messages import ToolChoice, ToolSpec
 from vllm_mlx.core.request import Choice, Guide, Request, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.formats.families import FAMILIES as ROWS
-from vllm_mlx.guidance.grammars.names import held_openings
-from vllm_mlx.guidance.names import CheckpointNames
+from vllm_mlx.guidance.names import CheckpointNames, held_openings
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from ..formats.families import FAMILIES, Family
@@ -160,6 +159,26 @@ def test_arguments_stay_as_they_are(family: Family, has_tokens: bool) -> None:
     inside = f'{family.inside} {{"name": "{INVENTED}"}} {INVENTED}( function={INVENTED}'
     text = family.calls(("get", {"city": inside}), ("get_weather", ARGUMENTS))
     assert model.write(text).ids == model.ids(text)
+
+
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one.name in ("qwen3_xml", "mimo", "minimax_m2", "muse")])
+def test_a_value_that_holds_the_plain_tags_of_a_call_stays_as_it_is(family: Family) -> None:
+    model = Scripted(sampler_of(family, bool(family.tokens)), family.name)
+    tag = next(marker for marker in HELD[family.name][::-1] if marker not in family.tokens)
+    value = f"{tag}{INVENTED}\n{tag} {INVENTED}"
+    text = family.calls(("get", {"city": value}), ("get_weather", {"city": f"{value}\nwords"}))
+    assert model.write(text).ids == model.ids(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"city": "Oslo"}}}', '{"city": "Oslo', '{"city": ]', "", '{"city": "a\n"b" c"', "{'city': \"Oslo}"],
+)
+def test_a_call_behind_broken_arguments_is_held(arguments: str) -> None:
+    model = Scripted(sampler(("<tool_call>", "</tool_call>")), "hermes")
+    begun = f'<tool_call>\n{{"name": "get", "arguments": {arguments}\n</tool_call>\nSo:\n'
+    written = model.write(f'{begun}<tool_call>\n{{"name": "{INVENTED}", "arguments": {{}}}}\n</tool_call>')
+    assert written.changed_at is not None and written.ids[: len(model.ids(begun))] == model.ids(begun)
 
 
 @pytest.mark.parametrize(
