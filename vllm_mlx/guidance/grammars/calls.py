@@ -1,6 +1,6 @@
 """Writes grammars of the calls that a reply must or may make, by the spellings in the families' table."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...core.errors import InvalidParameter
@@ -132,54 +132,36 @@ class CallWriter:
         return f"{head} {self._arguments(tool)} {writer.text(frame.end + self._close)}".strip()
 
     def _arguments(self, tool: GuidedTool) -> str:
-        match self._kind:
-            case JsonCall() | NamedCall():
-                return self._writer.json(tool.parameters)
-            case XmlCall() | NestedXmlCall() as kind:
-                write = _Elements(kind, tool, self._writer, self._close).write
-            case ExpressionCall() as kind:
-                write = _Expressions(kind, tool, self._writer, self._keys).write
+        if isinstance(self._kind, JsonCall | NamedCall):
+            return self._writer.json(tool.parameters)
         parameters = tool.parameters
         if tool.held != "all":
             parameters = {keyword: value for keyword, value in parameters.items() if keyword not in JOINING}
         shapes = object_shapes(parameters, tool.param, self._writer.budget, self._keys)
         if not shapes:
             raise refused(tool.param, " allows no arguments at all.")
-        return _one_of([write(shape) for shape in shapes])
+        values = Values(self._writer, tool.parameters, tool.param)
+        if isinstance(self._kind, ExpressionCall):
+            literals = Literals(values, self._writer, self._kind.dialect.quotes[0], self._keys)
+            return _one_of([self._expressions(shape, self._kind, values, literals, tool.param) for shape in shapes])
+        return _one_of([" ".join(self._elements(shape, values, tool.param)) for shape in shapes])
 
+    # Arguments, each in its own pair of tags
 
-class _Elements:
-    """Writes the arguments of one call, each in its own pair of tags."""
-
-    def __init__(self, kind: XmlCall | NestedXmlCall, tool: GuidedTool, writer: LarkWriter, close: str):
-        self._kind = kind
-        self._param = tool.param
-        self._writer = writer
-        self._values = Values(writer, tool.parameters, tool.param)
-        self._without: tuple[str, ...]
-        if isinstance(kind, NestedXmlCall):
-            self._without = (kind.prefix,)
-        else:
-            tags = kind.tags
-            self._without = (tags.end_parameter, tags.end_function, tags.parameter, close.strip())
-
-    def write(self, shape: ObjectShape) -> str:
-        return " ".join(self._elements(shape))
-
-    def _elements(self, shape: ObjectShape) -> Iterable[str]:
+    def _elements(self, shape: ObjectShape, values: Values, param: str) -> Iterable[str]:
         for key, schema, is_required in shape.arguments:
-            expression = self._element(key, schema, f"{self._param}.properties.{key}")
+            expression = self._element(key, schema, f"{param}.properties.{key}", values)
             self._writer.spend(expression)
             yield expression if is_required else f"({expression})?"
         if shape.others is not None and isinstance(self._kind, XmlCall):
-            expression = self._element(None, shape.others, f"{self._param}.additionalProperties")
+            expression = self._element(None, shape.others, f"{param}.additionalProperties", values)
             yield f"({self._writer.rule(expression)})*"
 
-    def _element(self, key: str | None, schema: Any, path: str) -> str:
+    def _element(self, key: str | None, schema: Any, path: str, values: Values) -> str:
         """Write the argument `key`, or any argument if `key` is None."""
         end = argument_frame(self._kind, key or "").end
         tells_type = isinstance(self._kind, XmlCall) and bool(self._kind.kind)
-        written = self._values.value(schema, path, end, without=self._without, tells_type=tells_type)
+        written = values.value(schema, path, end, without=self._barred, tells_type=tells_type)
         return _one_of([f"{self._open(key, is_text)} {value}" for is_text, value in written])
 
     def _open(self, key: str | None, is_text: bool) -> str:
@@ -187,36 +169,33 @@ class _Elements:
         name = writer.terminal(_ANY_KEY) if key is None else writer.plain(frame.key)
         return f"{writer.text(frame.before)} {name} {writer.text(frame.behind)}"
 
+    @property
+    def _barred(self) -> tuple[str, ...]:
+        """The tags that a value must not contain."""
+        if not isinstance(self._kind, XmlCall):
+            return (self._kind.prefix,) if isinstance(self._kind, NestedXmlCall) else ()
+        tags = self._kind.tags
+        return tags.end_parameter, tags.end_function, tags.parameter, self._close.strip()
 
-class _Expressions:
-    """Writes the arguments of one call as names and literals."""
+    def _expressions(
+        self, shape: ObjectShape, kind: ExpressionCall, values: Values, literals: Literals, param: str
+    ) -> str:
+        """Write the arguments as names and literals."""
 
-    def __init__(self, kind: ExpressionCall, tool: GuidedTool, writer: LarkWriter, keys: Container[str]):
-        self._kind = kind
-        self._param = tool.param
-        self._writer = writer
-        self._values = Values(writer, tool.parameters, tool.param)
-        self._literals = Literals(self._values, writer, kind.dialect.quotes[0], keys)
+        def value(schema: Any, path: str) -> str:
+            is_json = kind.dialect.has_escapes
+            return values.json(schema, json_allowed_escapes='nrtbf\\"u') if is_json else literals.value(schema, path)
 
-    def write(self, shape: ObjectShape) -> str:
-        separator = literal(self._kind.separator)
+        writer, separator = self._writer, literal(kind.separator)
         if shape.others is not None:
-            value = self._value(shape.others, f"{self._param}.additionalProperties")
-            one = self._writer.rule(
-                f"{self._writer.terminal(_ANY_KEY)} {self._writer.plain(argument_frame(self._kind, '').behind)} {value}"
-            )
+            other = value(shape.others, f"{param}.additionalProperties")
+            one = writer.rule(f"{writer.terminal(_ANY_KEY)} {writer.plain(argument_frame(kind, '').behind)} {other}")
             return f"({one} ({separator} {one})*)?"
         written = []
         for key, schema, is_required in shape.arguments:
-            value = self._value(schema, f"{self._param}.properties.{key}")
-            frame = argument_frame(self._kind, key)
-            written.append((f"{self._writer.plain(frame.key + frame.behind)} {value}", is_required))
-        return separated(written, separator, self._writer)
-
-    def _value(self, schema: Any, path: str) -> str:
-        if self._kind.dialect.has_escapes:
-            return self._values.json(schema, json_allowed_escapes='nrtbf\\"u')
-        return self._literals.value(schema, path)
+            frame, expression = argument_frame(kind, key), value(schema, f"{param}.properties.{key}")
+            written.append((f"{writer.plain(frame.key + frame.behind)} {expression}", is_required))
+        return separated(written, separator, writer)
 
 
 def _one_of(options: list[str]) -> str:
