@@ -265,3 +265,15 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
             read = one.read(ids, "acme", TOOLS)
             assert read.calls and not read.text.strip()
             check_calls(read.calls)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
+def test_text_beside_strict_tools_may_hold_the_beginning_of_a_tag(name: str) -> None:
+    """A tag of which only a part is a token begins a call with that token, not with the character before it."""
+    one = sampler(("｜DSML｜",))
+    matcher = one.compiler.compile(calls_in_text(GUIDED, name, one.writer(), NO_HEADER, None), "tools").deep_copy()
+    ids = one.tokenizer.encode("if a < b and <i>x</i><y:\n<", add_special_tokens=False)
+    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+    section = next(tag for tag in TOOL_FORMATS[name].tags if tag.startswith("<｜DSML｜"))
+    assert matcher.try_consume_tokens(one.tokenizer.encode(section.removeprefix("<"), add_special_tokens=False))
+    assert not matcher.is_accepting()

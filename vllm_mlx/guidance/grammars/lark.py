@@ -153,9 +153,10 @@ def interrupted_text(
     pieces = []
     for trigger, rest in rests.items():
         head, tail = writer.split_tokens(trigger)
-        if head:
-            lazy = writer.rule(f"/(?s:.*)/ {literal(head)}", "[lazy]")
-            pieces.append(f"{lazy} {writer.text(tail)} {rest}")
-        else:
-            pieces.append(f"({text})? {writer.text(tail)} {rest}")
+        before = f"({text})?"
+        if head and tail:  # text may contain the head alone
+            before = writer.terminal(writer.bounded(f"/(?s:.*){quoted_regex(head)}/", without))
+        elif head:
+            before = writer.rule(f"/(?s:.*)/ {literal(head)}", "[lazy]")
+        pieces.append(f"{before} {writer.text(tail)} {rest}")
     return f"{either(pieces)}{most} ({text})?"
