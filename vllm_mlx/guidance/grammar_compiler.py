@@ -144,8 +144,6 @@ class CompiledGrammars:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._matchers: OrderedDict[tuple[str, str], tuple[LLMatcher, int]] = OrderedDict()  # by tenant and text
-        self._num_bytes: Counter[str] = Counter()  # by tenant
-        self._num_grammars: Counter[str] = Counter()
 
     def get(self, tenant: str, grammar: str) -> LLMatcher | None:
         with self._lock:
@@ -155,30 +153,27 @@ class CompiledGrammars:
             return self._matchers[tenant, grammar][0]
 
     def add(self, tenant: str, grammar: str, matcher: LLMatcher, num_bytes: int) -> None:
+        self.remove(tenant, grammar)
         with self._lock:
-            self._drop((tenant, grammar))
             self._matchers[tenant, grammar] = matcher, num_bytes
-            self._num_grammars[tenant] += 1
-            self._num_bytes[tenant] += num_bytes
             while len(self._matchers) > self._max_grammars:
-                self._make_room(self._num_grammars)
-            while self._num_bytes.total() > self._max_bytes:
-                self._make_room(self._num_bytes)
+                self._make_room(Counter(tenant for tenant, _ in self._matchers))
+            while (held := self._bytes_held()).total() > self._max_bytes:
+                self._make_room(held)
 
     def remove(self, tenant: str, grammar: str) -> None:
         with self._lock:
-            self._drop((tenant, grammar))
+            self._matchers.pop((tenant, grammar), None)
+
+    def _bytes_held(self) -> Counter[str]:
+        held = Counter[str]()
+        for (tenant, _), (_, num_bytes) in self._matchers.items():
+            held[tenant] += num_bytes
+        return held
 
     def _make_room(self, held: Counter[str]) -> None:
         [(heaviest, _)] = held.most_common(1)
-        self._drop(next(key for key in self._matchers if key[0] == heaviest))
-
-    def _drop(self, key: tuple[str, str]) -> None:
-        if key in self._matchers:
-            self._num_bytes[key[0]] -= self._matchers.pop(key)[1]
-            self._num_grammars[key[0]] -= 1
-            if not self._num_grammars[key[0]]:
-                del self._num_grammars[key[0]], self._num_bytes[key[0]]
+        del self._matchers[next(key for key in self._matchers if key[0] == heaviest)]
 
 
 class GrammarTrials:
