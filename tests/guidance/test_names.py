@@ -174,9 +174,10 @@ def test_a_value_that_holds_the_plain_tags_of_a_call_stays_as_it_is(family: Fami
     "arguments",
     ['{"city": "Oslo"}}}', '{"city": "Oslo', '{"city": ]', "", '{"city": "a\n"b" c"', "{'city': \"Oslo}"],
 )
-def test_a_call_behind_broken_arguments_is_held(arguments: str) -> None:
+@pytest.mark.parametrize("end", ["", "</tool_call>\nSo:\n"])
+def test_a_call_behind_broken_arguments_is_held(arguments: str, end: str) -> None:
     model = Scripted(sampler(("<tool_call>", "</tool_call>")), "hermes")
-    begun = f'<tool_call>\n{{"name": "get", "arguments": {arguments}\n</tool_call>\nSo:\n'
+    begun = f'<tool_call>\n{{"name": "get", "arguments": {arguments}\n{end}'
     written = model.write(f'{begun}<tool_call>\n{{"name": "{INVENTED}", "arguments": {{}}}}\n</tool_call>')
     assert written.changed_at is not None and written.ids[: len(model.ids(begun))] == model.ids(begun)
 
