@@ -318,7 +318,7 @@ class RowConstraint:
 
     def _follow_calls(self, token_id: int, cut_ids: Container[int]) -> None:
         """Feed the grammar of calls. What it does not take, as in broken arguments, ends the call that is open."""
-        if not self._calls.try_consume_tokens([token_id]):
+        if not self._calls.consume_token(token_id):
             self._begin_text()
             self._calls.try_consume_tokens([token_id])
         is_free = self._calls.is_accepting() or (token_id in cut_ids and not self._holds_name)
