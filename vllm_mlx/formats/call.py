@@ -112,10 +112,8 @@ class CallParser:
         """Begin a call with `marker`, with which the pending text begins."""
         tags, is_native = self.tags, marker in self.tags.native
         if marker in tags.tagged and self._pending.behind(marker).startswith(marker):
-            self._pending.take(
-                self._pending.text.index(marker, len(marker))
-            )  # the same tag follows, and opens the call
-            return
+            self._pending.take(self._pending.text.index(marker, len(marker)))
+            return  # the same tag follows, and opens the call
         context = BodyContext(self._schemas or {}, tags.enclosing, tags.may_call, tags.codec.encode)
         is_quoted = is_native and not self._reasoning.is_open and self._writer.is_quoted(marker)
         self.open = OpenCall(opening.new_body(context), opening, marker, is_native=is_native, is_quoted=is_quoted)

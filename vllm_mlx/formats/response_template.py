@@ -7,17 +7,15 @@ rules with other tags become formats of their own. No pattern of a checkpoint is
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from .bodies import Body, BodyContext, NewBody
-from .bodies.compose import Name, Step, StepsBody, Tag, choice, several
-from .bodies.json_body import ObjectBody
-from .bodies.xml_body import XmlBody
+from .bodies import NewBody
+from .bodies.compose import Name, Tag, after, choice
 from .bodies.xml_tags import XmlTags
+from .call_formats import keyed, named
 from .families import FAMILIES
 from .family import CallKind, Calls, JsonCall, NamedCall, Opening, ReasoningFormat, Spelling, ToolFormat, XmlCall
-from .layouts import IN_A_ROW, JSON, JSON_LIST, tags
+from .layouts import JSON_LIST, JSON_ROW, tags
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _MAX_PATTERN = 1000  # characters
@@ -186,19 +184,14 @@ def _keys_of(field: Mapping[str, Any]) -> JsonCall:
 
 
 def _json_calls(runs: Sequence[str], closes: tuple[str, ...], kind: JsonCall) -> Calls:
-    body = choice({"{": several(JSON, IN_A_ROW), "[": JSON_LIST})
+    body = choice({"{": JSON_ROW, "[": JSON_LIST})
     return _format("".join(runs).strip(), body, closes, kind, "", ())
 
 
 def _named_calls(runs: Sequence[str], closes: tuple[str, ...]) -> Calls:
     """Make the format of calls that are a name, then the arguments as JSON."""
     open, before, behind = _around_name(runs)
-
-    def finish(context: BodyContext, names: list[str]) -> Body:
-        return ObjectBody(context, names[0])
-
-    steps: tuple[Step, ...] = (*_tag(before), Name(), *_tag(behind))
-    body = partial(StepsBody, steps=steps, finish=finish)
+    body = named(*_tag(before), Name(), *_tag(behind))
     return _format(open, body, closes, NamedCall(before, behind), "", (before, behind))
 
 
@@ -208,11 +201,7 @@ def _tagged_calls(runs: Sequence[str], closes: tuple[str, ...], inner: Sequence[
     if [part == _NAMED for part in inner] != [False, True, False, True, False] or behind or not closes:
         raise UnreadableTemplate("the arguments of tool_calls have no tags around key and value, or the name has one")
     tags = XmlTags(inner[0], inner[4], head_end=inner[2])
-
-    def finish(context: BodyContext, names: list[str]) -> Body:
-        return XmlBody(context, tags, names[0])
-
-    body = partial(StepsBody, steps=(*_tag(before), Name()), finish=finish)
+    body = after(before, then=keyed(tags)) if before else keyed(tags)
     return _format(open, body, closes, XmlCall(tags), before, (before, *tags.texts))
 
 

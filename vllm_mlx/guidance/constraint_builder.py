@@ -16,7 +16,7 @@ from ..core.fence import Fence
 from ..core.lru import LRU
 from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
-from ..core.sequence import Constraint, NameHold, PromptInputs, ReasoningRule
+from ..core.sequence import Constraint, NameHold, PromptInputs
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..formats.tokenizer import Tokenizer
@@ -80,13 +80,21 @@ class ConstraintBuilder:
             raise InvalidParameter(
                 "`thinking_token_budget` cannot be combined with `enable_in_reasoning`.", param="thinking_token_budget"
             )
-        rule = None if in_reasoning else self._reasoning_rule(request, prompt, budget, bounds_reply=matcher is not None)
+        has_tools, rule = bool(_declared(request)), None
+        if self._reasoning is not None and not in_reasoning:
+            rule = self._reasoning.rule(
+                prompt.token_ids,
+                budget=budget,
+                may_think=request.thinking != "off",
+                tools=self._tools if has_tools else None,
+                bounds_reply=matcher is not None,
+            )
         return Constraint(
             matcher=matcher,
             param=param,
             mask_words=self._grammars.mask_words,
             reasoning=rule,
-            barred=self._barred(matcher) if _declared(request) and rule is not None else (),
+            barred=self._barred(matcher) if has_tools and rule is not None else (),
             names=names,
             refuse=None if grammar is None else partial(self._grammars.refuse, grammar, request.tenant),
         )
@@ -230,19 +238,6 @@ class ConstraintBuilder:
         if asked is None:
             asked = request.thinking_limit
         return self._default_budget if asked is None else asked
-
-    def _reasoning_rule(
-        self, request: Request, prompt: PromptInputs, budget: int | None, *, bounds_reply: bool
-    ) -> ReasoningRule | None:
-        if self._reasoning is None:
-            return None
-        return self._reasoning.rule(
-            prompt.token_ids,
-            budget=budget,
-            may_think=request.thinking != "off",
-            tools=self._tools if _declared(request) else None,
-            bounds_reply=bounds_reply,
-        )
 
 
 def _declared(request: Request) -> tuple[ToolSpec, ...]:

@@ -127,16 +127,15 @@ class ArgumentsWriter:
         return f"{{{quoted(self._name)}: {wrapped}"
 
     def end(self) -> None:
+        held = "".join(self._held or ())
         if self._may_wrap:
             self._may_wrap = False
-            held = "".join(self._held or ())
             value = decode(held, None)
             if value is not None and value.startswith("{"):
                 self._wrapped, self._held = value, []
                 return
             self._begin(self._name)
         if self._held is not None:
-            held = "".join(self._held)
             value = decode(held, self._types, is_json=self._is_json)
             self._end_value(quoted(held) if value is None else value, self._types)
             self._held = []
@@ -145,17 +144,17 @@ class ArgumentsWriter:
 
     def cut(self) -> None:
         """Emit the part of a value, or of an object of all arguments, that was read before the reply was cut."""
+        held = "".join(self._held or ())
         if self._may_wrap:
             self._may_wrap = False
-            if "".join(self._held or ()).lstrip().startswith("{"):
-                self._out.append("".join(self._held or ()).lstrip())
+            if held.lstrip().startswith("{"):
+                self._out.append(held.lstrip())
                 return
             self._begin(self._name)
         self._release_list()
         is_whole = self.object.done and not self._seen
         self._out.append("}" if is_whole else self._wrapped or self.object.take_partial())
         if self._held:
-            held = "".join(self._held)
             is_string = self._types is not None and "string" in self._types
             self._out.append(quoted(held)[:-1] if is_string else held.lstrip())
 
