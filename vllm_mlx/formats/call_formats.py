@@ -182,11 +182,7 @@ DEEPSEEK_V31 = _deepseek(named(Name(), Tag((_DEEPSEEK_SEP,))), NamedCall("", _DE
 KIMI_K2 = section(
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
-    partial(
-        StepsBody,
-        steps=(Name(), Tag(("<|tool_call_argument_begin|>",))),
-        finish=_kimi_body,
-    ),
+    partial(StepsBody, steps=(Name(), Tag(("<|tool_call_argument_begin|>",))), finish=_kimi_body),
     NamedCall("functions.", "<|tool_call_argument_begin|>", is_numbered=True),
     ("<|tool_call_argument_begin|>",),
 )
@@ -295,10 +291,7 @@ _MISTRAL_STEPS = (Name(), Name(after="[CALL_ID]"), Tag(("[ARGS]",), optional=Tru
 _MISTRAL_BODY = choice({"[": JSON_LIST, "{": JSON_ROW}, partial(StepsBody, steps=_MISTRAL_STEPS, finish=_mistral_body))
 MISTRAL = Calls(
     ToolFormat((Opening("[TOOL_CALLS]", _MISTRAL_BODY),), inner_tags=("[ARGS]", "[CALL_ID]"), id_length=9),
-    (
-        Spelling(NamedCall("", "[ARGS]"), "[TOOL_CALLS]", needs="[ARGS]"),
-        *in_brackets("[TOOL_CALLS]"),
-    ),
+    (Spelling(NamedCall("", "[ARGS]"), "[TOOL_CALLS]", needs="[ARGS]"), *in_brackets("[TOOL_CALLS]")),
     sign="[TOOL_CALLS]",
 )
 LLAMA_JSON = Calls(

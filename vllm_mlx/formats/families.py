@@ -13,17 +13,7 @@ from . import layouts
 from .bodies import BodyStatus
 from .bodies.compose import Listing, choice, several
 from .bodies.message_header import suffix
-from .family import (
-    Calls,
-    Family,
-    JsonCall,
-    Opening,
-    Place,
-    ReasoningFormat,
-    Signature,
-    Spelling,
-    ToolFormat,
-)
+from .family import Calls, Family, JsonCall, Opening, Place, ReasoningFormat, Signature, Spelling, ToolFormat
 from .layouts import ALWAYS, JSON, THINK, between, invoke_tags, json_list, one_a_line, tags, xml_section
 
 ReasoningChoice = str | ReasoningFormat  # a format, or the name of one in the table
@@ -188,13 +178,7 @@ FAMILIES = (
         json_list("<|tools_prefix|>", "<|tools_suffix|>", JsonCall(name=""), several(layouts.KEYED_JSON, layouts.LIST)),
         reasoning_names=("apertus", "apertus2509"),
     ),
-    Family(
-        "internlm",
-        THINK,
-        calls.INTERNLM,
-        reasoning_names=("interns1",),
-        call_signs=("<|action_start|>",),
-    ),
+    Family("internlm", THINK, calls.INTERNLM, reasoning_names=("interns1",), call_signs=("<|action_start|>",)),
     Family(
         "gigachat3",
         THINK,
@@ -216,19 +200,12 @@ FAMILIES = (
         "hy_v4",
         replace(
             THINK,
-            headers=(
-                Opening("<think:", suffix(BodyStatus.REASONING)),
-                Opening("</think:", suffix(BodyStatus.TEXT)),
-            ),
+            headers=(Opening("<think:", suffix(BodyStatus.REASONING)), Opening("</think:", suffix(BodyStatus.TEXT))),
         ),
         calls.HY,
         reasoning_signs=("<think:", _has("<think", ":opensource")),
     ),
-    Family(
-        "nemotron_nano_v2",
-        calls=json_list("<TOOLCALL>", "</TOOLCALL>"),
-        aliases=("nemotron_json",),
-    ),
+    Family("nemotron_nano_v2", calls=json_list("<TOOLCALL>", "</TOOLCALL>"), aliases=("nemotron_json",)),
     Family("apriel", tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]")),
     Family("glm45", THINK, calls.GLM, aliases=("glm47", "ling3", "poolside_v1", "glm4"), call_signs=("<arg_key>",)),
     Family("glm", THINK),

@@ -35,13 +35,7 @@ class GuidedTool:
 
     @classmethod
     def of(
-        cls,
-        tool: ToolSpec,
-        param: str,
-        *,
-        is_strict: bool,
-        held: Arguments = "all",
-        budget: SchemaBudget | None = None,
+        cls, tool: ToolSpec, param: str, *, is_strict: bool, held: Arguments = "all", budget: SchemaBudget | None = None
     ) -> "GuidedTool":
         """Check the tool's schema, and close it. Without `is_strict`, calls may have any arguments.
 
