@@ -51,6 +51,7 @@ class Body:
 
     def __init__(self) -> None:
         self.status = BodyStatus.OPEN
+        self._arguments = ""
 
     @property
     def reads_tags(self) -> bool:
@@ -74,7 +75,8 @@ class Body:
 
     def take_arguments(self) -> str:
         """Return the JSON text of the arguments that was read since the last call of this method."""
-        return ""
+        arguments, self._arguments = self._arguments, ""
+        return arguments
 
     def close(self) -> bool:
         """End the body at its closing tag. Returns whether the call is complete."""

@@ -37,7 +37,6 @@ class JsonBody(Body):
         self._state = _State.START
         self._scanner: JsonScanner | None = None  # reads the current key or value
         self._key = ""
-        self._arguments = ""
         self._streams = False  # the value being read is the arguments object
         self._has_arguments = False
 
@@ -60,10 +59,6 @@ class JsonBody(Body):
         if text[position] in _WHITE:
             return position + 1
         return position + self._read_structure(text[position])
-
-    def take_arguments(self) -> str:
-        arguments, self._arguments = self._arguments, ""
-        return arguments
 
     def close(self) -> bool:
         if self._scanner is not None or self._name is None:
@@ -172,7 +167,6 @@ class ObjectBody(Body):
         self.call_id = call_id
         self._trailer = context.encode(trailer)
         self._scanner: JsonScanner | None = None
-        self._arguments = ""
 
     @property
     def has_begun(self) -> bool:  # type: ignore[override]
@@ -205,10 +199,6 @@ class ObjectBody(Body):
         may_grow = rest != self._trailer and self._trailer.startswith(rest) and not final
         self.status = BodyStatus.WAITING if may_grow else BodyStatus.DONE
         return position + len(rest) if rest == self._trailer else position
-
-    def take_arguments(self) -> str:
-        arguments, self._arguments = self._arguments, ""
-        return arguments
 
     def close(self) -> bool:
         if self._scanner is None:

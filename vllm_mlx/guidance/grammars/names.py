@@ -4,7 +4,7 @@ All that is neither a marker nor a call up to its name is free. A reply is free 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ...formats.bodies.body import FUNCTION_PREFIX
@@ -70,7 +70,9 @@ class NamesWriter:
         wholes, cuts = [f"{self._text} {self._special(self._markers)}"], list[str]()
         for marker in self._markers:
             before = self._before(marker)
-            for whole, cut in [(self._header, "")] if self._has_headers else self._calls(marker):
+            spellings = (one for one in self._format.writes if marker in before_name(one))
+            calls = ((self._header, ""),) if self._has_headers else (self._call(one, marker) for one in spellings)
+            for whole, cut in calls:
                 wholes.append(f"{before} {whole}")
                 cuts += [f"{before} {cut}"] if cut else []
         beginnings = "|".join(map(quoted_regex, crossed))
@@ -99,13 +101,8 @@ class NamesWriter:
                 written.append(f"{writer.rule(literal(begun), '[lazy]')} {writer.text(part[len(begun) :])}")
         return " ".join(written)
 
-    def _calls(self, marker: str) -> Iterator[tuple[str, str]]:
-        """Write the text behind a marker: whole calls, and calls that are cut behind a name, or ""."""
-        for spelling in self._format.writes:
-            if marker in before_name(spelling):
-                yield self._call(spelling, marker)
-
     def _call(self, spelling: Spelling, marker: str) -> tuple[str, str]:
+        """Write the text behind a marker: whole calls, and calls that are cut behind a name, or ""."""
         text = before_name(spelling).partition(marker)[2]
         kind, writer, white = spelling.kind, self._writer, self._white
         before = " ".join(self._loose(part) for part in writer.parts(text.removesuffix(FUNCTION_PREFIX)))
