@@ -159,8 +159,11 @@ CallKind = JsonCall | NamedCall | XmlCall | NestedXmlCall | ExpressionCall
 
 
 @dataclass(frozen=True, slots=True)
-class CallFrame:
-    """`before`, the name as plain text, `behind`, the arguments, `end`. All parts but `name` may contain tags."""
+class Frame:
+    """Text around arguments or a value: `before`, a name as plain text, `behind`, then them, `end`.
+
+    All parts but `name` may contain tags.
+    """
 
     before: str
     name: str
@@ -170,39 +173,29 @@ class CallFrame:
     is_numbered: bool = False  # a colon and a number follow the name
 
 
-def call_frame(kind: CallKind, name: str) -> CallFrame:
+def call_frame(kind: CallKind, name: str) -> Frame:
     """Return what surrounds the arguments of a call to the tool `name`."""
     match kind:
         case JsonCall(name=""):
-            return CallFrame("{", _quoted(name), ": ", "}", "{}")
+            return Frame("{", _quoted(name), ": ", "}", "{}")
         case JsonCall():
-            return CallFrame(f'{{"{kind.name}": ', _quoted(name), f', "{kind.arguments}": ', "}", "{}")
+            return Frame(f'{{"{kind.name}": ', _quoted(name), f', "{kind.arguments}": ', "}", "{}")
         case NamedCall():
-            return CallFrame(kind.before, name, kind.behind, kind.trailer, "{}", kind.is_numbered)
+            return Frame(kind.before, name, kind.behind, kind.trailer, "{}", kind.is_numbered)
         case XmlCall(tags=tags):
             line = _break(kind, "head")
             if not tags.has_attributes:
                 head_end = tags.head_end if tags.function else ""
-                return CallFrame(tags.function, name, head_end + line, tags.end_function)
+                return Frame(tags.function, name, head_end + line, tags.end_function)
             before = f'{tags.function} {kind.name_key}="'
-            return CallFrame(before, html.escape(name), f'"{tags.head_end}{line}', tags.end_function)
+            return Frame(before, html.escape(name), f'"{tags.head_end}{line}', tags.end_function)
         case NestedXmlCall(prefix=prefix):
-            return CallFrame(f'{prefix}<invoke name="', name, '">', f"{prefix}</invoke>")
+            return Frame(f'{prefix}<invoke name="', name, '">', f"{prefix}</invoke>")
         case ExpressionCall():
-            return CallFrame("", name, kind.opener, kind.closer)
+            return Frame("", name, kind.opener, kind.closer)
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentFrame:
-    """`before`, the argument's name as plain text, `behind`, the value, `end`."""
-
-    before: str
-    key: str
-    behind: str
-    end: str
-
-
-def argument_frame(kind: CallKind, key: str, *, is_text: bool = False) -> ArgumentFrame:
+def argument_frame(kind: CallKind, key: str, *, is_text: bool = False) -> Frame:
     """Return what surrounds the value of the argument `key`. `is_text`: the value is text rather than JSON."""
     match kind:
         case XmlCall(tags=tags):
@@ -211,16 +204,16 @@ def argument_frame(kind: CallKind, key: str, *, is_text: bool = False) -> Argume
             if tags.has_attributes:
                 attribute = "key" if kind.name_key == "tool" else "name"
                 behind = f'" {kind.kind}="{type_}"' if type_ else '"'
-                return ArgumentFrame(f'{tags.parameter} {attribute}="', html.escape(key), behind + tags.head_end, end)
+                return Frame(f'{tags.parameter} {attribute}="', html.escape(key), behind + tags.head_end, end)
             behind = f"{tags.head_end}{_break(kind, 'key')}"
             behind += f"{tags.type}{type_}{tags.end_type}" if type_ else ""
-            return ArgumentFrame(tags.parameter, key, f"{behind}{tags.value}{_break(kind, 'value')}", end)
+            return Frame(tags.parameter, key, f"{behind}{tags.value}{_break(kind, 'value')}", end)
         case NestedXmlCall(prefix=prefix):
-            return ArgumentFrame(f"{prefix}<", key, ">", f"{prefix}</{key}>")
+            return Frame(f"{prefix}<", key, ">", f"{prefix}</{key}>")
         case ExpressionCall(dialect=dialect):
-            return ArgumentFrame("", key, dialect.assign, "")
+            return Frame("", key, dialect.assign, "")
         case JsonCall() | NamedCall():
-            return ArgumentFrame("{", _quoted(key), ": ", "}")
+            return Frame("{", _quoted(key), ": ", "}")
 
 
 def _break(kind: XmlCall, place: str) -> str:

@@ -34,7 +34,7 @@ def _arguments(kind: CallKind, arguments: dict[str, Any]) -> str:
             text = _literal(value, kind.dialect)
         else:
             text = value if isinstance(value, str) else _json(value)
-        texts.append(f"{frame.before}{frame.key}{frame.behind}{text}{frame.end}")
+        texts.append(f"{frame.before}{frame.name}{frame.behind}{text}{frame.end}")
     return (kind.separator if isinstance(kind, ExpressionCall) else "").join(texts)
 
 

@@ -166,7 +166,7 @@ class CallWriter:
 
     def _open(self, key: str | None, is_text: bool) -> str:
         writer, frame = self._writer, argument_frame(self._kind, key or "", is_text=is_text)
-        name = writer.terminal(_ANY_KEY) if key is None else writer.plain(frame.key)
+        name = writer.terminal(_ANY_KEY) if key is None else writer.plain(frame.name)
         return f"{writer.text(frame.before)} {name} {writer.text(frame.behind)}"
 
     @property
@@ -194,7 +194,7 @@ class CallWriter:
         written = []
         for key, schema, is_required in shape.arguments:
             frame, expression = argument_frame(kind, key), value(schema, f"{param}.properties.{key}")
-            written.append((f"{writer.plain(frame.key + frame.behind)} {expression}", is_required))
+            written.append((f"{writer.plain(frame.name + frame.behind)} {expression}", is_required))
         return separated(written, separator, writer)
 
 

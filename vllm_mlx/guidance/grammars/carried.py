@@ -89,7 +89,7 @@ class _Trial:
         else:
             argument = argument_frame(written.kind, key)
             yield from self._split(argument.before)
-            yield argument.key, False
+            yield argument.name, False
             yield from self._split(argument.behind + "1" + argument.end)
         yield from self._split(call.end + written.close + written.end)
 
