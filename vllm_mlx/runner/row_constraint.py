@@ -312,12 +312,12 @@ class RowConstraint:
     # The names of calls
 
     def _begin_text(self) -> None:
-        """Follow what comes next as text without an open call."""
+        """Begin the grammar of calls: the next token is text, without an open call."""
         self._calls: Any = None if self._names is None else self._names.matcher.deep_copy()
         self._holds_name = False
 
     def _follow_calls(self, token_id: int, cut_ids: Container[int]) -> None:
-        """Feed the grammar of calls. What it does not take, as in broken arguments, ends the call that is open."""
+        """Feed the grammar of calls. A token that it refuses, as in broken arguments, ends the open call."""
         if not self._calls.consume_token(token_id):
             self._begin_text()
             self._calls.try_consume_tokens([token_id])

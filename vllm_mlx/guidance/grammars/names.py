@@ -1,6 +1,6 @@
 """Writes the grammar of replies whose calls name declared tools, by the spellings in the families' table.
 
-All that is neither a marker nor a call up to its name is free. A reply is free where the grammar accepts it as a whole.
+Text outside of markers and of calls up to their names is free: the grammar accepts a reply that is cut there.
 """
 
 import json
@@ -202,7 +202,7 @@ class NamesWriter:
         return f"{name} {number} ({_NAME_END} | {self._special(self._markers)})"
 
     def _strings(self) -> str:
-        """Write the rules of strings in arguments, and of all that is neither a string nor a bracket."""
+        """Write the rules of strings in arguments, and of text between strings and brackets."""
         dialects = (one.kind.dialect.quotes for one in self._format.writes if isinstance(one.kind, ExpressionCall))
         quotes = next(dialects, ('"',))
         whole = (self._string(quote, quote) for quote in quotes)
