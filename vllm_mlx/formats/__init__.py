@@ -1,4 +1,4 @@
-"""How model families write reasoning and tool calls: text in, events out."""
+"""Reasoning and tool calls as model families write them: text in, events out."""
 
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import CallChoice, ReasoningChoice, call_format, call_tags, reasoning_format

@@ -30,9 +30,9 @@ class OpenCall:
         self.is_started = False
         self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
         self.has_tags = is_native and not is_quoted and opening.place is Place.ANYWHERE
-        """Whether the call is in tags of the model's own format, none of which may be shown."""
+        """True for a call in tags of the model's own format, none of which may be shown."""
         self.is_plain_block = is_native and not is_quoted and opening.place is Place.OUTSIDE_REASONING
-        """Whether the block of calls is plain text, such as a list. An empty one that is the only content is text."""
+        """True for a block of calls in plain text, such as a list. An empty block that is the only content is text."""
         self.is_further = False  # it follows another call in a list, without a tag before it
         self.is_quoted = is_quoted
         self.described: str | None = None  # the name of a tool that is not declared: the call is shown as JSON
@@ -44,7 +44,7 @@ class OpenCall:
 
     @property
     def is_shown(self) -> bool:
-        """Whether parts of the call are emitted while it is read: as a call, or as its description."""
+        """Return whether parts of the call are emitted while it is read: as a call, or as its description."""
         return self.is_started or self.described is not None
 
     @property

@@ -26,7 +26,7 @@ class ContentWriter:
         self.spans: list[tuple[int, int]] = []  # (start, end) of each text emitted since this list was cleared
         self.begins_message = False  # the next text begins a message, so a line break comes before it
         self._held = ""  # text that counts only if more visible text follows
-        self._shown_to = 0  # where the span of the last text ends
+        self._shown_to = 0  # end of the last text's span
 
     @property
     def has_text(self) -> bool:
@@ -68,7 +68,7 @@ class ContentWriter:
         return True
 
     def is_mentioned(self, behind: str, num_chars: int = 0) -> bool:
-        """Whether the tag that begins `num_chars` before the current position is mentioned, with `behind` after it."""
+        """Return whether the tag `num_chars` before the current position, followed by `behind`, is only mentioned."""
         return self._shown_to == self.position - num_chars and self.quoting.is_mentioned(behind)
 
     def is_quoted(self, marker: str) -> bool:
@@ -174,7 +174,7 @@ class ContentFraming:
         return text
 
     def release(self) -> str:
-        """Return what was held back inside an answer, because no tag that ends the answer followed."""
+        """Return the text held back inside an answer, because no tag that ends the answer followed."""
         held, self._held = (self._held, "") if self._after is _After.TEXT else ("", self._held)
         return held
 
@@ -223,20 +223,20 @@ class Quoting:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether a tag that follows now is quoted."""
+        """Return whether a tag that follows now is quoted."""
         self._read()
         if (self._is_fenced or self._num_ticks % 2) and not self._line_start.startswith(_FENCES):
             return True
         return self._last[-1:] in _QUOTES and self._last != "" and not self._last[:-1].isalnum()
 
     def is_mentioned(self, behind: str) -> bool:
-        """Whether a tag that follows now, with the text `behind` it, is mentioned."""
+        """Return whether a tag that follows now, with the text `behind` it, is mentioned."""
         self._read()
         return self._last[-1:] == " " and self._line_start != "" and _MENTION.match(behind) is not None
 
     @property
     def last(self) -> str:
-        """The last character, or ""."""
+        """Return the last character, or ""."""
         self._read()
         return self._last[-1:]
 

@@ -320,7 +320,7 @@ def reasoning_by_name() -> Mapping[str, ReasoningFormat]:
 
 
 def calls_by_name() -> Mapping[str, Calls]:
-    """Return how calls are read and written, by the names that `tool_call_parser` takes."""
+    """Return the formats of calls, by the names that `tool_call_parser` takes."""
     return _by_name(FAMILIES)[1]
 
 
@@ -352,5 +352,5 @@ def call_tags(choice: CallChoice) -> tuple[str, ...]:
 
 
 def spelling(choice: CallChoice, tokens: Container[str]) -> Spelling:
-    """Return how this format writes calls, for a tokenizer with these added tokens."""
+    """Return the spelling of this format's calls, for a tokenizer with these added tokens."""
     return next(one for one in call_format(choice).writes if not one.needs or one.needs in tokens)

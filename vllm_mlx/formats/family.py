@@ -15,11 +15,11 @@ class Place(Enum):
 
     ANYWHERE = auto()
     OUTSIDE_REASONING = auto()
-    AT_START = auto()  # where the content starts, also after reasoning and after a call
+    AT_START = auto()  # at the start of the content, also after reasoning and after a call
 
 
 class ReasoningOpening(Enum):
-    """Where an opening tag opens reasoning. A grammar that bounds the answer lets it open once, before the answer."""
+    """The places where an opening tag opens reasoning. A grammar of the answer lets it open once, before the answer."""
 
     ANYWHERE = auto()
     AT_START = auto()
@@ -65,7 +65,7 @@ class ReasoningTags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReasoningFormat:
-    """How reasoning is read."""
+    """The reading of reasoning."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]  # dropped wherever they occur
@@ -91,7 +91,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolFormat:
-    """How tool calls are read."""
+    """The reading of tool calls."""
 
     openings: tuple[Opening, ...]
     closes: tuple[str, ...] = ()  # tags that close a call or a section of calls; dropped after a call
@@ -107,7 +107,7 @@ class ToolFormat:
         return (*opens, *self.closes, *self.drops, *self.inner_tags)
 
 
-# How calls are written: grammars write them by these values
+# Spellings of calls: grammars write them by these values
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Frame:
 
 
 def call_frame(kind: CallKind, name: str) -> Frame:
-    """Return what surrounds the arguments of a call to the tool `name`."""
+    """Return the texts around the arguments of a call to the tool `name`."""
     match kind:
         case JsonCall(name=""):
             return Frame("{", _quoted(name), ": ", "}", "{}")
@@ -196,7 +196,7 @@ def call_frame(kind: CallKind, name: str) -> Frame:
 
 
 def argument_frame(kind: CallKind, key: str, *, is_text: bool = False) -> Frame:
-    """Return what surrounds the value of the argument `key`. `is_text`: the value is text rather than JSON."""
+    """Return the texts around the value of the argument `key`. `is_text`: the value is text rather than JSON."""
     match kind:
         case XmlCall(tags=tags):
             type_ = _type(kind, is_text)
@@ -249,13 +249,13 @@ class Spelling:
 
     @property
     def marker(self) -> str:
-        """The text by which the start of a call is recognised in free text."""
+        """Return the text by which the start of a call is recognised in free text."""
         return (self.begin or self.open).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How a family's tool calls are read and written.
+    """The reading and writing of a family's tool calls.
 
     Forced calls are written by the first spelling that the tokenizer allows. Names are held in all of them.
     """
@@ -301,11 +301,11 @@ class Family:
         return self.call_names or (self.name, *self.aliases)
 
     def reasons_in(self, template: str) -> bool:
-        """Whether the chat template belongs to a model that reasons as this family does."""
+        """Return whether the chat template belongs to a model that reasons as this family does."""
         return _matches(template, self.reasoning_signs, self.reasoning)
 
     def calls_in(self, template: str) -> bool:
-        """Whether the chat template belongs to a model that makes calls as this family does."""
+        """Return whether the chat template belongs to a model that makes calls as this family does."""
         return _matches(template, self.call_signs, self.calls)
 
 

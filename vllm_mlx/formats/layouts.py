@@ -139,7 +139,7 @@ ALWAYS = replace(THINK, is_implied=True)
 
 
 def channels(open: str, usual: str, close: str) -> ReasoningFormat:
-    """A channel, which `open` begins, is reasoning. `usual`: `open` and the name that the family's models write."""
+    """Return the layout of a channel for reasoning that `open` begins. `usual`: `open` with the family's name."""
     return ReasoningFormat(
         opens=(),
         closes=(close,),

@@ -59,7 +59,7 @@ class LogprobQueue:
 
 
 def echoed_text(tokenizer: Tokenizer, request: Request, prompt: PromptInputs) -> str | None:
-    """The text of a completion's prompt, which the request may want at the start of the reply."""
+    """Return the text of a completion's prompt, which the request may want at the start of the reply."""
     if not request.echo or request.messages is not None:
         return None
     if isinstance(request.prompt, str):
@@ -70,7 +70,7 @@ def echoed_text(tokenizer: Tokenizer, request: Request, prompt: PromptInputs) ->
 def echo_logprobs(
     tokenizer: Tokenizer, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
 ) -> tuple[TokenLogprob, ...]:
-    """The log-probabilities of the prompt, each with its place in `text`. `logprobs` lack the first token."""
+    """Return the log-probabilities of the prompt, each with its place in `text`. `logprobs` lack the first token."""
     scored = (TokenLogprob(token_ids[0], None), *logprobs)
     return tuple(map(lambda token, offset: replace(token, offset=offset), scored, _offsets(tokenizer, text, token_ids)))
 

@@ -126,7 +126,7 @@ class OutputParser:
         return behind + end, marker
 
     def _may_be_doubled(self, marker: str) -> bool:
-        """Whether more text is needed to decide how to read `marker`, with which the pending text begins."""
+        """Return whether more text is needed to decide how to read `marker`, with which the pending text begins."""
         tags, num_pending = self._tags, len(self._pending.text)
         if marker in tags.strays or marker in tags.closes:
             end = tags.end_of(marker, self._pending.text, may_grow=marker in tags.strays)

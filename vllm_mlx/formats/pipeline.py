@@ -108,7 +108,7 @@ class OutputPipeline:
 
     @property
     def reply(self) -> FinishedReply:
-        """The reply so far. It includes a stop token as soon as it was fed."""
+        """Return the reply so far. It includes a stop token as soon as it was fed."""
         return self._reply.reply(is_cut=self._parse.closed_open_call)
 
     def finish(
@@ -268,7 +268,7 @@ class ParseStage:
 
 
 def _fills_content(request: Request, formats: ReplyFormats, *, is_opened: bool) -> bool:
-    """Whether a reply without content gets its reasoning as content. `is_opened`: the prompt opens reasoning."""
+    """Return whether a reply without content gets its reasoning as content. `is_opened`: the prompt opens reasoning."""
     if request.fills_content is not None:
         return request.fills_content
     reasoning = formats.reasoning
@@ -279,7 +279,7 @@ class CallCounter:
     """Counts tool calls, and cuts the events after the last call that the request permits."""
 
     def __init__(self, limit: int | None):
-        """A `limit` of None or 0 permits any number of calls."""
+        """Permit `limit` calls; None or 0: any number."""
         self._limit = limit
         self.num_calls = 0  # complete calls
         self.broken: list[str] = []  # ids of calls that cannot be read
@@ -351,7 +351,7 @@ def reply_parser(
 
 
 def _opening(constraint: Constraint | None) -> ReasoningOpening:
-    """Return where reasoning may open: in a reply whose answer has a grammar, only where the engine allows it."""
+    """Return the places where reasoning may open: beside a grammar, only where the engine allows it."""
     if constraint is None or constraint.matcher is None or constraint.reasoning is None:
         return ReasoningOpening.ANYWHERE
     rule = constraint.reasoning
@@ -359,7 +359,7 @@ def _opening(constraint: Constraint | None) -> ReasoningOpening:
 
 
 def declared_schemas(request: Request, budget: SchemaBudget) -> Schemas:
-    """The schemas of the tools that a reply may call.
+    """Return the schemas of the tools that a reply may call.
 
     Raises InvalidParameter, naming the tool, when the budget is spent.
     """

@@ -37,7 +37,7 @@ class ReasoningWriter:
 
     @property
     def may_open(self) -> bool:
-        """Whether an opening tag counts here. Inside reasoning it does, but it does not open reasoning twice."""
+        """Return whether an opening tag counts here. Inside reasoning it does, but it does not open reasoning twice."""
         if self.is_open or self._opening is ReasoningOpening.ANYWHERE:
             return True
         return self._opening is ReasoningOpening.AT_START and self._writer.framing.is_at_start

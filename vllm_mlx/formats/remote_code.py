@@ -96,7 +96,7 @@ def _refusal(path: Path, part: str, refused: list[str], error: Exception) -> str
 
 
 def _mapped(path: Path) -> list[str]:
-    """The Python files that the checkpoint's `auto_map` entries name."""
+    """Return the Python files that the checkpoint's `auto_map` entries name."""
     values = [_auto_map(path / name) for name in _MAPPED_FILES]
     files: list[str] = []
     while values:

@@ -88,12 +88,12 @@ class ReplyBuilder:
         return FinishedReply(message=self.message(), token_ids=tuple(self._token_ids), is_complete=is_complete)
 
     def message(self) -> Message:
-        """The message so far. A call whose arguments cannot be read has empty arguments."""
+        """Return the message so far. A call whose arguments cannot be read has empty arguments."""
         return Message("assistant", tuple(map(_part, self._parts)))
 
     @property
     def is_complete(self) -> bool:
-        """Whether every call is closed and can be read."""
+        """Return whether every call is closed and can be read."""
         return all(call.read() is not None for call in self._calls.values())
 
     def _text_run(self, kind: type[TextPart] | type[ReasoningPart]) -> _TextRun:

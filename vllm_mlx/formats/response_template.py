@@ -45,7 +45,7 @@ class Rules:
 
 
 def read_response_template(template: Any) -> Rules:
-    """Raises UnreadableTemplate, which says what cannot be read."""
+    """Raise UnreadableTemplate, which says what cannot be read."""
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping) or template.get("version", 1) != 1:
         raise UnreadableTemplate("it has no `fields`, or a version other than 1")

@@ -84,7 +84,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The text of the chat template, if it writes messages. The texts of several templates are joined."""
+        """Return the text of the chat template, if it writes messages. The texts of several templates are joined."""
         template: str | dict[str, str] | None = self._template_override
         if template is None:
             template = self._hf.chat_template
@@ -99,7 +99,7 @@ class Tokenizer:
         return getattr(self._hf, "init_kwargs", {}).get("response_template") if given is None else given
 
     def template_fault(self) -> str | None:
-        """Why Jinja cannot read the chat template; None if it can. It is rendered once, for one empty message."""
+        """Return the error of the chat template, rendered once for one empty message; None if Jinja can read it."""
         if self.chat_template is None:
             return "it writes no messages"
         try:
@@ -131,19 +131,19 @@ class Tokenizer:
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of a text. `add_special_tokens` adds what the tokenizer puts around a text, such as its BOS."""
+        """Return the ids of a text. `add_special_tokens`: with the tokens that the tokenizer puts around it, such as BOS."""
         if len(text) < LONG_CHARS:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encoding(self, text: str) -> tokenizers.Encoding:
-        """The ids of a text that has its special tokens written out, and the characters that each id stands for."""
+        """Return the ids of a text with its special tokens written out, and the characters of each id."""
         if len(text) < LONG_CHARS:
             return self.backend.encode(text, add_special_tokens=False)
         return self.backend.encode_batch([text], add_special_tokens=False)[0]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids. Unknown ids are left out."""
+        """Return the text of ids. Unknown ids are left out."""
         known = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
         return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
 
@@ -158,7 +158,7 @@ class Tokenizer:
         return self._added.get(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for. They may end inside a character."""
+        """Return the bytes that a token stands for. They may end inside a character."""
         if (added := self._added.get(token_id)) is not None:
             return added[0].encode()
         token = self.backend.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
@@ -171,7 +171,7 @@ class Tokenizer:
         return token.replace("▁", " ").encode() if {"Metaspace", "Replace"} & self.decoder_types else token.encode()
 
     def token_text(self, token_id: int) -> str:
-        """The token's text, in which the bytes of incomplete characters become replacement characters."""
+        """Return the token's text, in which the bytes of incomplete characters become replacement characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
 
@@ -242,7 +242,7 @@ class Detokenizer:
 
 
 def context_ids(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> list[int]:
-    """The shortest end of the prompt, of at most `_MAX_CONTEXT` ids, whose text ends with a complete character."""
+    """Return the prompt's shortest end, at most `_MAX_CONTEXT` ids, whose text ends with a complete character."""
     for length in range(1, min(_MAX_CONTEXT, len(prompt_token_ids)) + 1):
         token_ids = list(prompt_token_ids[-length:])
         text = tokenizer.decode(token_ids)
@@ -286,7 +286,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint; empty if the file is missing. Raises ModelLoadError for a broken file."""
+    """Return a checkpoint's JSON object; empty if the file is missing. Raises ModelLoadError for a broken file."""
     advice = "Download this file again."
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -315,7 +315,7 @@ def _decoder_types(backend: tokenizers.Tokenizer) -> frozenset[str]:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The printable characters that byte-level vocabularies write for bytes, as GPT-2's `bytes_to_unicode` has them."""
+    """Return the printable characters of byte-level vocabularies for bytes, as in GPT-2's `bytes_to_unicode`."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -109,7 +109,7 @@ class TagVocabulary:
         return TagVocabulary(self._reasoning, native, self.codec, has_schemas=self._has_schemas)
 
     def is_dropped(self, marker: str, *, follows_call: bool) -> bool:
-        """Whether this tag of the model's own format is dropped here, unless the model quotes it."""
+        """Return whether this tag of the model's own format is dropped here, unless the model quotes it."""
         return marker in self.strays or (follows_call and marker in self._inside)
 
     def without_own(self, text: str) -> str:
@@ -181,12 +181,12 @@ def _inner(reasoning: ReasoningFormat | None) -> tuple[str, ...]:
 
 
 def _is_tag(text: str) -> bool:
-    """Whether the text is a tag rather than punctuation that a format shares with every text."""
+    """Return whether the text is a tag rather than punctuation that a format shares with every text."""
     return len(text) > 3 and text[0] in "<[]|｜"
 
 
 def _is_words(token: str) -> bool:
-    """Whether the token is plain words or white space, which do not identify a tag."""
+    """Return whether the token is plain words or white space, which do not identify a tag."""
     return not token.strip() or token.strip().isalnum()
 
 

@@ -183,7 +183,7 @@ class GrammarTrials:
     """
 
     def __init__(self, tokens: ExactTokenizer, max_s: float = trial.MAX_S + 5):
-        """A process that has not answered after `max_s` seconds is killed."""
+        """Start without processes; one that has not answered after `max_s` seconds is killed."""
         added = {token_id: text.hex() for token_id, text in enumerate(tokens.tokens) if text[:1] == b"\xff"}
         self._vocabulary = json.dumps([len(tokens.tokens), added, tokens.eos_token_id])
         self._max_s = max_s

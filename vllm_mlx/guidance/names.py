@@ -53,7 +53,7 @@ class CheckpointNames:
 
     @cached_property
     def _crossed(self) -> list[str]:
-        """The beginnings of plain markers whose rest, and more, a token spells."""
+        """Return the beginnings of plain markers whose rest, and more, a token spells."""
         cuts = [(one[:at], one[at:].encode()) for one in self._plain_markers for at in range(1, len(one))]
         firsts, rests = {rest[:1] for _, rest in cuts}, {rest for _, rest in cuts}
         found = (text for text in self._compiler.tokens.tokens if text[:1] in firsts)
@@ -62,7 +62,7 @@ class CheckpointNames:
 
     @cached_property
     def _cut_ids(self) -> frozenset[int]:
-        """The ids of tokens whose bytes are not complete characters."""
+        """Return the ids of tokens whose bytes are not complete characters."""
         return frozenset(id for id, text in enumerate(self._compiler.tokens.tokens) if not _is_complete(text))
 
 

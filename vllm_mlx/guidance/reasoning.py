@@ -66,7 +66,7 @@ class CheckpointReasoning:
         )
 
     def is_open(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt has opened reasoning, so that the reply starts inside it."""
+        """Return whether the prompt has opened reasoning, so that the reply starts inside it."""
         return self.prompt_state(prompt).tag is Tag.START
 
     def prompt_state(self, ids: Sequence[int]) -> PromptState:

@@ -44,7 +44,7 @@ class ByteVocabulary:
     bos_token_id = None
 
     def __init__(self, vocab_size: int, added: dict[int, bytes], eos_token_id: int):
-        """`added`: what llguidance is given for each token that does not stand for text."""
+        """Build the tokenizer of llguidance; `added`: bytes for each token that does not stand for text."""
         free = iter([token_id for token_id in range(vocab_size) if token_id not in added][:256])
         self.eos_token_id = eos_token_id
         self.bytes = {token_id: bytes([byte]) for byte, token_id in enumerate(free)}
@@ -118,7 +118,7 @@ def _peak_bytes() -> int:
 
 
 def _fault(grammar: str, vocabulary: ByteVocabulary, tokenizer: LLTokenizer) -> str:
-    """Return why the grammar is refused, or "" if it can be followed. The random tokens are always the same."""
+    """Return the reason for a refusal, or "" if the grammar can be followed. The random tokens are always the same."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits(grammar))
     if matcher.is_error():
         return f"it cannot be compiled to a grammar: {reason(matcher)}"
@@ -146,7 +146,7 @@ def reason(matcher: LLMatcher) -> str:
 
 
 def parser_limits(grammar: str, max_items: int = _MAX_ITEMS) -> LLParserLimits:
-    """The limits for a grammar, wider for schemas without patterns. `max_items`: parser items of one mask."""
+    """Return the limits for a grammar, wider for schemas without patterns. `max_items`: parser items of one mask."""
     return LLParserLimits(
         verbose_errors=False,
         initial_lexer_fuel=1_000_000 if is_plain(grammar) else 200_000,  # nested counts: 0.1 s in a mask with 200,000
@@ -156,13 +156,13 @@ def parser_limits(grammar: str, max_items: int = _MAX_ITEMS) -> LLParserLimits:
 
 
 def is_plain(grammar: str) -> bool:
-    """Whether it is JSON without patterns, or calls with such JSON: 450 integers or 20,000 values need much fuel."""
+    """Return whether it is JSON without patterns, or calls with such JSON: 450 integers need much fuel."""
     is_json = _PLAIN.match(grammar) is not None or (is_calls(grammar) and _TERMINAL.search(grammar) is None)
     return is_json and r"\"pattern" not in grammar
 
 
 def is_calls(grammar: str) -> bool:
-    """Whether this server wrote its rules, for calls that are forced: their items grow with the optional arguments."""
+    """Return whether this server wrote its rules, for forced calls: their items grow with the optional arguments."""
     return grammar.startswith(_CALLS)
 
 

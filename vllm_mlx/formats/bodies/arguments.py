@@ -23,7 +23,7 @@ class ArgumentsWriter:
     """Emits a string while it arrives, and a value that may have another type when it is complete."""
 
     def __init__(self, schema: ToolSchema | None):
-        """`schema`: the tool's, if it is declared."""
+        """Begin without arguments; `schema`: the tool's, if it is declared."""
         self._schema = ANY_ARGUMENTS if schema is None else schema
         self._may_wrap = False  # the value may be the object of all arguments; no part of it was emitted
         self._wrapped = ""  # such an object, until another argument follows it
@@ -31,7 +31,7 @@ class ArgumentsWriter:
         self.object = JsonScanner()  # reads the object of all arguments, if the model writes one
         self._seen: set[str] = set()
         self._listed: list[str] = []  # the values of a declared list, which may be written one after another
-        self._lead = "{"  # what comes before the next argument
+        self._lead = "{"  # text before the next argument
         self._out: list[str] = []
         self._name = ""
         self._types: Types = STRING
@@ -40,7 +40,7 @@ class ArgumentsWriter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no argument has been written yet."""
+        """Return whether no argument has been written yet."""
         return self._lead == "{"
 
     def take(self) -> str:
@@ -49,7 +49,7 @@ class ArgumentsWriter:
         return text
 
     def expects(self, name: str) -> bool | None:
-        """Whether the schema declares this argument and it has not come yet, or None if it declares no arguments."""
+        """Return whether the schema declares this argument, not yet seen; None if it declares no arguments."""
         is_declared = self._schema.declares(name)
         return is_declared if is_declared is None else is_declared and name not in self._seen
 
@@ -186,7 +186,7 @@ def joined(values: list[str]) -> str:
 
 
 def may_be_value(text: str, types: Types, *, is_json: bool = False) -> bool:
-    """Whether a text that begins so may stand for a value other than a string, or for a string in quotes."""
+    """Return whether a text that begins so may stand for a value other than a string, or for a string in quotes."""
     start = text[: _MAX_SCALAR + 1].lstrip()
     if is_json and (start[:1] == '"' or not start):
         return bool(start) or len(text) <= _MAX_SCALAR

@@ -55,7 +55,7 @@ class Body:
 
     @property
     def reads_tags(self) -> bool:
-        """Whether the body waits for a tag of its own, which a tag around the body may resemble."""
+        """Return whether the body waits for a tag of its own, which a tag around the body may resemble."""
         return False
 
     def consume(self, text: str, *, final: bool = False) -> int:
@@ -132,6 +132,6 @@ def begins_object(text: str, position: int) -> bool | None:
 
 
 def skip_white(text: str, position: int) -> int:
-    """Return where the white space at `position` ends."""
+    """Return the end of the white space at `position`."""
     white = _WHITE.match(text, position)
     return white.end() if white else position

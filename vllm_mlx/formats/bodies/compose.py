@@ -54,7 +54,7 @@ class StepsBody(Chooser):
         return position
 
     def _read_step(self, step: Step, text: str, start: int, final: bool) -> int | None:
-        """Return where the step ends, or None if more text is needed or the status says that the step is wrong here."""
+        """Return the end of the step, or None if more text is needed or the status says that the step is wrong here."""
         tags = step.texts if isinstance(step, Tag) else (step.after,) if step.after else ()
         encoded = [self._context.encode(tag) for tag in tags]
         end = next((start + len(tag) for tag in encoded if text.startswith(tag, start)), None)
@@ -100,7 +100,7 @@ class ChoiceBody(Chooser):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How calls follow one another: `opener` before the first (a model may omit it), `closer` after the last."""
+    """A sequence of calls: `opener` before the first (a model may omit it), `closer` after the last."""
 
     separators: str = ""
     opener: str = ""

@@ -32,7 +32,7 @@ class ExpressionBody(Body):
         return start
 
     def _name_end(self, text: str, start: int) -> int | None:
-        """Return where the name ends that the opener follows. A declared name may have any characters."""
+        """Return the end of the name that the opener follows. A declared name may have any characters."""
         word = _CALL_NAME.match(text, start)
         if word is not None and text.startswith(self._opener, end := skip_white(text, word.end())):
             return end

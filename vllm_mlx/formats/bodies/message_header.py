@@ -55,12 +55,12 @@ class _Grammar:
         return found.group() if found is not None and self.any_tag.search(found.group()) else ""
 
     def may_continue(self, rest: str) -> bool:
-        """Whether `rest`, which follows a header, may be a part of it once more text is known."""
+        """Return whether `rest`, which follows a header, may be a part of it once more text is known."""
         unread = _UNREAD.match(rest)
         return unread is None or any(tag.startswith(rest[unread.end() :]) for tag in (*self.tags, self.end_call))
 
     def is_cut_part(self, header: str, rest: str) -> bool:
-        """Whether the reply was cut in `rest`, which is the beginning of a tag or a word behind the header."""
+        """Return whether the reply was cut in `rest`, which is the beginning of a tag or a word behind the header."""
         words = _WORDS if header.endswith(self.tags) else _WORDS[-2:] if "to=" in header else ()
         return any(part.startswith(rest.strip(f" \n{_DASHES}")) for part in (*self.tags, "to=", *words))
 
@@ -106,7 +106,7 @@ class HeaderBody(Chooser):
 
 
 def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
-    """A message to a declared tool, or to a name behind `functions.`, is a call.
+    """Return a message to a declared tool, or to a name behind `functions.`, is a call.
 
     Any other message is content in the channel `final`. Else it is reasoning in the channel `analysis` and if it has a
     recipient other than the user, such as the vendor's own tools. In another channel it is content, but if its
@@ -127,7 +127,7 @@ def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
 
 
 def recipient_route(words: str, context: BodyContext) -> Body | BodyStatus:
-    """A header with `to=self` begins reasoning; any other header begins content."""
+    """Return a header with `to=self` begins reasoning; any other header begins content."""
     return BodyStatus.REASONING if _RECIPIENT.findall(words)[-1:] == ["self"] else BodyStatus.TEXT
 
 

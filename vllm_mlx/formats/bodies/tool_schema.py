@@ -121,14 +121,14 @@ class ToolSchema(SchemaTypes):
     """The arguments of one tool, by the schema of its parameters. The constructor visits the complete schema."""
 
     def __init__(self, parameters: Any = None, budget: SchemaBudget | None = None, param: str = "parameters"):
-        """Raises InvalidParameter, naming `param`, when the budget is spent. Without `budget`, it is complete."""
+        """Read the schema. Raises InvalidParameter, naming `param`, when the budget is spent; None: no budget."""
         root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
         super().__init__(root, SchemaBudget() if budget is None else budget, param)
         self._properties = _properties(self._root)
         self._visit_all()
 
     def declares(self, name: str) -> bool | None:
-        """Whether the tool has this argument, or None if its schema declares no arguments."""
+        """Return whether the tool has this argument, or None if its schema declares no arguments."""
         return name in self._properties if self._properties is not None else None
 
     def types(self, name: str) -> Types:

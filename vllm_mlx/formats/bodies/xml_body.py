@@ -42,7 +42,7 @@ class XmlBody(Body):
         self._state = _State.START
         self._writer = ArgumentsWriter(None)
         self.has_begun = False
-        self._doubles: tuple[str, ...] = ()  # what the model may write twice: what was just read
+        self._doubles: tuple[str, ...] = ()  # the texts just read, which the model may write twice
         self._head = Head("")  # the head of the argument that is being read
         self._is_fresh = False  # no character of the value was read
         self._is_empty = False  # no character of the value was emitted
@@ -199,7 +199,7 @@ class XmlBody(Body):
 
     @property
     def _is_object(self) -> bool:
-        """Whether the value being read is one object of all arguments."""
+        """Return whether the value being read is one object of all arguments."""
         return self._state is not _State.NAME and self._tags.parameter == self._tags.object
 
     def _stop(self, *, may_grow: bool) -> None:
@@ -294,7 +294,7 @@ class XmlBody(Body):
         self._state = _State.BETWEEN
 
     def _tag_at(self, text: str, start: int, starts_line: bool, final: bool) -> int | None:
-        """Return where to continue if a tag at `start` ends the value. Waits if more text is needed."""
+        """Return the place after a tag at `start` that ends the value. Waits if more text is needed."""
         tags = self._tags
         if text.startswith(tags.end_parameter, start):
             end = start + len(tags.end_parameter)
@@ -329,7 +329,7 @@ class XmlBody(Body):
         return final and may_follow
 
     def _is_next_parameter(self, text: str, position: int, starts_line: bool, final: bool) -> bool:
-        """Whether an argument's tag inside a value begins the next argument: the model omitted the closing tag."""
+        """Return whether an argument's tag inside a value begins the next one: the model omitted the closing tag."""
         end, head = self._tags.head_at(text, position, self._tags.head_end)
         if head is None:
             self._wait_if(not final and self._tags.head_end.startswith(text[end:]))

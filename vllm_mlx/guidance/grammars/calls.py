@@ -171,7 +171,7 @@ class CallWriter:
 
     @property
     def _barred(self) -> tuple[str, ...]:
-        """The tags that a value must not contain."""
+        """Return the tags that a value must not contain."""
         if not isinstance(self._kind, XmlCall):
             return (self._kind.prefix,) if isinstance(self._kind, NestedXmlCall) else ()
         tags = self._kind.tags

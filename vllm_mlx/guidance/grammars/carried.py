@@ -25,7 +25,7 @@ class CarriedNames:
         self._trial = _Trial(choice, tokens)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a call to the tool `name`, written in the format, is read as a call to it."""
+        """Return whether a call to the tool `name`, written in the format, is read as a call to it."""
         if _USUAL.fullmatch(name) is not None:
             return True
         events = self._trial.read(name, self._schemas)
@@ -50,7 +50,7 @@ class CarriedKeys:
         self._trial = _Trial(choice, tokens)
 
     def __contains__(self, key: object) -> bool:
-        """Whether an argument `key`, written in the format, is read as that argument."""
+        """Return whether an argument `key`, written in the format, is read as that argument."""
         return isinstance(key, str) and (_USUAL.fullmatch(key) is not None or self._is_read_back(key))
 
     def _is_read_back(self, key: str) -> bool:

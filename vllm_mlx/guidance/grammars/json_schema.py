@@ -23,7 +23,9 @@ REFUSED_KEYWORDS = (
     "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
     "uniqueItems",
 )  # fmt: skip
-Held = Literal["all", "known", "plain"]  # how much of a schema: all or an error, what can be held, or simple keywords
+Held = Literal[
+    "all", "known", "plain"
+]  # the part of a schema: all or an error, all that can be held, or simple keywords
 _PLAIN_KEYWORDS = frozenset({
     "type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties", "$ref",
     "$defs", "definitions", "nullable",
@@ -190,7 +192,7 @@ def _bound_digits(schema: dict[str, Any]) -> None:
 
 
 def check_value(keyword: str, value: Any, path: str) -> None:
-    """Raises InvalidParameter, naming the keyword and its place, for a value without a meaning in JSON Schema."""
+    """Raise InvalidParameter, naming the keyword and its place, for a value without a meaning in JSON Schema."""
     is_meant, wanted = _VALUES.get(keyword, _ANY)
     if not is_meant(value):
         raise refused(f"{path}.{keyword}", f" must be {wanted}.")
@@ -331,7 +333,7 @@ def _every_schema(root: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _num_factors(schema: Mapping[str, Any]) -> int:
-    """Return how many choices, references and parts of `allOf` the schema joins."""
+    """Return the number of choices, references and parts of `allOf` that the schema joins."""
     return sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(schemas_in(schema, "allOf"))
 
 

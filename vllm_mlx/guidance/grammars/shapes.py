@@ -18,7 +18,7 @@ JOINING = ("patternProperties", "minProperties", "maxProperties", "$ref", "enum"
 _ALTERNATIVES = ("anyOf", "oneOf")
 
 
-Arguments = Held | Literal["names", "nothing"]  # how much of a tool's schema a grammar holds
+Arguments = Held | Literal["names", "nothing"]  # the part of a tool's schema that a grammar holds
 _LOOSER: Mapping[Arguments, Arguments] = {"known": "plain", "plain": "names", "names": "nothing"}
 
 
