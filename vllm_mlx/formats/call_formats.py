@@ -58,7 +58,7 @@ def bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_REASONING) -> 
 def section(
     section: Tags, call: Tags, body: NewBody, kind: CallKind, inner: tuple[str, ...], *, head: str = "", line: str = ""
 ) -> Calls:
-    """Calls with tags of their own inside the tags of a section, which a model may leave out.
+    """Return the format of calls with their own tags inside a section's tags, which a model may leave out.
 
     `head`: follows the opening tag of a call; `line`: separates the calls.
     """

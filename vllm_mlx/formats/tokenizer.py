@@ -131,7 +131,7 @@ class Tokenizer:
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of a text. `add_special_tokens`: with the tokens that the tokenizer puts around it, such as BOS."""
+        """Return the ids of a text. `add_special_tokens`: with those that the tokenizer puts around it, such as BOS."""
         if len(text) < LONG_CHARS:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids

@@ -44,7 +44,7 @@ class ByteVocabulary:
     bos_token_id = None
 
     def __init__(self, vocab_size: int, added: dict[int, bytes], eos_token_id: int):
-        """Build the tokenizer of llguidance; `added`: bytes for each token that does not stand for text."""
+        """Make the vocabulary; `added`: what llguidance is given for each token that does not stand for text."""
         free = iter([token_id for token_id in range(vocab_size) if token_id not in added][:256])
         self.eos_token_id = eos_token_id
         self.bytes = {token_id: bytes([byte]) for byte, token_id in enumerate(free)}

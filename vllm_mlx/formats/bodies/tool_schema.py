@@ -121,7 +121,7 @@ class ToolSchema(SchemaTypes):
     """The arguments of one tool, by the schema of its parameters. The constructor visits the complete schema."""
 
     def __init__(self, parameters: Any = None, budget: SchemaBudget | None = None, param: str = "parameters"):
-        """Read the schema. Raises InvalidParameter, naming `param`, when the budget is spent; None: no budget."""
+        """Read the schema. Raises InvalidParameter, naming `param`, when the budget is spent; None: a whole budget."""
         root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
         super().__init__(root, SchemaBudget() if budget is None else budget, param)
         self._properties = _properties(self._root)
