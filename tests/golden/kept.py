@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.support.device_lanes import residency_actions
+
 from . import commands, refusals, served, streams
 
 FOLDER = Path(__file__).parent / "files"
@@ -63,6 +65,7 @@ GOLDENS = (
     Golden("demo.txt", lambda: served.pages()["replies"]),
     Golden("status.json", lambda: _json(served.pages()["states"] | {"two keys, text only": served.with_keys()})),
     Golden("metrics.json", lambda: _json(served.metric_names())),
+    Golden("residency.txt", residency_actions),
     Golden("metrics.words.json", lambda: _json(served.metric_words()), True),
 )
 

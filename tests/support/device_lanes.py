@@ -1,9 +1,16 @@
 """The real engine with several models on one simulated device. Time is virtual, and nothing is computed."""
 
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
+from unittest.mock import patch
 
 from vllm_mlx.core.config import EngineConfig, ModelInfo
+from vllm_mlx.core.errors import ModelUnavailable
 from vllm_mlx.core.memory import NO_OVERRUN, MemoryBudget, Overrun
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
@@ -14,6 +21,7 @@ from vllm_mlx.engine.monitoring.schema import EngineFacts
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.scheduler.scheduler import Scheduler
 
+from .device_catalogue import CHIPS, SHAPES
 from .device_model import Device
 from .device_runner import Clock, Manner, SimulatedRunner, footprint
 from .device_serving import BUDGET_SHARE, TRANSIENT_BYTES, pacer_of
@@ -31,8 +39,10 @@ class Watch:
 class Lanes:
     """Requests come in for several models, by their positions, and the device's one clock runs."""
 
-    def __init__(self, *devices: Device):
+    def __init__(self, *devices: Device, memory_bytes: int | None = None, pinned: int | None = None, idle_s: float = 0):
+        """With `memory_bytes`, which all share, models are loaded and unloaded; the one at `pinned` stays."""
         self.clock = Clock()
+        self._memory_bytes, self._pinned, self._idle_s = memory_bytes, pinned, idle_s
         self.devices = devices
         self.num_sent = 0
         self.heard: dict[int, list[float]] = {}  # when each token of a reply was delivered, by the sequence's id
@@ -41,15 +51,12 @@ class Lanes:
         self.engine = Engine(lanes, cast(Any, Watch()), clock=lambda: self.clock.now_s)
 
     def _lane(self, device: Device) -> Lane:
-        chip, others = device.chip, sum(other.shape.weights_bytes for other in self.devices if other is not device)
-        memory = MemoryBudget(
-            total_bytes=int(BUDGET_SHARE * chip.memory_bytes - others),
-            weights_bytes=int(device.shape.weights_bytes),
-            transient_bytes=TRANSIENT_BYTES,
-        )
-        row = footprint(device.shape)
-        pacer = pacer_of(device)
-        scheduler = Scheduler(EngineConfig(model=device.shape.name), memory=memory, footprint=row, pacer=pacer)
+        chip, weights_bytes = device.chip, int(device.shape.weights_bytes)
+        others = sum(other.shape.weights_bytes for other in self.devices if other is not device)
+        total_bytes = self._memory_bytes or int(BUDGET_SHARE * chip.memory_bytes - others)
+        memory = MemoryBudget(total_bytes=total_bytes, weights_bytes=weights_bytes, transient_bytes=TRANSIENT_BYTES)
+        row, config = footprint(device.shape), EngineConfig(model=device.shape.name)
+        scheduler = Scheduler(config, memory=memory, footprint=row, pacer=pacer_of(device))
         info = ModelInfo(
             model=device.shape.name,
             architecture="simulated",
@@ -61,9 +68,20 @@ class Lanes:
         )
         calibration = Calibration(tokens_per_s=1.0, overhead_s=0.0, chunk_bytes_per_token=0.0)
         facts = EngineFacts(info=info, memory=memory, footprint=row, calibration=calibration)
-        runner = SimulatedRunner(device, Manner.TOGETHER, lambda seq, position: position % 1000, self.clock)
-        reload = Reload(begin=_never, run=_never, weights_bytes=0, room_bytes=0)
-        return Lane(scheduler, cast(Any, runner), reload, facts)
+
+        def run(_: object = None) -> Any:
+            return SimulatedRunner(device, Manner.TOGETHER, lambda seq, position: position % 1000, self.clock)
+
+        reload = Reload(
+            begin=lambda: cast(Any, SimulatedLoading(self.clock, weights_bytes)),
+            run=run,
+            weights_bytes=weights_bytes if self._memory_bytes else 0,
+            room_bytes=weights_bytes // 40,
+            load_s=weights_bytes / READ_BYTES_PER_S,
+            idle_unload_s=self._idle_s,
+        )
+        pin = self._pinned is not None and device is self.devices[self._pinned]
+        return Lane(scheduler, run(), reload, facts, pin=pin)
 
     def send(self, model: int, num_tokens: int, max_tokens: int, tenant: str = "") -> int:
         """Return the id of the sequence."""
@@ -110,5 +128,137 @@ class Lanes:
         return max(after - before for before, after in pairwise(times))
 
 
-def _never(*_: object) -> Any:
-    raise AssertionError("all models stay in memory")
+READ_BYTES_PER_S = 3e9
+_NUM_SLICES = 5
+_LOOK_S = 0.02
+
+
+@dataclass
+class SimulatedLoading:
+    """Weights that are read in slices. The clock goes on meanwhile."""
+
+    clock: Clock
+    num_bytes: int
+    progress: float = 0.0
+    build_s: float = 0.0
+    num_read: int = 0
+
+    def advance(self) -> object:
+        self.clock.now_s += self.num_bytes / READ_BYTES_PER_S / _NUM_SLICES
+        self.num_read += 1
+        return self if self.num_read == _NUM_SLICES else None
+
+
+@dataclass
+class Actions:
+    """What an engine whose models share too little memory does, in its order, while drawn requests come in."""
+
+    lanes: Lanes
+    seed: int
+    pauses_s: tuple[float, ...] = (0.0, 0.02, 0.3, 2.0, 9.0)
+    num_requests: int = 24
+    lines: list[str] = field(default_factory=list)
+    _before: list[tuple[str, bool, int]] = field(default_factory=list)
+
+    def record(self) -> list[str]:
+        """Return one line for each action."""
+        lanes, drawn = self.lanes, random.Random(self.seed)
+        with patch.object(time, "monotonic", lambda: lanes.clock.now_s):
+            self._settle()
+            self._before = self._states()
+            for at_s in self._times(drawn):
+                self._run_until(at_s)
+                if drawn.random() < 0.15:
+                    self._command(drawn)
+                    continue
+                model = drawn.randrange(len(lanes.devices))
+                length, num_tokens = drawn.choice([(200, 20), (2000, 60), (8000, 100), (11_000, 400)])
+                lanes.send(model, length, num_tokens, tenant=drawn.choice("ab"))
+            while any(lane.waiting or lane.is_busy for lane in lanes.engine.lanes):
+                self._run_until(lanes.clock.now_s + 1)
+        return self.lines
+
+    def _times(self, drawn: random.Random) -> Iterator[float]:
+        at_s = 1.0
+        for _ in range(self.num_requests):
+            at_s += drawn.choice(self.pauses_s)
+            yield at_s
+
+    def _command(self, drawn: random.Random) -> None:
+        engine, lanes = self.lanes.engine, self.lanes.engine.lanes
+        lane = drawn.choice(lanes)
+        if drawn.random() < 0.5:
+            self.lines.append(f"command: load {lane.name}")
+            try:
+                engine.load(lane)
+            except ModelUnavailable:
+                self.lines.append("refused")
+        elif not lane.is_busy:
+            self.lines.append(f"command: unload {lane.name}")
+            lane.unload()
+        self._note()
+
+    def _settle(self) -> None:
+        """Let models leave until all have room, as at a start."""
+        lanes = self.lanes.engine.lanes
+        for lane in reversed(lanes):
+            if sum(each.held_bytes for each in lanes) + TRANSIENT_BYTES > lane.facts.memory.total_bytes:
+                with suppress(AssertionError):
+                    lane.leave()
+
+    def _run_until(self, end_s: float) -> None:
+        lanes, engine = self.lanes, self.lanes.engine
+        while lanes.clock.now_s < end_s:
+            if engine.has_work:
+                engine.step(self._deliver)
+                self._note()
+            engine.move(self._deliver)
+            self._note()
+            if not engine.is_busy:
+                lanes.clock.now_s += _LOOK_S
+                if not any(lane.waiting for lane in engine.lanes):
+                    lanes.clock.now_s = min(end_s, lanes.clock.now_s + 0.5)
+
+    def _states(self) -> list[tuple[str, bool, int]]:
+        return [
+            (lane.report().row["state"], lane.residence.is_yielding, lane.scheduler.num_preemptions)
+            for lane in self.lanes.engine.lanes
+        ]
+
+    def _note(self) -> None:
+        for lane, before, now in zip(self.lanes.engine.lanes, self._before, states := self._states(), strict=True):
+            if now[0] != before[0]:
+                self.lines.append(f"{now[0]} {lane.name}")
+            if now[1] != before[1]:
+                self.lines.append(f"{'yields' if now[1] else 'stays'} {lane.name}")
+            if now[2] != before[2]:
+                self.lines.append(f"preempts {lane.name}")
+        self._before = states
+
+    def _deliver(self, updates: list[SequenceUpdate]) -> None:
+        for update in updates:
+            assert update.error is None
+            if not self.lanes.heard[update.seq_id]:
+                self.lanes.heard[update.seq_id].append(self.lanes.clock.now_s)
+                self.lines.append(f"admit {update.seq_id}")
+            if update.finish_reason is not None:
+                self.lines.append(f"end {update.seq_id}")
+
+
+def residency_actions() -> str:
+    """Return what engines of two and three models do, in some memories that hold not all of them."""
+    gigabyte, chip = 10**9, CHIPS["M4 Max"]
+    parts = [
+        ("room for one of two", ("Qwen3 8B", "Qwen3 4B"), 8 * gigabyte, {}),
+        ("room for one of two, which leave when idle", ("Qwen3 8B", "Qwen3 4B"), 8 * gigabyte, {"idle_s": 4.0}),
+        ("room for two of three", ("Qwen3 8B", "Qwen3 4B", "Qwen3 0.6B"), 10 * gigabyte, {}),
+        ("a pinned one and room for one of two", ("Qwen3 4B", "Qwen3 8B", "Qwen3 0.6B"), 11 * gigabyte, {"pinned": 0}),
+    ]
+    text = ""
+    for title, names, memory_bytes, options in parts:
+        for seed in range(2):
+            devices = [Device(chip, SHAPES[name]) for name in names]
+            lanes = Lanes(*devices, memory_bytes=memory_bytes, **options)  # type: ignore[arg-type]
+            pauses_s = (9.0, 30.0) if "idle_s" in options else Actions.pauses_s
+            text += "\n".join([f"# {title}, seed {seed}", *Actions(lanes, seed, pauses_s).record(), "", ""])
+    return text

@@ -111,6 +111,10 @@ class SimulatedRunner:
     def rest(self) -> None:
         """Keep nothing that could be freed."""
 
+    def reset(self) -> None:
+        """Drop all rows."""
+        self._groups, self._launched = [], None
+
     def decode(self, plan: StepPlan) -> StepOutput:
         start_s = self.now_s
         self.num_calls += 1
