@@ -13,9 +13,9 @@ from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import cases
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.lane import Lane
 from vllm_mlx.engine.loading import Source, load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.scheduler.residency import Resident
 
 PINNED, LARGE, SMALL = range(3)
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -50,8 +50,8 @@ class Three(Driver):
         ]  # fmt: skip
         self.engine: Engine = load_engines(sources)
         self.replies, self.seqs = {}, {}
-        for lane in self.engine.lanes:
-            lane.reload = replace(lane.reload, load_s=0.0)  # so that no sequence is patient for long
+        for model in self.engine.residency.models:
+            model.expected_load_s = 0.0  # so that no sequence is patient for long
 
     def step(self) -> None:
         if self.engine.has_work:
@@ -59,45 +59,45 @@ class Three(Driver):
         self.engine.move(self.deliver)
 
     def run(self) -> None:
-        while self.engine.is_busy or any(lane.waiting for lane in self.engine.lanes):
+        while self.engine.is_busy or any(model.waiting for model in self.engine.residency.models):
             self.step()
 
     def load(self, model: int) -> None:
-        self.engine.ask(lambda engine: engine.load(engine.lanes[model]), self.deliver)
+        self.engine.ask(lambda engine: engine.load(engine.models[model]), self.deliver)
         while self.state(model) == "loading":
             self.step()
 
     def unload(self, model: int) -> None:
-        self.engine.ask(lambda engine: engine.lanes[model].unload(), self.deliver)
+        self.engine.ask(lambda engine: engine.unload(engine.models[model]), self.deliver)
         while self.state(model) != "unloaded":
             self.step()
 
     def state(self, model: int) -> str:
-        return self.engine.lanes[model].residence.state
+        return self.engine.models[model].residence.state
 
     def is_done(self, seq_id: int) -> bool:
         assert self.replies[seq_id].error is None
         return self.replies[seq_id].finish_reason is not None
 
 
-def free_bytes(engine: Engine, lane: Lane, gone: set[Lane]) -> int:
+def free_bytes(engine: Engine, lane: Resident, gone: set[Resident]) -> int:
     """What `lane` would have once the models of `gone` had left."""
-    facts = [other.facts.memory for other in engine.lanes]
+    facts = [other.memory for other in engine.residency.models]
     taken = sum(memory.media_bytes + memory.grammars_bytes for memory in facts)
-    for other in set(engine.lanes) - gone - {lane}:
+    for other in set(engine.residency.models) - gone - {lane}:
         room = other.scheduler.room
-        taken += other.report().row["weights_bytes"] + room.rows_bytes(extra=1) + room.growth_bytes
+        taken += other.taken_bytes + room.rows_bytes(extra=1) + room.growth_bytes
     return BUDGET - taken - max(memory.transient_bytes for memory in facts)
 
 
-def needed_bytes(lane: Lane) -> int:
+def needed_bytes(lane: Resident) -> int:
     row_bytes = lane.scheduler.room.coming_bytes(lane.first)
-    return lane.reload.weights_bytes + max(row_bytes, lane.reload.room_bytes)
+    return lane.weights_bytes + max(row_bytes, lane.room_bytes)
 
 
-def is_blocked(engine: Engine, lane: Lane) -> bool:
-    pinned = engine.lanes[PINNED]
-    others = {other for other in engine.lanes if not other.is_pinned}
+def is_blocked(engine: Engine, lane: Resident) -> bool:
+    pinned = engine.residency.models[PINNED]
+    others = {other for other in engine.residency.models if not other.is_pinned}
     return lane is not pinned and pinned.is_busy and needed_bytes(lane) > free_bytes(engine, lane, others)
 
 
@@ -105,7 +105,7 @@ def is_blocked(engine: Engine, lane: Lane) -> bool:
 def test_a_small_model_runs_while_a_large_one_waits_for_a_pinned_one(small_is: str) -> None:
     """The large one has waited long, so that models that could help it would leave."""
     three = Three()
-    engine, large = three.engine, three.engine.lanes[LARGE]
+    engine, large = three.engine, three.engine.residency.models[LARGE]
     for model in (LARGE, SMALL):
         if three.state(model) == "ready":
             three.unload(model)
@@ -124,13 +124,13 @@ def test_a_small_model_runs_while_a_large_one_waits_for_a_pinned_one(small_is: s
     for _ in range(4):
         three.step()
         assert three.state(SMALL) == ("unloaded" if small_is == "unloaded" else "ready")
-    begun = Counter(engine.lanes[SMALL].residence.loads)
+    begun = Counter(engine.residency.models[SMALL].loads)
     fits = three.add(prompt_of(4, SHORT), NUM_TOKENS, model=SMALL)
     while not three.is_done(fits):
         three.step()
         assert not three.is_done(pinned) and three.state(LARGE) == "unloaded"
         assert small_is == "unloaded" or three.state(SMALL) == "ready"
-    assert engine.lanes[SMALL].residence.loads - begun == Counter(request=small_is == "unloaded")
+    assert engine.residency.models[SMALL].loads - begun == Counter(request=small_is == "unloaded")
     three.run()
     asked = {pinned: (PINNED, prompt_of(1, LONG), 390), waits: (LARGE, prompt_of(3, SHORT), NUM_TOKENS),
              fits: (SMALL, prompt_of(4, SHORT), NUM_TOKENS)}  # fmt: skip
@@ -146,7 +146,7 @@ def test_who_could_have_room_is_still_overtaken_by_nobody() -> None:
     three.add(prompt_of(1, SHORT), 300, model=PINNED)
     three.step()
     large = three.add(prompt_of(2, SHORT), NUM_TOKENS, model=LARGE)
-    assert three.state(LARGE) == "unloaded" and not is_blocked(three.engine, three.engine.lanes[LARGE])
+    assert three.state(LARGE) == "unloaded" and not is_blocked(three.engine, three.engine.residency.models[LARGE])
     while three.state(SMALL) != "unloaded":
         three.step()
     small = three.add(prompt_of(3, SHORT), NUM_TOKENS, model=SMALL)
@@ -169,23 +169,23 @@ class Rules:
         engine = self.three.engine
         if engine.has_work:
             engine.step(self.three.deliver)
-        lanes = engine.lanes
-        wanting = sorted((lane for lane in lanes if lane.wants_weights), key=lambda lane: lane.first.seq_id)
-        is_loading = any(lane.residence.state == "loading" for lane in lanes)
+        lanes, now = engine.residency.models, time.monotonic()
+        wanting = sorted((lane for lane in lanes if lane.wants_weights(now)), key=lambda lane: lane.first.seq_id)
+        is_loading = any(lane.state == "loading" for lane in lanes)
         blocked = [lane for lane in wanting if is_blocked(engine, lane)]
         able = [lane for lane in wanting if lane not in blocked]
-        short = any(lane.residence.is_short and lane.runner is not None for lane in lanes)
+        short = any(lane.is_short and lane.is_in_memory for lane in lanes)
         may_load = None
         if able and not is_loading and not short and needed_bytes(able[0]) <= free_bytes(engine, able[0], set()):
             may_load = able[0]
         stays = bool(blocked) and not able and not short and not any(lane.is_outgrown for lane in lanes)
-        ready = [lane for lane in lanes if lane.residence.state == "ready"]
+        ready = [lane for lane in lanes if lane.state == "ready"]
         engine.move(self.three.deliver)
         if may_load is not None:
-            assert may_load.residence.state == "loading"
+            assert may_load.state == "loading"
             self.num_passed += bool(blocked) and blocked[0].first.seq_id < may_load.first.seq_id
         if stays:
-            assert all(lane.residence.state == "ready" for lane in ready)
+            assert all(lane.state == "ready" for lane in ready)
             self.num_stayed += 1
 
 
@@ -202,10 +202,10 @@ def test_nothing_waits_for_a_model_that_could_not_run_anyway(num_requests: int) 
         asked[three.add(request[1], num_tokens, model=model)] = request
         for _ in range(drawn.choice((0, 1, 5, 60))):
             rules.step()
-        unused = [lane for lane in three.engine.lanes[LARGE:] if not lane.is_busy]
+        unused = [model for model in three.engine.models[LARGE:] if not model.residence.is_busy]
         if unused and drawn.random() < 0.5:
-            drawn.choice(unused).unload()
-    while three.engine.is_busy or any(lane.waiting for lane in three.engine.lanes):
+            three.engine.unload(drawn.choice(unused))
+    while three.engine.is_busy or any(model.waiting for model in three.engine.residency.models):
         rules.step()
     for seq_id, request in asked.items():
         assert three.is_done(seq_id) and three.replies[seq_id].token_ids == alone(*request)

@@ -46,9 +46,9 @@ def change_loads(make: Callable[..., Any], released: threading.Event) -> Callabl
     """Loads of the second model go through `make`."""
 
     def change(engine: Engine) -> None:
-        lane = engine.lanes[1]
-        begin = lane.reload.begin
-        lane.reload = replace(lane.reload, begin=lambda: make(begin(), released))
+        model = engine.models[1]
+        begin = model.assembly.begin
+        model.assembly = replace(model.assembly, begin=lambda: make(begin(), released))
 
     return change
 
@@ -132,11 +132,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def pair(shared: Pair) -> Iterator[Pair]:
     """The second model is unloaded. After the test it is whole again."""
     client, runner = shared.served.client, shared.runner
-    reload = runner.run(client.ask(lambda engine: engine.lanes[1].reload))
+    assembly = runner.run(client.ask(lambda engine: engine.models[1].assembly))
     runner.run(client.unload_model(1, wait=True))
     yield shared
     shutil.copytree(checkpoint("qwen3_5"), shared.path, dirs_exist_ok=True)
-    runner.run(client.ask(lambda engine: setattr(engine.lanes[1], "reload", reload)))
+    runner.run(client.ask(lambda engine: setattr(engine.models[1], "assembly", assembly)))
     runner.run(client.load_model(1, wait=True))
 
 

@@ -38,7 +38,7 @@ class Slices:
         return getattr(self._loading, name)
 
     def advance(self) -> Model | None:
-        if self._engine.lane.scheduler.num_running < NUM_ROWS:
+        if self._engine.scheduler.num_running < NUM_ROWS:
             assert not self.seen, "a reply ended before the load"
             return None
         self.seen.append(self._engine.num_steps)
@@ -55,9 +55,9 @@ def check(options: dict[str, Any], slice_bytes: int, num_tokens: int, caplog: py
             made.append(Slices(engine, paths[1], slice_bytes))
             return made[0]
 
-        reload = engine.lanes[1].reload
-        engine.lanes[1].reload = replace(reload, begin=begin)
-        return reload.room_bytes
+        assembly = engine.models[1].assembly
+        engine.models[1].assembly = replace(assembly, begin=begin)
+        return assembly.room_bytes
 
     async def run(served: Serving) -> tuple[int, str]:
         prompts = [prompt_of(number, 40) for number in range(NUM_ROWS)]
@@ -71,7 +71,7 @@ def check(options: dict[str, Any], slice_bytes: int, num_tokens: int, caplog: py
         metrics = {metric.name: metric for metric in await served.client.metrics()}
         return largest_bytes, str(metrics["vllm_mlx_model_build_seconds"])
 
-    caplog.set_level(logging.INFO, logger="vllm_mlx.engine.lane")
+    caplog.set_level(logging.INFO, logger="vllm_mlx.engine.engine")
     with asyncio.Runner() as runner:
         served = Serving(start_engine(config, None, models))
         try:

@@ -5,7 +5,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +234,8 @@ def test_a_running_reply_that_outgrows_the_memory_gets_that_of_an_idle_model_tho
 
 def be_patient(engine: Engine) -> None:
     """Let no sequence wait so long that a busy model leaves for it."""
-    for lane in engine.lanes:
-        lane.reload = replace(lane.reload, load_s=1e6)
+    for model in engine.residency.models:
+        model.load_s = 1e6
 
 
 @pytest.mark.parametrize(
@@ -331,16 +330,16 @@ def test_who_is_held_back_too_long_because_its_own_model_yields_learns_what_is_i
                 await asyncio.sleep(0.005)
 
         def load_soon(engine: Engine) -> None:
-            engine.lanes[1].reload = replace(engine.lanes[1].reload, load_s=0.0)
+            engine.residency.models[1].expected_load_s = 0.0
 
         async def ask_all() -> list[Any]:
             await served.client.ask(load_soon)
             runs = asyncio.create_task(served.ask(0, prompt_of(1, 64), long))
-            await until(lambda engine: engine.lanes[0].scheduler.num_running == 1)
+            await until(lambda engine: engine.scheduler.num_running == 1)
             short = asyncio.create_task(served.ask(1, prompt_of(1, 64)))
-            await until(lambda engine: engine.lanes[0].residence.is_yielding)
+            await until(lambda engine: engine.default.residence.is_yielding)
             held = asyncio.create_task(served.ask(0, prompt_of(2, 64)))
-            await until(lambda engine: len(engine.lanes[0].waiting) == 1)
+            await until(lambda engine: len(engine.default.residence.waiting) == 1)
             assert not runs.done()
             asyncio.get_running_loop().ahead_s = 1000.0  # type: ignore[attr-defined]
             ends = await asyncio.gather(short, held, return_exceptions=True)
@@ -353,4 +352,4 @@ def test_who_is_held_back_too_long_because_its_own_model_yields_learns_what_is_i
 
 
 def free_bytes(engine: Engine) -> int:
-    return engine.lane.scheduler.pool.planned_bytes - engine.lane.scheduler.room.kept_bytes
+    return engine.scheduler.pool.planned_bytes - engine.scheduler.room.kept_bytes

@@ -37,7 +37,7 @@ def test_two_busy_models_share_the_time_and_no_reply_waits_long(
     decode_s = [device.decode_s([[[1000], [1000], [1000]]]) for device in lanes.devices]
     shortest_s = max(device.chunk_s(32, 700) + step_s for device, step_s in zip(lanes.devices, decode_s, strict=True))
     for model in range(2):
-        bound_s = max(lanes.engine.lanes[model].scheduler.prefill.stall_s, shortest_s) + decode_s[1 - model]
+        bound_s = max(lanes.engine.models[model].scheduler.prefill.stall_s, shortest_s) + decode_s[1 - model]
         for since_s, part in ((5, 1.02), (0, 1.1)):  # several short prompts in one step are not foreseen as well
             assert max(lanes.worst_gap_s(reply, since_s) for reply in replies[model]) <= part * bound_s
 
@@ -56,7 +56,7 @@ def test_the_first_token_beside_four_long_replies_of_another_model(
         beside.run(until_s=12)
         sent_s = beside.clock.now_s
         first_s = beside.first_token_s(beside.send(1, num_tokens, 10)) - sent_s
-        assert first_s <= 2 * alone_s + beside.engine.lanes[0].scheduler.prefill.stall_s
+        assert first_s <= 2 * alone_s + beside.engine.models[0].scheduler.prefill.stall_s
 
 
 def test_three_models_that_all_read_and_reply_get_a_third_each() -> None:

@@ -100,12 +100,12 @@ class Pair:
             self.driver.run()
 
     def move(self, until: str) -> None:
-        while self.engine.lanes[1].residence.state != until:
+        while self.engine.models[1].residence.state != until:
             self.engine.move(self.driver.deliver)
 
 
 def unload(pair: Pair) -> None:
-    pair.engine.ask(lambda engine: engine.lanes[1].unload(), pair.driver.deliver)
+    pair.engine.ask(lambda engine: engine.unload(engine.models[1]), pair.driver.deliver)
     pair.move("unloaded")
 
 
@@ -115,8 +115,8 @@ def break_a_step(pair: Pair) -> None:
     def broken(now: float = 0.0) -> None:
         raise TypeError("no plan today")
 
-    pair.engine.lanes[1].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
-    pair.engine.step(pair.driver.deliver, pair.engine.lanes[1])
+    pair.engine.models[1].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
+    pair.engine.step(pair.driver.deliver, pair.engine.models[1])
 
 
 @pytest.mark.parametrize("work", [unload, break_a_step])
@@ -133,15 +133,15 @@ def test_nor_does_a_load_take_its_fault(text: str) -> None:
     """The load fails by it, and the row begins again."""
     pair = Pair()
     unload(pair)
-    lane, path = pair.engine.lanes[1], Path(pair.engine.lanes[1].facts.info.model)
+    model, path = pair.engine.models[1], Path(pair.engine.models[1].facts.info.model)
 
     def begin() -> object:
         return begin_loading(find_checkpoint(str(path)), trust_remote_code=False, slice_bytes=40_000)
 
-    lane.reload = replace(lane.reload, begin=begin)  # type: ignore[arg-type]
+    model.assembly = replace(model.assembly, begin=begin)  # type: ignore[arg-type]
 
     def load(pair: Pair) -> None:
-        pair.engine.ask(lambda engine: engine.load(lane), pair.driver.deliver)
+        pair.engine.ask(lambda engine: engine.load(model), pair.driver.deliver)
         pair.move("failed")
 
     pair.play(load, text)
@@ -156,7 +156,7 @@ def test_loads_without_memory_while_nothing_runs_do_not_end_the_engine(text: str
     with failing_device(pair.engine.runner) as device:
         for _ in range(MAX_FAULTS + 1):
             device.fail_next("other", 1, text)
-            pair.engine.ask(lambda engine: engine.load(engine.lanes[1]), pair.driver.deliver)
-            while pair.engine.lanes[1].residence.state == "loading":
+            pair.engine.ask(lambda engine: engine.load(engine.models[1]), pair.driver.deliver)
+            while pair.engine.models[1].residence.state == "loading":
                 pair.engine.move(pair.driver.deliver)
     assert pair.driver.generate([PROMPT], max_tokens=LENGTH) == [plain_loop(checkpoint("qwen3"), PROMPT, LENGTH)[0]]

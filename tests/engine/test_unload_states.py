@@ -187,8 +187,8 @@ def test_a_load_that_an_unload_gives_up_says_so(served: Serving) -> None:
 
 def test_a_load_that_ends_by_an_error_of_our_own_says_why(served: Serving) -> None:
     def spoil(engine: Engine, run: Any) -> Any:
-        before = engine.lane.reload
-        engine.lane.reload = replace(before, run=run or before.run)
+        before = engine.default.assembly
+        engine.default.assembly = replace(before, run=run or before.run)
         return before.run
 
     def fail_to_run(model: Any) -> Any:

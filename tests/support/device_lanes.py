@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
@@ -16,7 +15,7 @@ from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.lane import Lane, Reload
+from vllm_mlx.engine.lane import Assembly, ServedModel
 from vllm_mlx.engine.monitoring.schema import EngineFacts
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.scheduler.scheduler import Scheduler
@@ -47,13 +46,13 @@ class Lanes:
         self.num_sent = 0
         self.heard: dict[int, list[float]] = {}  # when each token of a reply was delivered, by the sequence's id
         self.busy_s = [0.0] * len(devices)
-        lanes = [self._lane(device) for device in devices]
-        self.engine = Engine(lanes, cast(Any, Watch()), clock=lambda: self.clock.now_s)
+        models = [self._model(device) for device in devices]
+        self.engine = Engine(models, cast(Any, Watch()), clock=lambda: self.clock.now_s)
 
-    def _lane(self, device: Device) -> Lane:
-        chip, weights_bytes = device.chip, int(device.shape.weights_bytes)
-        others = sum(other.shape.weights_bytes for other in self.devices if other is not device)
-        total_bytes = self._memory_bytes or int(BUDGET_SHARE * chip.memory_bytes - others)
+    def _model(self, device: Device) -> ServedModel:
+        weights_bytes = int(device.shape.weights_bytes)
+        total_bytes = self._memory_bytes or int(BUDGET_SHARE * device.chip.memory_bytes)
+        self.total_bytes = total_bytes
         memory = MemoryBudget(total_bytes=total_bytes, weights_bytes=weights_bytes, transient_bytes=TRANSIENT_BYTES)
         row, config = footprint(device.shape), EngineConfig(model=device.shape.name)
         scheduler = Scheduler(config, memory=memory, footprint=row, pacer=pacer_of(device))
@@ -72,16 +71,19 @@ class Lanes:
         def run(_: object = None) -> Any:
             return SimulatedRunner(device, Manner.TOGETHER, lambda seq, position: position % 1000, self.clock)
 
-        reload = Reload(
+        assembly = Assembly(
+            scheduler=scheduler,
+            facts=facts,
             begin=lambda: cast(Any, SimulatedLoading(self.clock, weights_bytes)),
             run=run,
-            weights_bytes=weights_bytes if self._memory_bytes else 0,
+            weights_bytes=weights_bytes,
             room_bytes=weights_bytes // 40,
             load_s=weights_bytes / READ_BYTES_PER_S,
-            idle_unload_s=self._idle_s,
         )
         pin = self._pinned is not None and device is self.devices[self._pinned]
-        return Lane(scheduler, run(), reload, facts, pin=pin)
+        model = ServedModel(assembly, pin=pin, idle_unload_s=self._idle_s)
+        model.start(cast(Any, None))
+        return model
 
     def send(self, model: int, num_tokens: int, max_tokens: int, tenant: str = "") -> int:
         """Return the id of the sequence."""
@@ -111,12 +113,16 @@ class Lanes:
         return self.heard[seq_id][0]
 
     def step(self) -> None:
-        before_s, before = self.clock.now_s, [lane.runner.num_calls for lane in self.engine.lanes]  # type: ignore[union-attr]
+        before_s, before = self.clock.now_s, [self._num_calls(model) for model in self.engine.models]
         self.engine.step(self._deliver)
-        for at, (lane, num_calls) in enumerate(zip(self.engine.lanes, before, strict=True)):
-            if lane.runner.num_calls > num_calls:  # type: ignore[union-attr]
+        for at, (model, num_calls) in enumerate(zip(self.engine.models, before, strict=True)):
+            if self._num_calls(model) > num_calls:
                 self.busy_s[at] += self.clock.now_s - before_s
         self.engine.move(self._deliver)
+
+    @staticmethod
+    def _num_calls(model: ServedModel) -> int:
+        return int(cast(Any, model.lane).runner.num_calls)
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:
@@ -174,7 +180,7 @@ class Actions:
                 model = drawn.randrange(len(lanes.devices))
                 length, num_tokens = drawn.choice([(200, 20), (2000, 60), (8000, 100), (11_000, 400)])
                 lanes.send(model, length, num_tokens, tenant=drawn.choice("ab"))
-            while any(lane.waiting or lane.is_busy for lane in lanes.engine.lanes):
+            while any(lane.waiting or lane.is_busy for lane in lanes.engine.residency.models):
                 self._run_until(lanes.clock.now_s + 1)
         return self.lines
 
@@ -185,26 +191,25 @@ class Actions:
             yield at_s
 
     def _command(self, drawn: random.Random) -> None:
-        engine, lanes = self.lanes.engine, self.lanes.engine.lanes
-        lane = drawn.choice(lanes)
+        engine = self.lanes.engine
+        model = drawn.choice(engine.models)
         if drawn.random() < 0.5:
-            self.lines.append(f"command: load {lane.name}")
+            self.lines.append(f"command: load {model.name}")
             try:
-                engine.load(lane)
+                engine.load(model)
             except ModelUnavailable:
                 self.lines.append("refused")
-        elif not lane.is_busy:
-            self.lines.append(f"command: unload {lane.name}")
-            lane.unload()
+        elif not model.residence.is_busy:
+            self.lines.append(f"command: unload {model.name}")
+            engine.unload(model)
         self._note()
 
     def _settle(self) -> None:
         """Let models leave until all have room, as at a start."""
-        lanes = self.lanes.engine.lanes
-        for lane in reversed(lanes):
-            if sum(each.held_bytes for each in lanes) + TRANSIENT_BYTES > lane.facts.memory.total_bytes:
-                with suppress(AssertionError):
-                    lane.leave()
+        engine = self.lanes.engine
+        for model in reversed(engine.models):
+            if sum(each.held_bytes for each in engine.residency.models) + TRANSIENT_BYTES > self.lanes.total_bytes:
+                engine.evict(model)
 
     def _run_until(self, end_s: float) -> None:
         lanes, engine = self.lanes, self.lanes.engine
@@ -216,17 +221,17 @@ class Actions:
             self._note()
             if not engine.is_busy:
                 lanes.clock.now_s += _LOOK_S
-                if not any(lane.waiting for lane in engine.lanes):
+                if not any(model.waiting for model in engine.residency.models):
                     lanes.clock.now_s = min(end_s, lanes.clock.now_s + 0.5)
 
     def _states(self) -> list[tuple[str, bool, int]]:
         return [
-            (lane.report().row["state"], lane.residence.is_yielding, lane.scheduler.num_preemptions)
-            for lane in self.lanes.engine.lanes
+            (model.state, model.is_yielding, model.scheduler.num_preemptions)
+            for model in self.lanes.engine.residency.models
         ]
 
     def _note(self) -> None:
-        for lane, before, now in zip(self.lanes.engine.lanes, self._before, states := self._states(), strict=True):
+        for lane, before, now in zip(self.lanes.engine.models, self._before, states := self._states(), strict=True):
             if now[0] != before[0]:
                 self.lines.append(f"{now[0]} {lane.name}")
             if now[1] != before[1]:

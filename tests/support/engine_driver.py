@@ -22,8 +22,8 @@ from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.lane import Lane
-from vllm_mlx.engine.lane_parts import build_lane, device_watch, make_scheduler
+from vllm_mlx.engine.lane import ServedModel
+from vllm_mlx.engine.lane_parts import assemble, device_watch, make_scheduler
 from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, load_measured
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
@@ -77,7 +77,9 @@ class Driver:
         measured = measured_once(config, checkpoint, probe, calibration)
         budget = budget_of(config)
         watch = device_watch(budget)
-        self.engine = Engine([build_lane(config, checkpoint, measured, budget, watch)], watch)
+        served = assemble(config, checkpoint, measured, budget, watch)
+        served.start(measured.model)
+        self.engine = Engine([served], watch)
         if rows_bytes is not None:
             self.engine = squeezed(config, measured.model, self.engine, rows_bytes)
         self.may_restart = config.num_draft_tokens in ("auto", 0)  # a restart would hide a fault of drafts
@@ -163,7 +165,11 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    return Engine([Lane(scheduler, engine.runner, engine.lane.reload, engine.facts)], engine.watch)
+    facts, runner = replace(engine.facts, memory=memory), engine.runner
+    assembly = replace(engine.default.assembly, scheduler=scheduler, facts=facts, weights_bytes=1, run=lambda _: runner)
+    served = ServedModel(assembly)
+    served.start(model)
+    return Engine([served], engine.watch)
 
 
 @lru_cache(maxsize=2)

@@ -148,21 +148,20 @@ class Watch:
         self.num_looks += 1
         self.most_bytes = max(self.most_bytes, promised_bytes(engine))
         self.most_active_bytes = max(self.most_active_bytes, mx.get_active_memory())
-        num_preemptions = sum(lane.scheduler.num_preemptions for lane in engine.lanes)
-        if any(lane.residence.state == "loading" for lane in engine.lanes):
+        num_preemptions = sum(model.scheduler.num_preemptions for model in engine.models)
+        if any(model.state == "loading" for model in engine.residency.models):
             self.num_preempted += num_preemptions - self._num_before
         self._num_before = num_preemptions
-        num_loads = sum(sum(lane.residence.loads.values()) for lane in engine.lanes)
-        for seq_id in {seq.seq_id for lane in engine.lanes for seq in lane.waiting}:
+        num_loads = sum(sum(model.loads.values()) for model in engine.residency.models)
+        for seq_id in {seq.seq_id for model in engine.residency.models for seq in model.waiting}:
             since = self._first_seen.setdefault(seq_id, num_loads)
             self.most_loads = max(self.most_loads, num_loads - since)
 
 
 def promised_bytes(engine: Engine) -> int:
     """What the engine has promised of the budget. Cached state takes the rest, and is evicted for it."""
-    total = max(lane.facts.memory.transient_bytes for lane in engine.lanes)
-    for lane in engine.lanes:
-        memory = lane.facts.memory
-        total += lane.report().row["weights_bytes"] + lane.scheduler.room.rows_bytes()
-        total += memory.media_bytes + memory.grammars_bytes
+    total = max(model.memory.transient_bytes for model in engine.residency.models)
+    for model in engine.residency.models:
+        total += model.taken_bytes + model.scheduler.room.rows_bytes()
+        total += model.memory.media_bytes + model.memory.grammars_bytes
     return total

@@ -136,14 +136,14 @@ def _write_slowly(served: Serving, released: threading.Event) -> None:
 
 def hold_loads(engine: Engine, released: threading.Event, *, fails: bool = False) -> None:
     """Loads wait, or fail, until they are released. Called on the engine thread."""
-    begin = engine.lane.reload.begin
+    begin = engine.default.assembly.begin
 
     def held() -> Any:
         if fails and not released.is_set():
             raise ModelLoadError("The test lets no model load.")
         return HeldLoading(begin(), released)
 
-    engine.lane.reload = replace(engine.lane.reload, begin=held)
+    engine.default.assembly = replace(engine.default.assembly, begin=held)
 
 
 async def _failing(served: Serving) -> None:

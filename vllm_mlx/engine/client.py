@@ -18,7 +18,7 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.step import SequenceUpdate
 from ..prompt.processor import PreparedRequest
-from ..scheduler.residence import State
+from ..scheduler.residency import State
 from .admission import AdmissionQueue
 from .front import Front
 from .generation import Generation, Reply
@@ -181,7 +181,7 @@ class EngineClient:
 
         Raises ModelUnavailable if a load failed, Overloaded if it was given up or at shutdown, and EngineDead.
         """
-        await self.ask(lambda engine: engine.load(engine.lanes[model]))
+        await self.ask(lambda engine: engine.load(engine.models[model]))
         if wait:
             await self._leaves(model, "loading")
         if (refusal := self._thread.residences[model].refusal(time.monotonic())) is not None:
@@ -192,7 +192,7 @@ class EngineClient:
     async def unload_model(self, model: int, *, wait: bool) -> None:
         """Let the weights leave memory, and `wait` until they have. Raises ModelBusy while requests use them."""
         self._check_unused(model)
-        await self.ask(lambda engine: engine.lanes[model].unload())
+        await self.ask(lambda engine: engine.unload(engine.models[model]))
         if wait:
             await self._leaves(model, "leaving")
             if self.state_of(model) == "ready":  # they stay for what came meanwhile

@@ -3,14 +3,16 @@
 import ctypes
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import TypeVar
 
+import mlx.core as mx
+
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
-from ..core.errors import EngineDead, GenerationError, ModelUnavailable, first_line
+from ..core.errors import EngineDead, GenerationError, ModelBusy, ModelLoadError, first_line
 from ..core.faults import MAX_FAULTS, DeviceFault, Fault, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
@@ -21,33 +23,31 @@ from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.prefix_planner import PrefixPlanner
-from ..scheduler.residence import Reason
+from ..scheduler.residency import Event, Reason, Residency, Resident
 from ..scheduler.scheduler import Scheduler
-from .lane import Lane
+from .lane import Lane, ServedModel, load_cause
 from .macos import return_freed_memory
 from .monitoring.schema import EngineFacts, EngineReport
 from .monitoring.status import draft_status, image_status
-from .shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
-_RETRY_S = 30.0  # after which a model that had no room may be loaded by command again
 _SOON_S = 0.2  # and this often while state is to be written soon
 _RETURN_EVERY_S = 5.0  # without work, what Python and libraries freed goes back to the system this often
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
 class Engine:
-    """Runs the steps of all lanes, one lane's at a time. What has no lane in its name is the default lane's."""
+    """Runs the steps of all models, one model's at a time. Members that name no model refer to the default model."""
 
-    def __init__(self, lanes: Items[Lane], watch: DeviceWatch, clock: Callable[[], float] = time.monotonic):
-        """`lanes` by the positions of their models. They share one tree of cached state, if they cache any."""
+    def __init__(self, models: Items[ServedModel], watch: DeviceWatch, clock: Callable[[], float] = time.monotonic):
+        """`models` by their positions. They share one tree of cached state, if they cache any."""
         self._clock = clock
-        self.lanes = tuple(lanes)
-        self._memory = SharedMemory(self.lanes)
-        self._turns = LaneTurns(len(lanes))
-        self._last = self.lane  # it ran the last step
+        self.models = tuple(models)
+        self.residency = Residency([model.residence for model in models])
+        self._turns = LaneTurns(len(models))
+        self._last = self.default  # it ran the last step
         self._num_urgent = 0  # steps in a row for lanes whose replies could wait no longer
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
@@ -60,16 +60,19 @@ class Engine:
         self._returned_s = clock()  # when freed memory was returned to the system
         self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
         self._end: EngineDead | None = None  # why no step can follow
+        for model in models:
+            model.residence.use(self._returned_s)
 
     @property
     def has_work(self) -> bool:
         """Whether a step can do anything before the next message."""
-        return bool(self._aborts) or any(lane.has_work for lane in self.lanes)
+        return bool(self._aborts) or any(model.has_work for model in self.models)
 
     @property
     def is_busy(self) -> bool:
         """Whether there is something to do between steps, also if no step is due."""
-        return self.has_work or self._has_disk_work or any(lane.is_moving for lane in self.lanes)
+        now = self._clock()
+        return self.has_work or self._has_disk_work or any(each.is_moving(now) for each in self.residency.models)
 
     @property
     def idle_s(self) -> float:
@@ -79,30 +82,34 @@ class Engine:
 
     @property
     def _is_leaving(self) -> bool:
-        return any(lane.residence.state == "leaving" for lane in self.lanes)
+        return any(model.state == "leaving" for model in self.residency.models)
 
     @property
-    def lane(self) -> Lane:
-        return self.lanes[0]
+    def default(self) -> ServedModel:
+        return self.models[0]
 
     @property
     def facts(self) -> EngineFacts:
-        return self.lane.facts
+        return self.default.facts
 
     @property
     def scheduler(self) -> Scheduler:
-        return self.lane.scheduler
+        return self.default.scheduler
 
     @property
     def runner(self) -> Runner:
-        """The runner of the model, which is in memory."""
-        assert self.lane.runner is not None
-        return self.lane.runner
+        """The runner of the default model, whose weights are in memory."""
+        assert self.default.lane is not None
+        return self.default.lane.runner
+
+    @property
+    def _lanes(self) -> list[Lane]:
+        return [model.lane for model in self.models if model.lane is not None]
 
     @property
     def num_rows(self) -> int:
         """Rows that hold state on the device."""
-        return sum(lane.runner.num_rows for lane in self.lanes if lane.runner is not None)
+        return sum(lane.runner.num_rows for lane in self._lanes)
 
     @property
     def cache_tree(self) -> PrefixTree | None:
@@ -111,7 +118,7 @@ class Engine:
 
     @property
     def _caches(self) -> list[PrefixPlanner]:
-        return [cache for lane in self.lanes if (cache := lane.scheduler.prefix_cache) is not None]
+        return [cache for model in self.models if (cache := model.scheduler.prefix_cache) is not None]
 
     def cache_entries(self) -> list[Entry]:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
@@ -122,7 +129,7 @@ class Engine:
 
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
-        freed = sum(lane.media.clear(salts) for lane in self.lanes if lane.media is not None)
+        freed = sum(model.media.clear(salts) for model in self.models if model.media is not None)
         if self.disk is not None:
             self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
@@ -145,8 +152,8 @@ class Engine:
         try:
             if rest_s() > 0:
                 self._aborts += [seq_id for cache in self._caches for seq_id in cache.seq_ids]
-                for lane in self.lanes:
-                    self.step(deliver, lane)  # rows leave their state behind
+                for model in self.models:
+                    self.step(deliver, model)  # rows leave their state behind
                 self.disk.write_all(rest_s)
         finally:
             self.disk.close()
@@ -157,17 +164,22 @@ class Engine:
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or something was read or written."""
-        for lane in self.lanes:
+        for lane in self._lanes:
             lane.is_stalled = False
         self._look_after_disk(is_idle=self._is_idle)
 
     @property
     def _is_idle(self) -> bool:
-        return not any(lane.is_busy for lane in self.lanes)
+        return not any(model.is_busy for model in self.residency.models)
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
-            self.lanes[seq.model].add(seq)
+            self._wake(self.models[seq.model])
+            self.models[seq.model].residence.add(seq, self._clock())
+
+    def _wake(self, model: ServedModel) -> None:
+        if model.lane is not None:
+            model.lane.is_stalled = False
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences at the start of the next step."""
@@ -175,18 +187,18 @@ class Engine:
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
-        self.lanes[seq.model].is_stalled = False
-        self.lanes[seq.model].scheduler.keep(seq, num_tokens)
+        self._wake(self.models[seq.model])
+        self.models[seq.model].scheduler.keep(seq, num_tokens)
 
     def report(self) -> EngineReport:
         """Describe the present state."""
-        tree = self.cache_tree
+        tree, now = self.cache_tree, self._clock()
         return EngineReport(
             num_steps=self.num_steps,
             device=self.watch.usage(),
-            lanes=tuple(lane.report() for lane in self.lanes),
-            images=image_status(*(lane.images for lane in self.lanes)),
-            drafts=draft_status(self.facts.no_drafts, *(lane.scheduler.speculation for lane in self.lanes)),
+            lanes=tuple(model.report(now) for model in self.models),
+            images=image_status(*(model.images for model in self.models)),
+            drafts=draft_status(self.facts.no_drafts, *(model.scheduler.speculation for model in self.models)),
             cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reader.reading,
@@ -195,48 +207,89 @@ class Engine:
 
     def rest(self) -> None:
         """Free what only a next step would use. Called when no step is due."""
-        for lane in self.lanes:
-            if lane.runner is not None:
-                lane.runner.rest()
+        for lane in self._lanes:
+            lane.runner.rest()
+
+    # -- weights come and leave
 
     def move(self, deliver: Deliver) -> None:
-        """Let the weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
+        """Let weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
         self._check_alive()
-        self._memory.settle()
-        for lane in self.lanes:
-            if not lane.is_settled:
-                before = lane.residence.state
-                self._do(partial(self._move, lane, deliver), lane, deliver)
-                if lane.residence.state != before:
-                    self._memory.measure()
+        if len(self.models) > 1:
+            self.residency.measure(self._clock())
+            while (leaving := self.residency.model_to_leave(self._clock())) is not None:
+                self.evict(self._model_of(leaving))
+        for model in self.models:
+            is_written = self.disk is None or self.disk.is_written
+            event = model.residence.due(self._clock(), is_written=is_written)
+            if event is not None or model.residence.state in ("loading", "failed"):
+                self._do(partial(self._move, model, event, deliver), model, deliver)
 
-    def _move(self, lane: Lane, deliver: Deliver) -> None:
-        refusal, fault = lane.move(self.disk)
-        if refusal is not None:
-            waiting = tuple((seq.seq_id, refusal) for seq in lane.scheduler.waiting)
-            self._take(lane, StepOutput(failed=waiting), deliver)
+    def _move(self, model: ServedModel, event: Event | None, deliver: Deliver) -> None:
+        fault = None
+        if event is not None:
+            self._take_event(model, event)
+            if event == "written" and self.disk is not None and (cache := model.scheduler.prefix_cache) is not None:
+                self.disk.free_memory(cache.fingerprint)
+                mx.clear_cache()
+        elif model.residence.state == "loading":
+            fault = self._advance(model)
+        if (refusal := model.residence.refusal(self._clock())) is not None:
+            waiting = tuple((seq.seq_id, refusal) for seq in model.scheduler.waiting)
+            self._take(model, StepOutput(failed=waiting), deliver)
         if device_fault(fault) is Fault.OUT_OF_MEMORY:  # the load has failed by it, but it may be that of a row's step
             fault = DeviceFault(f"A step may have failed while weights were read: {fault}") if self.num_rows else None
         if fault is not None:
             raise fault
 
-    def load(self, lane: Lane, reason: Reason = "command") -> None:
-        """Begin to load the weights without a request. Models without work leave for them. Raises ModelUnavailable."""
-        self._memory.measure()
-        others = self._memory.others(lane)
-        idle = [other for other in others if other.may_leave and not other.is_busy]
-        beside = ", ".join(other.name for other in others if other not in idle and other.residence.takes_memory)
-        if beside and not lane.fits_after(sum(other.leaving_bytes for other in idle)):
-            raise ModelUnavailable(
-                f"The weights have no room beside {beside}. Wait until what these models run has ended, or unload one.",
-                retry_after_s=_RETRY_S,
-            )
-        for other in sorted(idle, key=lambda other: other.residence.used_s):
-            if not lane.fits_after(0):
-                other.leave()
-                self._memory.measure()
-        lane.load(reason)
-        self._memory.measure()
+    def _advance(self, model: ServedModel) -> Exception | None:
+        """Read the next slice. Returns the device fault that it met."""
+        try:
+            if model.advance():
+                self._take_event(model, "read")
+                message = "%s is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
+                logger.info(message, model.name, model.residence.load_s, 1000 * model.build_s)
+            return None
+        except ModelLoadError as error:
+            cause, fault = load_cause(error)
+            self._take_event(model, "fail", cause=cause)
+            return fault
+
+    def _take_event(
+        self, model: ServedModel, event: Event, *, reason: Reason = "request", cause: str | None = None
+    ) -> None:
+        """Take in an event of a model's weights, and carry out the action that follows."""
+        if event == "fail":
+            logger.error("%s could not be loaded: %s", model.name, cause)
+        action = self.residency.take(model.residence, event, self._clock(), reason=reason, cause=cause)
+        try:
+            model.act(action)
+        except ModelLoadError as error:
+            self._take_event(model, "fail", cause=error.message)
+        if action == "free":
+            self.residency.measure(self._clock())  # image features have left, too
+
+    def load(self, model: ServedModel) -> None:
+        """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
+        while (leaving := self.residency.model_to_leave_for(model.residence, self._clock())) is not None:
+            self.evict(self._model_of(leaving))
+        self._take_event(model, "load", reason="command")
+
+    def evict(self, model: ServedModel) -> None:
+        """Free the weights of a model without rows, for the sake of another model."""
+        self._take_event(model, "evict")
+
+    def unload(self, model: ServedModel) -> None:
+        """Let the weights leave by command, once what ended requests have left to do is done.
+
+        Called while no request is open. Raises ModelBusy if the weights never leave.
+        """
+        if model.residence.no_unload is not None:
+            raise ModelBusy(model.residence.no_unload)
+        self._take_event(model, "unload")
+
+    def _model_of(self, resident: Resident) -> ServedModel:
+        return next(model for model in self.models if model.residence is resident)
 
     def yield_memory(self, deliver: Deliver) -> None:
         """Give memory back at rest, and under pressure. A step without work sees the pressure."""
@@ -248,8 +301,8 @@ class Engine:
             return_freed_memory(ctypes.CDLL(None))
         self._look_after_disk(is_idle=self._is_idle)
 
-    def step(self, deliver: Deliver, lane: Lane | None = None) -> None:
-        """Run one step of a lane; without one, of the lane that was served least.
+    def step(self, deliver: Deliver, model: ServedModel | None = None) -> None:
+        """Run one step of a model; without one, of the model that was served least.
 
         Tokens are delivered before the prefill of the same step runs. If a step fails as a whole, its sequences restart
         or fail; the next step starts clean. Raises EngineDead.
@@ -259,63 +312,61 @@ class Engine:
         now = self._clock()
         if self._aborts:
             self._do(self._abort, self._last, deliver)
-        busy = [at for at, each in enumerate(self.lanes) if each.has_work]
-        if lane is None:
-            lane = self._lane_in_turn(busy, now) if busy else self.lane
-        if busy and lane.residence.state == "ready":
-            lane.residence.use(now)
-        self._do(partial(self._step, lane, deliver, now, is_alone=len(busy) < 2), lane, deliver)
-        if busy and len(self.lanes) > 1:
-            tenants = {at: self.lanes[at].scheduler.turns.tenants for at in busy}
-            self._turns.charge(self.lanes.index(lane), self._clock() - now, tenants)
-        self._last = lane
+        busy = [each for each in self.models if each.has_work]
+        lanes = {at: each.lane for at, each in enumerate(self.models) if each in busy and each.lane is not None}
+        if model is None:
+            unloaded = next((each for each in busy if each.lane is None), self.default)
+            model = self.models[self._turn(lanes, now)] if lanes else unloaded
+        if busy and model.residence.state == "ready":
+            model.residence.use(now)
+        self._do(partial(self._step, model, deliver, now, is_alone=len(busy) < 2), model, deliver)
+        if lanes and len(self.models) > 1:
+            tenants = {at: lane.scheduler.turns.tenants for at, lane in lanes.items()}
+            self._turns.charge(self.models.index(model), self._clock() - now, tenants)
+        self._last = model
 
     def _abort(self) -> None:
         while self._aborts:
             seq_id = self._aborts.pop()
-            for lane in self.lanes:
-                lane.abort(seq_id)
+            for model in self.residency.models:
+                model.abort(seq_id)
 
-    def _lane_in_turn(self, busy: Items[int], now: float) -> Lane:
+    def _turn(self, lanes: Mapping[int, Lane], now: float) -> int:
         """Return the lane that was served least; or one whose replies can wait no longer, which decodes only."""
-        lane = self.lanes[self._turns.next(busy)]
-        others = [self.lanes[at] for at in busy if self.lanes[at] is not lane]
-        if not others:
-            lane.pace(None)
-            return lane
-        if lane.is_outgrown:  # the lane whose rows came last gives memory back before another step takes it
-            running = (each for each in (lane, *others) if each.scheduler.num_running)
-            lane = max(running, key=lambda each: each.scheduler.room.first_id)
-            lane.pace(0.0)
-            return lane
-        urgent = min(others, key=lambda other: other.slack_s(now))
-        slack_s = urgent.slack_s(now)
-        self._num_urgent += 1
-        if slack_s < lane.wanted_s and self._num_urgent <= len(others):
-            urgent.pace(0.0)
-            return urgent
-        self._num_urgent = 0
-        lane.pace(slack_s)
-        return lane
+        at, slack_s = self._turns.next(lanes.keys()), None
+        others = lanes.keys() - {at}
+        if others and lanes[at].residence.is_outgrown:  # the last rows give memory back before another step takes it
+            running = (each for each, lane in lanes.items() if lane.scheduler.num_running)
+            at, slack_s = max(running, key=lambda each: lanes[each].scheduler.room.first_id), 0.0
+        elif others:
+            urgent = min(sorted(others), key=lambda other: lanes[other].slack_s(now))
+            slack_s = lanes[urgent].slack_s(now)
+            self._num_urgent += 1
+            if slack_s < lanes[at].wanted_s and self._num_urgent <= len(others):
+                at, slack_s = urgent, 0.0
+            else:
+                self._num_urgent = 0
+        lanes[at].pace(slack_s)
+        return at
 
-    def _step(self, lane: Lane, deliver: Deliver, now: float, *, is_alone: bool) -> None:
-        """Run a step. If other lanes are busy, it waits for its own samples, so that no other lane's step does."""
-        lane.is_stalled = False
-        if (runner := lane.runner) is None:
-            self._take(lane, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
+    def _step(self, model: ServedModel, deliver: Deliver, now: float, *, is_alone: bool) -> None:
+        """Run a step. If other models are busy, it waits for its own samples, so that no other model's step does."""
+        if (lane := model.lane) is None:
+            self._take(model, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
             return
-        plan = lane.scheduler.schedule(now, is_alone=is_alone)
-        lane.raise_fault()
-        has_news = self._take(lane, runner.decode(plan), deliver)
+        lane.is_stalled = False
+        plan = model.scheduler.schedule(now, is_alone=is_alone)
+        model.raise_fault()
+        has_news = self._take(model, lane.runner.decode(plan), deliver)
         lane.decoded_s = self._clock()
-        lane.is_stalled = plan == NO_WORK and not has_news and lane.scheduler.awaits_inputs
+        lane.is_stalled = plan == NO_WORK and not has_news and model.scheduler.awaits_inputs
         if plan.prefill:
             self._longest_chunk = max(chunk.end - chunk.start for chunk in plan.prefill)
-            self._take(lane, runner.prefill(plan.prefill), deliver)
+            self._take(model, lane.runner.prefill(plan.prefill), deliver)
         self._look_after_disk(is_idle=False)
 
-    def _do(self, work: Callable[[], None], lane: Lane, deliver: Deliver) -> None:
-        """Do a lane's work, and recover from the error that ends it: the lane's own, or the device's.
+    def _do(self, work: Callable[[], None], model: ServedModel, deliver: Deliver) -> None:
+        """Do a model's work, and recover from the error that ends it: the model's own, or the device's.
 
         Raises EngineDead.
         """
@@ -323,7 +374,7 @@ class Engine:
         with Fence("the engine, which continues with its next step") as fence:
             work()
         if fence.error is not None:
-            self.recover(fence.error, deliver, self._longest_chunk, lane)
+            self.recover(fence.error, deliver, self._longest_chunk, model)
 
     def ask(self, question: Callable[["Engine"], T], deliver: Deliver) -> T:
         """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too.
@@ -338,10 +389,12 @@ class Engine:
                 self.recover(error, deliver)
             raise
 
-    def recover(self, error: Exception, deliver: Deliver, num_tokens: int = 0, lane: Lane | None = None) -> None:
+    def recover(
+        self, error: Exception, deliver: Deliver, num_tokens: int = 0, model: ServedModel | None = None
+    ) -> None:
         """Drop the rows, so that the next step starts clean, and let their sequences restart or fail.
 
-        A device fault is everyone's; another error is that of `lane`. `num_tokens`: the longest chunk that ran, if any
+        A device fault is everyone's; another error is that of `model`. `num_tokens`: the longest chunk that ran, if any
         did. Raises EngineDead after several device faults without a good step in between, because then only a new
         process helps; and at once if the ranks of a model have parted, because a wait for the device may then hang.
         """
@@ -349,9 +402,12 @@ class Engine:
         if fault is Fault.PARTED:
             self._end = EngineDead(f"Only a restart of all ranks of the model helps: {first_line(error, 300)}")
             raise self._end
-        lanes = self.lanes if fault is not None or lane is None else (lane,)
-        for each in lanes:
-            each.reset(error, is_damaged=fault is not None)
+        models = self.models if fault is not None or model is None else (model,)
+        for each in models:
+            if each.lane is not None:
+                each.lane.reset(is_damaged=fault is not None)
+            if each.residence.state == "loading":  # arrays may be damaged, so that the load begins again
+                self._take_event(each, "fail" if fault is None else "damage", cause=first_line(error))
         if fault is not None:
             self._num_faults += 1
             logger.error("Device fault %d since the last good step: %s", self._num_faults, error)
@@ -362,19 +418,19 @@ class Engine:
             )
             raise self._end
         failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
-        for each in lanes:
-            deliver(each.scheduler.recover(failure, fault, num_tokens if each is lane else 0))
+        for each in models:
+            deliver(each.scheduler.recover(failure, fault, num_tokens if each is model else 0))
 
     def _check_alive(self) -> None:
         """Raise EngineDead if an earlier call has met the end, also if its caller kept that to itself."""
         if self._end is not None:
             raise self._end
 
-    def _take(self, lane: Lane, output: StepOutput, deliver: Deliver) -> bool:
+    def _take(self, model: ServedModel, output: StepOutput, deliver: Deliver) -> bool:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
         if output.tokens or output.prefilled:
             self._num_faults = 0
-        if updates := lane.scheduler.update(output):
+        if updates := model.scheduler.update(output):
             deliver(updates)
-        lane.raise_fault()
+        model.raise_fault()
         return bool(updates)

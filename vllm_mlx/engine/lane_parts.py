@@ -25,8 +25,9 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from .disk import fingerprint
-from .lane import Lane, Reload
+from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
+from .monitoring.schema import EngineFacts
 from .sizing import MeasuredModel, attention_cost, begin_drafting, engine_facts, forced_bytes, no_drafts, one_chunk
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 _MEDIA_SHARE = 8  # encoded images that are kept take at most an eighth of what rows may take
 
 
-def build_lane(
+def assemble(
     config: EngineConfig,
     checkpoint: Checkpoint,
     measured: MeasuredModel,
@@ -45,10 +46,10 @@ def build_lane(
     name: str = "",
     pin: bool = False,
     ranks: Ranks | None = None,
-) -> Lane:
-    """Build the lane of a model that is loaded and measured already.
+) -> ServedModel:
+    """Build a model that is measured already. Its weights are not in memory before `start`.
 
-    `tree` is that of the lanes before, if there are any. With `ranks`, this is rank 0, and its runner leads the others.
+    `tree` is that of the models before, if there are any. With `ranks`, this is rank 0, and its runner leads the others.
     Raises ConfigError.
     """
     config = one_chunk(config, checkpoint, measured, budget)
@@ -74,8 +75,8 @@ def build_lane(
     else:
         stored = None if cache is None else cache.tree
         run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving, tree=stored)
-    reload = _reload(config, checkpoint, measured, run)
-    return Lane(scheduler, run(measured.model), reload, facts, name=name, pin=pin)
+    assembly = _assembly(config, checkpoint, measured, run, scheduler, facts)
+    return ServedModel(assembly, name=name, pin=pin, no_unload=config.no_unload, idle_unload_s=config.idle_unload_s)
 
 
 def prefill_context(measured: MeasuredModel, budget: Budget) -> Callable[[], AbstractContextManager[None]]:
@@ -92,9 +93,14 @@ def device_watch(budget: Budget) -> DeviceWatch:
     )
 
 
-def _reload(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, run: Callable[[Model], Runner]
-) -> Reload:
+def _assembly(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    measured: MeasuredModel,
+    run: Callable[[Model], Runner],
+    scheduler: Scheduler,
+    facts: EngineFacts,
+) -> Assembly:
     proofs, media, fingerprint = Proofs.of(measured.model), measured.model.media, checkpoint.fingerprint()
     sizes = [array.nbytes for array in weight_arrays(measured.model.weights)]
 
@@ -107,14 +113,14 @@ def _reload(
             model.forget_images(media)
         return run(model)
 
-    return Reload(
+    return Assembly(
+        scheduler=scheduler,
+        facts=facts,
         begin=begin,
         run=run_as_measured,
         weights_bytes=sum(sizes),
         room_bytes=max(sizes),
         load_s=measured.load_s,
-        no_unload=config.no_unload,
-        idle_unload_s=config.idle_unload_s,
     )
 
 

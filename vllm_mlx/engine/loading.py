@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Sequence as Items
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
-from ..core.errors import ConfigError, ModelUnavailable, about, setting
+from ..core.errors import ConfigError, about, setting
 from ..core.fair_queue import FairThreads
 from ..core.memory import Budget
 from ..disk.kept import NO_MEMORIES, Memories
@@ -32,14 +31,14 @@ from .disk import OpenDisk
 from .engine import Engine
 from .front import Front
 from .generation import Preparations, ReplyKeeper
-from .known import Facts, KnownFacts
-from .lane import Lane
-from .lane_parts import build_lane, device_watch, prefill_context
+from .known import KnownFacts
+from .lane import ServedModel
+from .lane_parts import assemble, device_watch, prefill_context
 from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts
 from .monitoring.status import model_facts
 from .preparing import PromptPool
-from .sizing import MeasuredModel, agreed, budget_of, load_measured, no_drafts, unread, within_kernels
+from .sizing import MeasuredModel, agreed, budget_of, load_measured, no_drafts, within_kernels
 from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
@@ -186,57 +185,39 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
         if disk is not None:
             engine.attach(None, disk.report)
         return engine
-    lanes: list[Lane] = []
+    models: list[ServedModel] = []
     budget = budget_of(sources[0].config)
     watch = device_watch(budget)
     for source in sources:
-        facts = None if source.known is None else source.known.facts
-        coming_bytes = source.checkpoint.file_bytes
         pinned_bytes = sum(other.checkpoint.file_bytes for other in sources if other.pin and other is not source)
         with about(source.name if len(sources) > 1 else None):
-            load = partial(_load_lane, source, budget_of(source.config, pinned_bytes), watch, lanes)
-            lane = None if not lanes or source.pin or facts is None else load(facts)
-            if lane is None or not _lacks_room([*lanes, lane], budget, coming_bytes):
-                _make_room(lanes, budget, coming_bytes)
-                lane = load(None)
-            lanes.append(lane)
-    _make_room(lanes, budget)
-    engine = Engine(lanes, watch)
-    if engine.lane.runner is None:  # it had to leave while another model was measured
-        with suppress(ModelUnavailable):
-            engine.load(engine.lane, "start")
+            models.append(_load(source, budget_of(source.config, pinned_bytes), watch, models))
+    engine = Engine(models, watch)
     if disk is not None and (tree := engine.cache_tree) is not None:
-        caches = [(lane.scheduler.prefix_cache, lane.facts.info.model) for lane in lanes]
+        caches = [(model.scheduler.prefix_cache, model.facts.info.model) for model in models]
         names = {cache.fingerprint: model for cache, model in caches if cache is not None}
         engine.attach(disk.start(tree, names), disk.report)
     return engine
 
 
-def _load_lane(
-    source: Source, budget: Budget, watch: DeviceWatch, before: Items[Lane], unread_facts: Facts | None
-) -> Lane:
-    """With `unread_facts`, which are all of the model, its weights are not read."""
+def _load(source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel]) -> ServedModel:
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
-    tree = next((cache.tree for lane in before if (cache := lane.scheduler.prefix_cache) is not None), None)
-    if unread_facts is None:
-        probe = None if source.vision is None else source.vision.probe()
-        measured = load_measured(config, checkpoint, probe, budget, source.known)
-        warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-    else:
-        measured = unread(config, checkpoint, budget, unread_facts)
-    lane = build_lane(config, checkpoint, measured, budget, watch, tree, name=source.name, pin=source.pin)
-    if unread_facts is not None:
-        lane.free()
-        lane.residence.loads.clear()
-    return lane
+    tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
+    probe = None if source.vision is None else source.vision.probe()
+    measured = load_measured(config, checkpoint, probe, budget, source.known)
+    warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
+    model = assemble(config, checkpoint, measured, budget, watch, tree, name=source.name, pin=source.pin)
+    model.start(measured.model)
+    return model
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
     config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
     watch = device_watch(budget)
-    lane = build_lane(config, checkpoint, measured, budget, watch, ranks=ranks)
+    model = assemble(config, checkpoint, measured, budget, watch, ranks=ranks)
+    model.start(measured.model)
     _loaded(ranks, watch)
-    engine = Engine([lane], watch)
+    engine = Engine([model], watch)
     engine.rank_reports = ranks.watch.rows
     return engine
 
@@ -265,19 +246,6 @@ def _load_in_lockstep(
     measured = load_measured(config, checkpoint, budget=budget, ranks=ranks)
     warm_up(measured.model, fences=Unfenced)
     return config, *agreed(ranks, measured, budget)
-
-
-def _lacks_room(lanes: Items[Lane], budget: Budget, coming_bytes: int) -> bool:
-    """Return whether the weights of another model, and a step, have no room beside these."""
-    step_bytes = max(budget.scores_bytes, *(lane.facts.memory.transient_bytes for lane in lanes), 0)
-    return sum(lane.held_bytes for lane in lanes) + coming_bytes + step_bytes > budget.total_bytes
-
-
-def _make_room(lanes: Items[Lane], budget: Budget, coming_bytes: int = 0) -> None:
-    """Let models without a pin leave for the weights of another and for a step: the one that was loaded last first."""
-    for lane in reversed(lanes):
-        if lane.may_leave and _lacks_room(lanes, budget, coming_bytes):
-            lane.leave()
 
 
 def check_settings(config: EngineConfig) -> None:

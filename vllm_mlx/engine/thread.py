@@ -15,7 +15,7 @@ from ..core.errors import EngineDead
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.tasks import call_at_exit, raise_in, settle
-from ..scheduler.residence import Residence
+from ..scheduler.residency import Resident
 from .engine import Deliver, Engine
 from .monitoring.schema import EngineFacts
 
@@ -36,10 +36,10 @@ _Message = Callable[[Engine], None] | _Question | None  # with None, the thread 
 
 
 class EngineThread:
-    """Runs one engine on a thread of its own. `facts` and `residences` are known after `start`, one for each lane."""
+    """Runs one engine on a thread of its own. `facts` and `residences` are known after `start`, one for each model."""
 
     facts: list[EngineFacts]
-    residences: list[Residence]
+    residences: list[Resident]
 
     def __init__(self, load: Callable[[], Engine]):
         self._load = load
@@ -132,8 +132,8 @@ class EngineThread:
             self._loaded.set_exception(error)
             return
         engine.wake_on_news(self.wake)
-        self.residences = [lane.residence for lane in engine.lanes]
-        self._loaded.set_result([lane.facts for lane in engine.lanes])
+        self.residences = [model.residence for model in engine.models]
+        self._loaded.set_result([model.facts for model in engine.models])
         try:
             is_idle = False
             while self._take_messages(engine, engine.idle_s if is_idle and not engine.is_busy else 0.0):

@@ -48,10 +48,10 @@ class MemoryPool:
         """Its size while the device has all the memory that was planned."""
         return self._planned_bytes
 
-    def take(self, num_bytes: int) -> None:
-        """Take bytes for weights out of the pool. With a negative number, give them back."""
-        self._planned_bytes -= num_bytes
-        self.num_bytes = max(0, min(self.num_bytes - num_bytes, self._planned_bytes))
+    def plan(self, num_bytes: int) -> None:
+        """Set its size while the device has all the memory that was planned. What the device lacks stays lacking."""
+        self.num_bytes = max(0, min(self.num_bytes + num_bytes - self._planned_bytes, num_bytes))
+        self._planned_bytes = num_bytes
 
     def crowd(self) -> None:
         """Note that a row was preempted."""
@@ -161,8 +161,12 @@ class Room:
     @property
     def kept_bytes(self) -> int:
         """Bytes of the pool that cached state and features of images take."""
-        cached = 0 if self._prefix_cache is None else self._prefix_cache.held_bytes
-        return cached + (0 if self._images is None else self._images.used_bytes)
+        return self.image_bytes + (0 if self._prefix_cache is None else self._prefix_cache.held_bytes)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of image features that are kept."""
+        return 0 if self._images is None else self._images.used_bytes
 
     def bytes_of(self, row: Sequence, extra: int = 0) -> int:
         """Bytes of one row with its complete prompt, without padding, once it has grown by `extra` tokens."""

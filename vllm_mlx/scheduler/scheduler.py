@@ -78,9 +78,14 @@ class Scheduler:
         return len(self._seqs)
 
     @property
+    def holds_rows(self) -> bool:
+        """Whether the runner may hold state of rows."""
+        return bool(self._seqs.by_id or self._pending.release)
+
+    @property
     def has_work(self) -> bool:
-        is_busy = bool(self._seqs.by_id or self._seqs.waiting or self._pending.release)
-        return is_busy or (self.prefix_cache is not None and self.prefix_cache.has_trims)
+        has_trims = self.prefix_cache is not None and self.prefix_cache.has_trims
+        return self.holds_rows or bool(self._seqs.waiting) or has_trims
 
     def add(self, seq: Sequence) -> None:
         if self.prefix_cache is not None:
