@@ -19,7 +19,7 @@ from vllm_mlx.cache import snapshot
 from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.step import StepPlan
-from vllm_mlx.engine import lane_parts, loading
+from vllm_mlx.engine import loading
 from vllm_mlx.ranks import watch
 from vllm_mlx.ranks.leader import Leader
 from vllm_mlx.ranks.lockstep import Ranks
@@ -199,7 +199,7 @@ def noted(ranks: Ranks) -> Notes:
             if plan == StepPlan(decode=plan.decode):
                 notes.bytes_beyond_rows.append(said[-1] - 20 * sum(map(len, plan.decode)))
 
-    loading.Worker, lane_parts.Leader = NotingWorker, NotingLeader
+    loading.Worker, loading.Leader = NotingWorker, NotingLeader
     gc.disable()  # so that names are dropped where the program drops them
     return notes
 

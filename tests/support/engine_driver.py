@@ -23,7 +23,7 @@ from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.lane import ServedModel
-from vllm_mlx.engine.lane_parts import assemble, device_watch, make_scheduler
+from vllm_mlx.engine.loading import assemble, device_watch, make_scheduler
 from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, load_measured
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.calibrate import Calibration
@@ -77,7 +77,7 @@ class Driver:
         measured = measured_once(config, checkpoint, probe, calibration)
         budget = budget_of(config)
         watch = device_watch(budget)
-        served = assemble(config, checkpoint, measured, budget, watch)
+        served = ServedModel(assemble(config, checkpoint, measured, budget, watch))
         served.start(measured.model)
         self.engine = Engine([served], watch)
         if rows_bytes is not None:

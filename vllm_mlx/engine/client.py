@@ -25,7 +25,7 @@ from .generation import Generation, Reply
 from .macos import KeepAwake
 from .monitoring.counters import ReplyStats, Totals
 from .monitoring.prometheus import metric_families
-from .monitoring.schema import EngineReport, EngineStatus
+from .monitoring.schema import EngineReport, EngineStatus, ModelFacts
 from .monitoring.status import Moment, engine_status
 from .preparing import PromptPool, place_in, stack_of
 
@@ -60,7 +60,6 @@ class EngineClient:
         self.fronts, default = tuple(fronts), fronts[0]
         self.memories = default.memories
         self.processor, self.preparations = default.processor, default.preparations
-        self.model_facts = default.model_facts
         self._thread = thread
         self.pool = pool
         self._monitor = Monitor(config, self.fronts, thread, pool)
@@ -71,8 +70,14 @@ class EngineClient:
         self._seq_ids = itertools.count()
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
-        for residence in thread.residences:  # loads of other models do not count as time without a request
-            residence.use(time.monotonic())
+        self._residents = [model.residence for model in thread.models]
+        for resident in self._residents:  # loads of other models do not count as time without a request
+            resident.use(time.monotonic())
+
+    @property
+    def model_facts(self) -> ModelFacts:
+        """The facts of the default model."""
+        return self.fronts[0].model_facts
 
     @property
     def is_healthy(self) -> bool:
@@ -94,7 +99,7 @@ class EngineClient:
         the server shuts down or if the queue is full.
         """
         self._check_open()
-        self._thread.residences[request.model].use(time.monotonic())
+        self._residents[request.model].use(time.monotonic())
         self._loop = asyncio.get_running_loop()
         async with self.queue.preparing(request, request.sampling.n):
             prepared, progress = await self.fronts[request.model].preparations.prepare(request)
@@ -174,7 +179,7 @@ class EngineClient:
 
     def state_of(self, model: int) -> State:
         """Where the weights of the model at this position are now."""
-        return self._thread.residences[model].state
+        return self._residents[model].state
 
     async def load_model(self, model: int, *, wait: bool) -> None:
         """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
@@ -184,7 +189,7 @@ class EngineClient:
         await self.ask(lambda engine: engine.load(engine.models[model]))
         if wait:
             await self._leaves(model, "loading")
-        if (refusal := self._thread.residences[model].refusal(time.monotonic())) is not None:
+        if (refusal := self._residents[model].refusal(time.monotonic())) is not None:
             raise refusal
         if wait and self.state_of(model) == "unloaded":
             raise Overloaded("The model was unloaded again, by a command or for another one.", retry_after_s=_LOOK_S)
@@ -271,13 +276,13 @@ class EngineClient:
 
     def _in_the_way(self, model: int) -> str | None:
         """Name the models in memory and what they run, if requests for another one wait for that memory."""
-        if not (self._thread.residences[model].is_short or self._thread.residences[model].is_yielding):
+        if not (self._residents[model].is_short or self._residents[model].is_yielding):
             return None
         running = [reply for reply in self._running_replies() if reply.phase != "queued"]
         return "; ".join(
             f"{front.name}, which runs {self._users(at, running) or 'nothing'}"
             for at, front in enumerate(self.fronts)
-            if self._thread.residences[at].takes_memory
+            if self._residents[at].takes_memory
         )
 
     def _forget(self, generation: Generation) -> None:

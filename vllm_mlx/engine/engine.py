@@ -12,7 +12,14 @@ import mlx.core as mx
 
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
-from ..core.errors import EngineDead, GenerationError, ModelBusy, ModelLoadError, first_line
+from ..core.errors import (
+    ConfigError,
+    EngineDead,
+    GenerationError,
+    ModelBusy,
+    ModelLoadError,
+    first_line,
+)
 from ..core.faults import MAX_FAULTS, DeviceFault, Fault, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
@@ -234,7 +241,10 @@ class Engine:
                 mx.clear_cache()
         elif model.residence.state == "loading":
             fault = self._advance(model)
+            if model.lane is not None:
+                self._take(model, StepOutput(failed=tuple(model.cut_waiting())), deliver)
         if (refusal := model.residence.refusal(self._clock())) is not None:
+            model.residence.release(model.residence.held)
             waiting = tuple((seq.seq_id, refusal) for seq in model.scheduler.waiting)
             self._take(model, StepOutput(failed=waiting), deliver)
         if device_fault(fault) is Fault.OUT_OF_MEMORY:  # the load has failed by it, but it may be that of a row's step
@@ -250,7 +260,7 @@ class Engine:
                 message = "%s is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
                 logger.info(message, model.name, model.residence.load_s, 1000 * model.build_s)
             return None
-        except ModelLoadError as error:
+        except ConfigError as error:
             cause, fault = load_cause(error)
             self._take_event(model, "fail", cause=cause)
             return fault

@@ -1,19 +1,20 @@
 """One checkpoint on the engine thread: what outlives its weights, and its lane, which exists while they are in memory.
 
 Scheduler, prefix cache and everything that prepares prompts stay when the weights leave, so that a request waits in the
-queue as it would for a place. Weights come back in slices between steps, and nothing is measured again.
+queue as it would for a place. Weights come back in slices between steps. The first load also measures the model;
+before it, sizes are assumed from the headers of the files, and sequences are held back.
 """
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import mlx.core as mx
 
 from ..cache.media import MediaCache
-from ..core.errors import ModelLoadError, first_line
+from ..core.errors import ConfigError, ContextLengthExceeded, ModelLoadError, first_line
 from ..core.faults import Fault, device_fault
 from ..core.fence import clear_locals
 from ..core.memory import readable
@@ -41,6 +42,8 @@ class Assembly:
     weights_bytes: int
     room_bytes: int  # for what is in memory in addition to the weights while they are read
     load_s: float = 0.0  # of the first load
+    # Measures a model of which sizes are assumed, at its first load, in parts; None for a model that was measured.
+    measure: "Callable[[Model], Generator[None, None, Assembly]] | None" = None
 
 
 class Lane:
@@ -75,7 +78,7 @@ class Lane:
 
 
 class ServedModel:
-    """A model of the server. It carries out what `Residency` decides about its weights. Belongs to the engine thread."""
+    """A model of the server. It does what `Residency` decides about its weights. Belongs to the engine thread."""
 
     def __init__(
         self,
@@ -95,13 +98,16 @@ class ServedModel:
             weights_bytes=assembly.weights_bytes,
             room_bytes=assembly.room_bytes,
             expected_load_s=assembly.load_s,
+            is_measured=assembly.measure is None,
             is_pinned=pin,
             no_unload=no_unload,
             idle_unload_s=idle_unload_s,
         )
         self.lane: Lane | None = None
         self.media: MediaCache[Any] | None = None  # features of images; None for a model that takes none
+        self.tell: Callable[[EngineFacts], None] = _nobody_listens  # called with what the first load has measured
         self._loading: Loading[Model] | None = None
+        self._parts: Iterator[None] = iter(())  # of the load
         self.build_s = 0.0  # of the last load: the pause in which the model is built
         self._missing_bytes = 0
 
@@ -169,31 +175,60 @@ class ServedModel:
         if self.scheduler.prefix_cache is not None:
             self.scheduler.prefix_cache.raise_fault()
 
+    def cut_waiting(self) -> Iterator[tuple[int, ContextLengthExceeded]]:
+        """Cut replies to the context, which the first load may have found shorter. Yield prompts that are too long."""
+        limit = self.facts.info.max_model_len
+        for seq in self.scheduler.waiting:
+            if seq.num_prompt_tokens >= limit:
+                error = ContextLengthExceeded(num_prompt_tokens=seq.num_prompt_tokens, max_model_len=limit)
+                yield seq.seq_id, error
+            seq.max_tokens = min(seq.max_tokens, max(1, limit - seq.num_prompt_tokens))
+
     # -- actions of `Residency`
 
     def act(self, action: Action | None) -> None:
         """Carry out an action. Raises ModelLoadError if a load cannot begin."""
         match action:
             case "begin":
-                self._loading = None
-                mx.clear_cache()
+                self._drop()
                 self.scheduler.room.shrink_cache()
                 self._loading = self.assembly.begin()
+                self._parts = self._load(self._loading)
             case "give up":
-                self._loading = None
-                mx.clear_cache()
+                self._drop()
             case "free":
                 self._free()
 
-    def advance(self) -> bool:
-        """Read the next slice. Returns whether the lane is ready. Raises ModelLoadError."""
-        assert self._loading is not None
-        if (model := self._loading.advance()) is None:
-            return False
-        self._serve(model)
-        self.build_s, self._loading = self._loading.build_s, None
+    def _drop(self) -> None:
+        """Free what a load has read."""
+        self._loading, self._parts = None, iter(())
         mx.clear_cache()
-        return True
+
+    def advance(self) -> bool:
+        """Read the next slice, or measure a part. Returns whether the lane is ready. Raises ConfigError."""
+        return next(self._parts, self) is self
+
+    def _load(self, loading: Loading[Model]) -> Iterator[None]:
+        while (model := loading.advance()) is None:
+            yield
+        if self.assembly.measure is not None:
+            yield
+            try:
+                self._take_over((yield from self.assembly.measure(model)))
+            except RuntimeError as error:
+                raise ModelLoadError(f"{self.name} could not be measured: {first_line(error)}") from error
+        self._serve(model)
+        self._loading, self.build_s = None, loading.build_s
+        mx.clear_cache()
+
+    def _take_over(self, assembly: Assembly) -> None:
+        """Replace what was assumed by what the first load has measured."""
+        before, after = self.scheduler.prefix_cache, assembly.scheduler.prefix_cache
+        if before is not None and after is not None:
+            after.disk = before.disk
+        self.assembly = assembly
+        self.residence.measured(assembly.scheduler, assembly.facts.memory)
+        self.tell(assembly.facts)
 
     def _serve(self, model: Model) -> None:
         self.lane = Lane(self.residence, self.assembly.run(model))
@@ -218,7 +253,7 @@ class ServedModel:
             logger.warning("%s of the weights of %s are still in memory", readable(self._missing_bytes), self.name)
 
 
-def load_cause(error: ModelLoadError) -> tuple[str, Exception | None]:
+def load_cause(error: ConfigError) -> tuple[str, Exception | None]:
     """Return why a load failed, and the device fault that it met, if any."""
     fault = error.__cause__ if isinstance(error.__cause__, Exception) else None
     cause = error.message
@@ -226,3 +261,7 @@ def load_cause(error: ModelLoadError) -> tuple[str, Exception | None]:
         cause = f"The device has no memory for the weights now ({first_line(fault or error)})."
     clear_locals(error)  # a frame may refer to the error, so that only a collection would free the weights
     return cause, fault if device_fault(fault) is not None else None
+
+
+def _nobody_listens(_: EngineFacts) -> None:
+    """Stand in for a callback."""

@@ -1,15 +1,18 @@
-"""From a checkpoint to an engine that serves: a measured model, sizes that fit this machine, threads and client."""
+"""From a checkpoint to an engine that serves: what each model needs to run, the engine, threads and client."""
 
 import logging
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Items
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
+from ..cache.tree import PrefixTree
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, about, setting
 from ..core.fair_queue import FairThreads
-from ..core.memory import Budget
+from ..core.memory import Budget, MemoryBudget
 from ..disk.kept import NO_MEMORIES, Memories
 from ..formats.tokenizer import Tokenizer
 from ..media.loader import MediaLoader, image_decoders
@@ -18,30 +21,56 @@ from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
 from ..ranks.figures import figures
+from ..ranks.leader import Leader
 from ..ranks.lockstep import Ranks
 from ..ranks.sums import check_link
 from ..ranks.worker import Worker
-from ..runner.calibrate import warm_up
+from ..runner.attention import memory_saving
+from ..runner.calibrate import ImageCost, warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
-from ..runner.device import DeviceWatch, device_memory
+from ..runner.device import DeviceWatch, cache_limit_bytes, device_memory, max_stored_buffers
 from ..runner.load_model import advising
+from ..runner.loading import Loading
+from ..runner.model import Model, MultimodalModel, weight_arrays
+from ..runner.proofs import Proofs
 from ..runner.row_fences import Unfenced
+from ..runner.runner import Runner
+from ..scheduler.depth import DepthController
+from ..scheduler.image_planner import ImagePlanner
+from ..scheduler.prefill_pacer import PrefillPacer
+from ..scheduler.prefix_planner import PrefixPlanner
+from ..scheduler.scheduler import Scheduler
+from ..scheduler.speculation import MOST, Speculation
 from .client import EngineClient
-from .disk import OpenDisk
+from .disk import OpenDisk, fingerprint
 from .engine import Engine
 from .front import Front
 from .generation import Preparations, ReplyKeeper
-from .known import KnownFacts
-from .lane import ServedModel
-from .lane_parts import assemble, device_watch, prefill_context
+from .lane import Assembly, ServedModel
+from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts
-from .monitoring.status import model_facts
 from .preparing import PromptPool
-from .sizing import MeasuredModel, agreed, budget_of, load_measured, no_drafts, within_kernels
+from .sizing import (
+    MeasuredModel,
+    agreed,
+    attention_cost,
+    begin_drafting,
+    budget_of,
+    engine_facts,
+    forced_bytes,
+    least_memory,
+    load_measured,
+    measuring,
+    no_drafts,
+    one_chunk,
+    unread,
+    within_kernels,
+)
 from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
+_MEDIA_SHARE = 8  # encoded images that are kept take at most an eighth of what rows may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +82,6 @@ class Source:
     checkpoint: Checkpoint
     memories: Memories = NO_MEMORIES
     vision: VisionProcessor | None = None
-    known: KnownFacts | None = None  # of an earlier start
     pin: bool = False  # its weights leave for no other model
 
 
@@ -86,41 +114,30 @@ def start_engine(
                     memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
                     undone.callback(memories.close)
                 source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
-                prepared.append(_prepare(source, has_ranks=ranks is not None))
+                tokenizer = checked_tokenizer(own, checkpoint)
+                formats, vision = reply_formats(own, tokenizer), load_vision(own, checkpoint, tokenizer)
+                prepared.append((replace(source, vision=vision), tokenizer, formats))
         thread = EngineThread(lambda: load_engines([source for source, *_ in prepared], disk, ranks))
         thread.start()
         pool, decoders = PromptPool(), image_decoders()
-        parts = zip(prepared, thread.facts, strict=True)
-        fronts = [_front(*own, facts, thread, pool, decoders) for own, facts in parts]
+        parts = zip(prepared, thread.models, strict=True)
+        fronts = [_front(*own, model, thread, pool, decoders) for own, model in parts]
         undone.pop_all()
     return EngineClient(prepared[0][0].config, fronts, thread, pool)
-
-
-def _prepare(source: Source, *, has_ranks: bool) -> tuple[Source, Tokenizer, CheckpointFormats]:
-    """Read the small files of the checkpoint. Raises ConfigError."""
-    config, checkpoint = source.config, source.checkpoint
-    tokenizer = checked_tokenizer(config, checkpoint)
-    formats = reply_formats(config, tokenizer)
-    vision = load_vision(config, checkpoint, tokenizer)
-    known = None if has_ranks else KnownFacts.of(source.memories, config, checkpoint)
-    return replace(source, vision=vision, known=known), tokenizer, formats
 
 
 def _front(
     source: Source,
     tokenizer: Tokenizer,
     formats: CheckpointFormats,
-    facts: EngineFacts,
+    model: ServedModel,
     thread: EngineThread,
     pool: PromptPool,
     decoders: FairThreads,
 ) -> Front:
-    config, vision = source.config, source.vision
+    config, vision, facts = source.config, source.vision, model.facts
     if vision is not None:
         vision.set_memory(facts.memory)
-        vision.scale_down_to(facts.max_pixels)
-        if facts.video_fault is not None:
-            vision.refuse_videos(f"one was tried at load: {facts.video_fault}")
     processor = RequestProcessor(
         tokenizer,
         config,
@@ -135,15 +152,19 @@ def _front(
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
     )
     media = _media_requests(config, vision, facts, thread, decoders)
-    return Front(
+    front = Front(
         name=source.name,
+        config=config,
         facts=facts,
-        model_facts=model_facts(config, facts, processor),
+        vision=vision,
         processor=processor,
         preparations=Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s),
         keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None),
         memories=source.memories,
     )
+    front.measured(facts)
+    model.tell = front.measured
+    return front
 
 
 def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:
@@ -175,46 +196,82 @@ def _media_requests(
 
 
 def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> Engine:
-    """Load weights, measure, and size everything to the available memory. Raises ConfigError.
+    """Load and measure the models that have room, pinned ones first, and size everything to the available memory.
 
-    A model of which something is not known is loaded once. Those that have no room then leave, the default last.
-    With `ranks`, there is one model, and nothing of its cache is kept on disk.
+    Any other model is measured at its first load. Raises ConfigError. With `ranks`, there is one model, and nothing of
+    its cache is kept on disk.
     """
     if ranks is not None:
         engine = _load_leader(sources[0].config, sources[0].checkpoint, ranks)
         if disk is not None:
             engine.attach(None, disk.report)
         return engine
-    models: list[ServedModel] = []
     budget = budget_of(sources[0].config)
-    watch = device_watch(budget)
-    for source in sources:
+    watch, found = device_watch(budget), dict[str, ServedModel]()
+    for source in sorted(sources, key=lambda source: not source.pin):
         pinned_bytes = sum(other.checkpoint.file_bytes for other in sources if other.pin and other is not source)
         with about(source.name if len(sources) > 1 else None):
-            models.append(_load(source, budget_of(source.config, pinned_bytes), watch, models))
-    engine = Engine(models, watch)
+            own_budget, weights_bytes = budget_of(source.config, pinned_bytes), source.checkpoint.file_bytes
+            is_read = source.pin or not found
+            if not is_read:
+                least = least_memory(source.config, source.checkpoint, own_budget, weights_bytes)
+                is_read = not _lacks_room(found.values(), budget, least)
+            found[source.name] = _load(source, own_budget, watch, list(found.values()), is_read=is_read)
+    engine = Engine([found[source.name] for source in sources], watch)
+    for model in reversed(found.values()):
+        if model.residence.may_leave and _lacks_room(engine.models, budget):
+            engine.evict(model)
     if disk is not None and (tree := engine.cache_tree) is not None:
-        caches = [(model.scheduler.prefix_cache, model.facts.info.model) for model in models]
+        caches = [(model.scheduler.prefix_cache, model.facts.info.model) for model in engine.models]
         names = {cache.fingerprint: model for cache, model in caches if cache is not None}
         engine.attach(disk.start(tree, names), disk.report)
     return engine
 
 
-def _load(source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel]) -> ServedModel:
+def _lacks_room(models: Iterable[ServedModel], budget: Budget, coming: MemoryBudget | None = None) -> bool:
+    """Return whether these models, one that comes, and a step have no room together."""
+    residents = [model.residence for model in models]
+    memory = [*(each.memory for each in residents), *([] if coming is None else [coming])]
+    held_bytes = sum(each.held_bytes for each in residents)
+    if coming is not None:
+        held_bytes += coming.weights_bytes + coming.media_bytes + coming.grammars_bytes
+    return held_bytes + max(each.transient_bytes for each in memory) > budget.total_bytes
+
+
+def _load(
+    source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel], *, is_read: bool
+) -> ServedModel:
+    """Load and measure a model, or assemble it by the headers of its files."""
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
-    measured = load_measured(config, checkpoint, probe, budget, source.known)
-    warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-    model = assemble(config, checkpoint, measured, budget, watch, tree, name=source.name, pin=source.pin)
-    model.start(measured.model)
-    return model
+
+    def measure(model: Model) -> Generator[None, None, Assembly]:
+        measured = yield from measuring(config, checkpoint, model, probe)
+        yield
+        warm_up(model, has_drafts=no_drafts(config, model) is None)
+        stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
+        return assemble(config, checkpoint, measured, budget, watch, stored)
+
+    if is_read:
+        measured = load_measured(config, checkpoint, probe, budget)
+        warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
+        assembly = assemble(config, checkpoint, measured, budget, watch, tree)
+    else:
+        measured = unread(config, checkpoint, budget, takes_images=probe is not None)
+        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree), measure=measure)
+    served = ServedModel(
+        assembly, name=source.name, pin=source.pin, no_unload=config.no_unload, idle_unload_s=config.idle_unload_s
+    )
+    if is_read:
+        served.start(measured.model)
+    return served
 
 
 def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
     config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
     watch = device_watch(budget)
-    model = assemble(config, checkpoint, measured, budget, watch, ranks=ranks)
+    model = ServedModel(assemble(config, checkpoint, measured, budget, watch, ranks=ranks), no_unload=config.no_unload)
     model.start(measured.model)
     _loaded(ranks, watch)
     engine = Engine([model], watch)
@@ -246,6 +303,153 @@ def _load_in_lockstep(
     measured = load_measured(config, checkpoint, budget=budget, ranks=ranks)
     warm_up(measured.model, fences=Unfenced)
     return config, *agreed(ranks, measured, budget)
+
+
+def assemble(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    measured: MeasuredModel,
+    budget: Budget,
+    watch: DeviceWatch,
+    tree: PrefixTree | None = None,
+    ranks: Ranks | None = None,
+) -> Assembly:
+    """Build what runs a measured model, except its weights. `tree` is that of the other models, if there is one.
+
+    With `ranks`, this is rank 0, and its runner leads the others. Raises ConfigError.
+    """
+    config = one_chunk(config, checkpoint, measured, budget)
+    attention = attention_cost(config, checkpoint, measured, budget)
+    facts = engine_facts(config, checkpoint, measured, attention, budget)
+    pacer = PrefillPacer(
+        max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
+        max_chunk=config.max_prefill_chunk,
+        tokens_per_s=measured.calibration.tokens_per_s,
+        overhead_s=measured.calibration.overhead_s,
+        half_share=measured.calibration.half_share,
+        long_probe_s=measured.calibration.long_probe_s,
+        attention=attention,
+        whole_prompts=measured.model.no_chunks is not None,
+    )
+    cache = _prefix_planner(config, checkpoint, measured, facts.memory, tree)
+    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
+    watch.raise_cache_limit(cache_limit_bytes(budget.total_bytes, facts.memory.transient_bytes))
+    saving = prefill_context(measured, budget)
+    run: Callable[[Model], Runner]
+    if ranks is None:
+        run = partial(Runner, watch=watch, prefill_context=saving, has_drafts=scheduler.speculation is not None)
+    else:
+        stored = None if cache is None else cache.tree
+        run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving, tree=stored)
+    media, identity = measured.model.media, checkpoint.fingerprint()
+    proofs = None if measured.is_assumed else Proofs.of(measured.model)
+
+    def begin() -> Loading[Model]:
+        checkpoint.check_unchanged(identity)
+        return begin_drafting(config, checkpoint, proofs=proofs)
+
+    def run_as_measured(model: Model) -> Runner:
+        if isinstance(model, MultimodalModel):
+            model.forget_images(media)
+        return run(model)
+
+    sizes = [array.nbytes for array in weight_arrays(measured.model.weights)]
+    return Assembly(
+        scheduler=scheduler,
+        facts=facts,
+        begin=begin,
+        run=run_as_measured,
+        weights_bytes=sum(sizes),
+        room_bytes=max(sizes),
+        load_s=measured.load_s,
+    )
+
+
+def prefill_context(measured: MeasuredModel, budget: Budget) -> Callable[[], AbstractContextManager[None]]:
+    return partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured))
+
+
+def device_watch(budget: Budget) -> DeviceWatch:
+    device, total = device_memory(), budget.total_bytes
+    return DeviceWatch(
+        device.limit_bytes(total),
+        device.process_limit_bytes(total),
+        SystemWatch(memory_calls()),
+        cache_limit_bytes(total),
+    )
+
+
+def make_scheduler(
+    config: EngineConfig,
+    model: Model,
+    memory: MemoryBudget,
+    pacer: PrefillPacer,
+    cache: PrefixPlanner | None,
+    images: ImageCost | None = None,
+) -> Scheduler:
+    return Scheduler(
+        config,
+        memory=memory,
+        footprint=model.footprint,
+        pacer=pacer,
+        can_batch=model.can_batch,
+        shares_forward=model.no_shared_forward is None,
+        prefix_cache=cache,
+        images=_image_planner(model, memory, images) if isinstance(model, MultimodalModel) else None,
+        speculation=_speculation(config, model),
+    )
+
+
+def _speculation(config: EngineConfig, model: Model) -> Speculation | None:
+    """Return None if no drafts are verified."""
+    if no_drafts(config, model) is not None:
+        return None
+    most = MOST if config.num_draft_tokens == "auto" else config.num_draft_tokens
+    depth = DepthController(most, fixed=config.num_draft_tokens != "auto", padded=model.is_recurrent)
+    return Speculation(
+        depth,
+        model.vocab_size,
+        shares_forward=model.no_shared_forward is None,
+        state_bytes=model.footprint.fixed_bytes if model.is_recurrent else 0,
+        has_head=model.num_head_layers > 0,
+    )
+
+
+def _image_planner(model: MultimodalModel, memory: MemoryBudget, cost: ImageCost | None) -> ImagePlanner:
+    return ImagePlanner(
+        model.media,
+        max_bytes=memory.rows_bytes // _MEDIA_SHARE,
+        bytes_per_token=0 if cost is None else cost.feature_bytes_per_token,
+        bidirectional=model.bidirectional_images,
+    )
+
+
+def _prefix_planner(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    measured: MeasuredModel,
+    memory: MemoryBudget,
+    tree: PrefixTree | None,
+) -> PrefixPlanner | None:
+    """Return None if the prefix cache is off. `tree` is the other models', if there is one."""
+    model, s_per_token = measured.model, 1 / measured.calibration.tokens_per_s
+    if not config.prefix_cache:
+        return None
+    if model.resume_rule is None:
+        logger.warning("The prefix cache is off for %s: %s", checkpoint.architecture, model.no_prefix_cache)
+        return None
+    max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
+    if tree is None:
+        tree = PrefixTree(max_bytes=max_bytes, max_buffers=max_stored_buffers())
+    tree.add_model(name := fingerprint(checkpoint, model), model.resume_rule, s_per_token=s_per_token)
+    return PrefixPlanner(
+        tree,
+        name,
+        model.resume_rule,
+        model.footprint,
+        max_bytes=max_bytes,
+        snapshot_every=config.snapshot_every,
+    )
 
 
 def check_settings(config: EngineConfig) -> None:

@@ -2,12 +2,13 @@
 
 import logging
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from ..cache import layers
-from ..core.config import EngineConfig, ModelInfo
+from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
 from ..core.request import checkpoint_defaults, usual_sampling
@@ -27,8 +28,7 @@ from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk, text_config
 from ..runner.mtp import HeadLoader
-from ..runner.proofs import Proofs, prove_rows
-from .known import Facts, KnownFacts
+from ..runner.proofs import UNPROVEN, Proofs, prove_rows
 from .macos import wired_bytes
 from .monitoring.schema import EngineFacts
 
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
 _MAX_IMAGES_BYTES = 512 << 20
 _MAX_RENDERED_BYTES = 64 << 20
+_ASSUMED_TOKENS_PER_S = 1000.0  # of the prefill of a model that was never loaded
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
 
@@ -49,6 +50,7 @@ class MeasuredModel:
     images: ImageCost | None = None  # None for a model that takes no images
     video_fault: str | None = None  # why videos, as the processor prepares them, cannot be served
     load_s: float = 0.0
+    is_assumed: bool = False  # whether the weights were not read, so that nothing was measured
 
 
 def budget_of(config: EngineConfig, held_bytes: int = 0) -> Budget:
@@ -61,52 +63,64 @@ def load_measured(
     checkpoint: Checkpoint,
     probe: VisionProbe | None = None,
     budget: Budget | None = None,
-    known: KnownFacts | None = None,
     ranks: Ranks | None = None,
 ) -> MeasuredModel:
     """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
 
-    What is `known` of an earlier start is not proven again. With `ranks`, all of them call this at the same time: each
-    loads and measures its shard, and `agreed` follows.
+    With `ranks`, all of them call this at the same time: each loads and measures its shard, and `agreed` follows.
     """
-    facts = None if known is None else known.facts
     budget = budget or budget_of(config)
     _check_weights(config, checkpoint, budget, ranks)
     _log_wired_memory()
     apply_limits(budget.total_bytes)
     start_s = time.monotonic()
-    proofs = None if facts is None else facts.proofs
-    loading = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks, proofs=proofs)
+    loading = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks)
     model = loading.complete() if ranks is None else loading.complete(ranks.watch.advance)
-    load_s = time.monotonic() - start_s
+    load_s, parts = time.monotonic() - start_s, measuring(config, checkpoint, model, probe)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            measured: MeasuredModel = end.value
+            return replace(measured, load_s=load_s)
+
+
+def measuring(
+    config: EngineConfig, checkpoint: Checkpoint, model: Model, probe: VisionProbe | None
+) -> Generator[None, None, MeasuredModel]:
+    """Measure and prove in parts, between which other models may run steps. Raises ConfigError."""
     calibration = calibrate(model, has_experts=longest_chunk(checkpoint.config) is not None)
-    if facts is None:
-        check_kernels(calibration.attention)
-        prove_rows(model)
-    else:
-        logger.info("What rows of this model can do is known from an earlier start")
+    yield
+    check_kernels(calibration.attention)
+    yield
+    prove_rows(model)
+    yield
     if model.footprint.bytes_per_token and not calibration.attention:
         calibration = replace(calibration, attention=assumed(checkpoint.config))
     _wire(config, model)
-    images, video_fault = (None, None) if facts is None else (facts.images, facts.video_fault)
-    if probe is not None and isinstance(model, MultimodalModel) and images is None:
+    images, video_fault = None, None
+    if probe is not None and isinstance(model, MultimodalModel):
         with advising(checkpoint, trust_remote_code=config.trust_remote_code):
             check_family(model, probe.images.prompt, probe.images.inputs)
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
+        yield
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
-    if known is not None:
-        proofs = Proofs.of(model)
-        facts = Facts(calibration=calibration, proofs=proofs, images=images, video_fault=video_fault, load_s=load_s)
-        known.keep(facts)
-    return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault, load_s=load_s)
+    return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 
-def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, facts: Facts) -> MeasuredModel:
-    """Build a model of which all is known, without reading its weights. Raises ConfigError."""
+def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, *, takes_images: bool) -> MeasuredModel:
+    """Build a model without reading its weights, and assume what a load will measure. Raises ConfigError."""
     _check_weights(config, checkpoint, budget, None)
-    model = begin_drafting(config, checkpoint, proofs=facts.proofs).unread()
-    measured = MeasuredModel(model=model, calibration=facts.calibration, images=facts.images)
-    return replace(measured, video_fault=facts.video_fault, load_s=facts.load_s)
+    model = begin_drafting(config, checkpoint, proofs=UNPROVEN).unread()
+    calibration = Calibration(
+        tokens_per_s=_ASSUMED_TOKENS_PER_S,
+        overhead_s=0.0,
+        chunk_bytes_per_token=_least_bytes_per_token(checkpoint),
+        attention=assumed(checkpoint.config) if model.footprint.bytes_per_token else frozenset(),
+    )
+    pixels = config.max_pixels or DEFAULT_MAX_PIXELS
+    images = ImageCost(feature_bytes_per_token=0, encoder_bytes=0, max_pixels=pixels) if takes_images else None
+    return MeasuredModel(model=model, calibration=calibration, images=images, is_assumed=True)
 
 
 def _check_weights(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, ranks: Ranks | None) -> None:
@@ -310,11 +324,8 @@ def _divided(
 
 def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, weights: int) -> MemoryBudget:
     """The sizes before a load, which measures what a step takes: here it is the least. Raises ConfigError."""
-    chunk, text = within_kernels(config, checkpoint).max_prefill_chunk, text_config(checkpoint.config)
-    width = text.get("intermediate_size") or 0  # gemma3n has a list, with the width of each layer
-    width = max(width) if isinstance(width, list) else width
-    # Two states and three results of a feed-forward layer are in memory at once, in 16 bits or more.
-    chunk_bytes = 2 * chunk * (2 * text.get("hidden_size", 0) + 3 * width)
+    chunk = within_kernels(config, checkpoint).max_prefill_chunk
+    chunk_bytes = chunk * _least_bytes_per_token(checkpoint)
     if not mx.metal.is_available():  # scores are kept
         wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
         pair_bytes = score_bytes(assumed(checkpoint.config), on_metal=False)
@@ -323,6 +334,14 @@ def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, w
     step_bytes = max(chunk_bytes, min(budget.join_bytes, layers.SLICE_BYTES))
     takes_images = checkpoint.has_vision_encoder and not config.text_only
     return _divided(config, budget, weights, step_bytes, takes_images=takes_images)
+
+
+def _least_bytes_per_token(checkpoint: Checkpoint) -> int:
+    """Return the least activations of a chunk: two states and three results of a feed-forward layer, in 16 bits."""
+    text = text_config(checkpoint.config)
+    width = text.get("intermediate_size") or 0  # gemma3n has a list, with the width of each layer
+    width = max(width) if isinstance(width, list) else width
+    return int(2 * (2 * text.get("hidden_size", 0) + 3 * width))
 
 
 def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudget, footprint: RowFootprint) -> int:

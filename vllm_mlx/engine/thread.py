@@ -15,9 +15,8 @@ from ..core.errors import EngineDead
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.tasks import call_at_exit, raise_in, settle
-from ..scheduler.residency import Resident
 from .engine import Deliver, Engine
-from .monitoring.schema import EngineFacts
+from .lane import ServedModel
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,17 +35,16 @@ _Message = Callable[[Engine], None] | _Question | None  # with None, the thread 
 
 
 class EngineThread:
-    """Runs one engine on a thread of its own. `facts` and `residences` are known after `start`, one for each model."""
+    """Runs one engine on a thread of its own. `models` are known after `start`; other threads only read them."""
 
-    facts: list[EngineFacts]
-    residences: list[Resident]
+    models: tuple[ServedModel, ...]
 
     def __init__(self, load: Callable[[], Engine]):
         self._load = load
         self._deliver: Deliver = _nobody_listens
         self._died: Callable[[EngineDead], None] = _nobody_listens
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._loaded: Future[list[EngineFacts]] = Future()
+        self._loaded: Future[tuple[ServedModel, ...]] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
         self._save_until_s = 0.0  # by the monotonic clock
@@ -62,7 +60,7 @@ class EngineThread:
         """Load on the engine thread and wait for it. Raises the error of loading."""
         call_at_exit(self._end_with_process)
         self._thread.start()
-        self.facts = self._loaded.result()
+        self.models = self._loaded.result()
 
     def listen(self, deliver: Deliver, died: Callable[[EngineDead], None]) -> None:
         """Set what the thread calls with updates and when it dies, before any sequence is added."""
@@ -132,8 +130,7 @@ class EngineThread:
             self._loaded.set_exception(error)
             return
         engine.wake_on_news(self.wake)
-        self.residences = [model.residence for model in engine.models]
-        self._loaded.set_result([model.facts for model in engine.models])
+        self._loaded.set_result(engine.models)
         try:
             is_idle = False
             while self._take_messages(engine, engine.idle_s if is_idle and not engine.is_busy else 0.0):

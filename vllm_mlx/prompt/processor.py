@@ -127,6 +127,10 @@ class RequestProcessor:
             tools=formats.replies.calls,
         )
 
+    def limit_to(self, max_model_len: int) -> None:
+        """Set the context for requests that come from now on."""
+        self._window.max_model_len = max_model_len
+
     @property
     def takes_images(self) -> bool:
         return self._vision is not None

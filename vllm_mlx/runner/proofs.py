@@ -73,6 +73,11 @@ class Proofs:
             model.refuse_prefix_cache(self.no_prefix_cache)
 
 
+UNPROVEN = Proofs(  # assumed of a model that was never loaded
+    can_batch=True, no_shared_forward=None, no_prefix_cache=None, no_drafts=None, no_head=None, whole_sizes=None
+)
+
+
 def prove_rows(model: Model) -> None:
     """Note in the model what its rows cannot do."""
     model.no_shared_forward = sharing_fault(model)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal
@@ -62,14 +63,15 @@ class Resident:
     pause_s: float = 0.0  # after a failed load
     is_short: bool = False  # whether requests wait for memory that other models hold
     is_yielding: bool = False  # whether new sequences wait until the weights have left for another model and come back
-    held: list[Sequence] = field(default_factory=list)  # the sequences that wait for that
+    held: list[Sequence] = field(default_factory=list)  # the sequences that wait for that, or for the first load
+    is_measured: bool = True  # whether the weights were loaded before; other sizes are assumed from the files' headers
     growth_beside_bytes: int = 0  # what rows of other models will take in addition
 
     # -- sequences
 
     def add(self, seq: Sequence, now: float) -> None:
         """Queue a sequence."""
-        if self.is_yielding:
+        if self.is_yielding or not self.is_measured:
             self.held.append(seq)
         else:
             self.scheduler.add(seq)
@@ -88,7 +90,8 @@ class Resident:
     def stay(self) -> None:
         """Take work again, because no other model needs the memory any more."""
         self.is_yielding = False
-        self.release(self.held)
+        if self.is_measured:
+            self.release(self.held)
 
     def use(self, now: float) -> None:
         """Note that a request is here, or has just come."""
@@ -99,14 +102,23 @@ class Resident:
         return [*self.scheduler.waiting, *self.held]
 
     @property
+    def queue(self) -> Collection[Sequence]:
+        """The sequences that wait and are not held back."""
+        return self.scheduler.waiting if self.is_measured else self.held
+
+    @property
     def first(self) -> Sequence:
         """The sequence that waits longest. There must be one."""
-        return next(iter(self.scheduler.waiting))
+        return next(iter(self.queue))
 
     @property
     def is_busy(self) -> bool:
         """Whether sequences wait or run, or have left something to do."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self.queue)
+
+    def measured(self, scheduler: Scheduler, memory: MemoryBudget) -> None:
+        """Take what the first load has measured, in place of what was assumed."""
+        self.scheduler, self.memory, self.is_measured = scheduler, memory, True
 
     # -- state
 
@@ -133,7 +145,7 @@ class Resident:
 
     def wants_weights(self, now: float) -> bool:
         """Return whether sequences wait for weights that are not being loaded."""
-        return bool(self.scheduler.waiting) and not self.takes_memory and self.refusal(now) is None
+        return bool(self.queue) and not self.takes_memory and self.refusal(now) is None
 
     def is_moving(self, now: float) -> bool:
         """Return whether a load can go on immediately."""
@@ -178,7 +190,7 @@ class Resident:
 
     def lacking_bytes(self, now: float) -> int:
         """Return what its first sequence lacks to run, with the weights if they are not in memory."""
-        if not self.wants_weights(now) and (self.state != "ready" or not self.scheduler.waiting):
+        if not self.wants_weights(now) and (self.state != "ready" or not self.queue):
             return 0
         row_bytes = self.scheduler.room.coming_bytes(self.first)
         if self.is_in_memory:
@@ -233,6 +245,7 @@ class Residency:
             case _, "ready":
                 model.use(now)
                 if before == "loading":
+                    model.stay()
                     model.cause, model.pause_s, model.load_s = None, 0.0, now - begun_s
             case _, "failed":
                 model.cause = cause
