@@ -16,7 +16,7 @@ from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.engine import loading, sizing
 from vllm_mlx.runner import mtp
 
-from .test_several_models import HEADED, NUM_TOKENS, path_of, prompt_of, serving
+from .test_several_models import HEADED, NUM_TOKENS, prompt_of, serving
 
 MEASURING: dict[Any, tuple[str, ...]] = {
     mtp: ("try_head",),
