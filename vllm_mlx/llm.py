@@ -20,8 +20,7 @@ from .core.events import Failed, FinishReason, TokenLogprob, Usage
 from .core.json_values import with_texts
 from .core.request import Request, SamplingParams
 from .core.tasks import call_at_exit, together
-from .engine.disk import open_disk
-from .engine.loading import start_engine
+from .engine.loading import open_disk, start_engine
 
 T = TypeVar("T")
 MAX_TOKENS = 256  # of a text that `generate` continues without a limit, as in mlx-lm

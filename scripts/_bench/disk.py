@@ -27,8 +27,7 @@ from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.files import PIECE_BYTES
 from vllm_mlx.disk.place import RECORDS
-from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import Source, load_engines
+from vllm_mlx.engine.loading import Source, load_engines, open_disk
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import speak_in_words

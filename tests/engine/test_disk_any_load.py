@@ -13,7 +13,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.engine.loading import open_disk
 
 NUM_TOKENS = 6
 ARCHITECTURES = ("qwen3", "gemma3_text", "qwen3_5", "nemotron_h", "llama4", "afm7")

@@ -24,8 +24,7 @@ from vllm_mlx.disk.faults import InUse
 from vllm_mlx.disk.kept import Memories, Restored
 from vllm_mlx.disk.place import prepare
 from vllm_mlx.engine import disk
-from vllm_mlx.engine.disk import fingerprint
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import fingerprint, start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))

@@ -16,7 +16,7 @@ from tests.support.mtp_heads import head_tensors, shifted, write_split
 from tests.support.rows import cases
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.engine.disk import fingerprint
+from vllm_mlx.engine.loading import fingerprint
 from vllm_mlx.engine.sizing import begin_drafting
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import Model, TextModel, weights_bytes

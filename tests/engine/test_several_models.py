@@ -20,9 +20,8 @@ from vllm_mlx.core.errors import ConfigError, ModelUnavailable
 from vllm_mlx.core.events import Failed
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import open_disk, start_engine
 
 NAMES = ("qwen3", "qwen3_5", "gpt_oss")
 HEADED = "qwen3_5 with an MTP head"

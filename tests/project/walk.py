@@ -34,8 +34,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.sequence import Sequence as EngineSequence
 from vllm_mlx.core.step import Restore, SequenceUpdate, StepOutput, StepPlan
-from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import open_disk, start_engine
 from vllm_mlx.prompt.encoded import EncodedText
 from vllm_mlx.runner.sampler import Sampled
 

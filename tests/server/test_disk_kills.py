@@ -11,8 +11,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.commands import address, served
 from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import open_disk, start_engine
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 

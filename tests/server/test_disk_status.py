@@ -15,8 +15,7 @@ from vllm_mlx.cache.stats import DiskReport
 from vllm_mlx.cli.status import disk_line
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.folder import look
-from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import open_disk, start_engine
 
 QUESTION = {"messages": [{"role": "user", "content": "Count to 9. " * 200}], "max_tokens": 3, "temperature": 0}
 

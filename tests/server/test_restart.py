@@ -17,8 +17,7 @@ from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import Finished
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import open_disk, start_engine
 from vllm_mlx.prompt.processor import PreparedRequest
 
 from ..media.samples import encode

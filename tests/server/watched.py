@@ -13,8 +13,7 @@ from tests.support.running import NAMES, Running, serving
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.disk import open_disk
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import open_disk, start_engine
 
 
 @contextlib.contextmanager

@@ -15,9 +15,8 @@ from vllm_mlx.core.errors import ModelBusy, ModelLoadError, ModelUnavailable
 from vllm_mlx.core.events import Failed
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.engine.loading import open_disk, start_engine
 from vllm_mlx.runner.loading import Loading
 from vllm_mlx.runner.model import Model
 

@@ -81,8 +81,7 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack, is_ready: 
         lead = stack.enter_context(leading(settings, engine_config, screen))
         screen.print(f"Loading {', '.join(one.model for one in settings.each())}", markup=False)
 
-        from ..engine.disk import open_disk
-        from ..engine.loading import start_engine
+        from ..engine.loading import open_disk, start_engine
         from ..server.app import create_app
 
         started_s = time.monotonic()
