@@ -21,7 +21,7 @@ from ..core.errors import (
     first_line,
 )
 from ..core.faults import MAX_FAULTS, DeviceFault, Fault, device_fault
-from ..core.fence import Fence
+from ..core.fence import Fence, clear_locals
 from ..core.sequence import Sequence
 from ..core.step import NO_WORK, SequenceUpdate, StepOutput
 from ..disk.tier import DiskTier
@@ -32,7 +32,7 @@ from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.residency import Event, Reason, Residency, Resident
 from ..scheduler.scheduler import Scheduler
-from .lane import Lane, ServedModel, load_cause
+from .lane import Lane, ServedModel
 from .macos import return_freed_memory
 from .monitoring.schema import EngineFacts, EngineReport
 from .monitoring.status import draft_status, image_status
@@ -236,8 +236,9 @@ class Engine:
         fault = None
         if event is not None:
             self._take_event(model, event)
-            if event == "written" and self.disk is not None and (cache := model.scheduler.prefix_cache) is not None:
-                self.disk.free_memory(cache.fingerprint)
+            cache = model.scheduler.prefix_cache
+            if event == "written" and cache is not None and cache.disk is not None:
+                cache.disk.free_memory(cache.fingerprint)
                 mx.clear_cache()
         elif model.residence.state == "loading":
             fault = self._advance(model)
@@ -257,13 +258,16 @@ class Engine:
         try:
             if model.advance():
                 self._take_event(model, "read")
-                message = "%s is loaded again after %.1f s; to build it took %.0f ms, in which nothing else ran"
+                message = "%s is loaded after %.1f s; to build it took %.0f ms, in which nothing else ran"
                 logger.info(message, model.name, model.residence.load_s, 1000 * model.build_s)
             return None
         except ConfigError as error:
-            cause, fault = load_cause(error)
-            self._take_event(model, "fail", cause=cause)
-            return fault
+            fault = error.__cause__ if isinstance(error.__cause__, Exception) else None
+            is_lack = device_fault(fault) is Fault.OUT_OF_MEMORY
+            lack = f"The device has no memory for the weights now ({first_line(fault or error)})."
+            clear_locals(error)  # a frame may refer to the error, so that only a collection would free the weights
+            self._take_event(model, "fail", cause=lack if is_lack else error.message)
+            return fault if device_fault(fault) is not None else None
 
     def _take_event(
         self, model: ServedModel, event: Event, *, reason: Reason = "request", cause: str | None = None
@@ -366,7 +370,7 @@ class Engine:
             return
         lane.is_stalled = False
         plan = model.scheduler.schedule(now, is_alone=is_alone)
-        model.raise_fault()
+        self._raise_fault(model)
         has_news = self._take(model, lane.runner.decode(plan), deliver)
         lane.decoded_s = self._clock()
         lane.is_stalled = plan == NO_WORK and not has_news and model.scheduler.awaits_inputs
@@ -415,7 +419,9 @@ class Engine:
         models = self.models if fault is not None or model is None else (model,)
         for each in models:
             if each.lane is not None:
-                each.lane.reset(is_damaged=fault is not None)
+                if fault is not None:
+                    each.lane.runner.drain()
+                each.lane.runner.reset()
             if each.residence.state == "loading":  # arrays may be damaged, so that the load begins again
                 self._take_event(each, "fail" if fault is None else "damage", cause=first_line(error))
         if fault is not None:
@@ -442,5 +448,11 @@ class Engine:
             self._num_faults = 0
         if updates := model.scheduler.update(output):
             deliver(updates)
-        model.raise_fault()
+        self._raise_fault(model)
         return bool(updates)
+
+    @staticmethod
+    def _raise_fault(model: ServedModel) -> None:
+        """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
+        if model.scheduler.prefix_cache is not None:
+            model.scheduler.prefix_cache.raise_fault()

@@ -14,9 +14,7 @@ from typing import Any, get_args
 import mlx.core as mx
 
 from ..cache.media import MediaCache
-from ..core.errors import ConfigError, ContextLengthExceeded, ModelLoadError, first_line
-from ..core.faults import Fault, device_fault
-from ..core.fence import clear_locals
+from ..core.errors import ContextLengthExceeded, ModelLoadError, first_line
 from ..core.memory import readable
 from ..runner.loading import Loading
 from ..runner.model import Model
@@ -70,12 +68,6 @@ class Lane:
         prefill = self.scheduler.prefill
         prefill.beside_s = math.inf if slack_s is None else max(0.0, min(prefill.stall_s, slack_s - prefill.decode_s))
 
-    def reset(self, *, is_damaged: bool) -> None:
-        """Drop all rows, after a step that failed as a whole."""
-        if is_damaged:
-            self.runner.drain()
-        self.runner.reset()
-
 
 class ServedModel:
     """A model of the server. It does what `Residency` decides about its weights. Belongs to the engine thread."""
@@ -105,7 +97,7 @@ class ServedModel:
         )
         self.lane: Lane | None = None
         self.media: MediaCache[Any] | None = None  # features of images; None for a model that takes none
-        self.tell: Callable[[EngineFacts], None] = _nobody_listens  # called with what the first load has measured
+        self.tell: Callable[[EngineFacts], None] | None = None  # called with what the first load has measured
         self._loading: Loading[Model] | None = None
         self._parts: Iterator[None] = iter(())  # of the load
         self.build_s = 0.0  # of the last load: the pause in which the model is built
@@ -170,11 +162,6 @@ class ServedModel:
             build_s=self.build_s,
         )
 
-    def raise_fault(self) -> None:
-        """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
-        if self.scheduler.prefix_cache is not None:
-            self.scheduler.prefix_cache.raise_fault()
-
     def cut_waiting(self) -> Iterator[tuple[int, ContextLengthExceeded]]:
         """Cut replies to the context, which the first load may have found shorter. Yield prompts that are too long."""
         limit = self.facts.info.max_model_len
@@ -224,11 +211,12 @@ class ServedModel:
     def _take_over(self, assembly: Assembly) -> None:
         """Replace what was assumed by what the first load has measured."""
         before, after = self.scheduler.prefix_cache, assembly.scheduler.prefix_cache
-        if before is not None and after is not None:
+        if before is not None and after is not None and after.fingerprint == before.fingerprint:
             after.disk = before.disk
         self.assembly = assembly
         self.residence.measured(assembly.scheduler, assembly.facts.memory)
-        self.tell(assembly.facts)
+        if self.tell is not None:
+            self.tell(assembly.facts)
 
     def _serve(self, model: Model) -> None:
         self.lane = Lane(self.residence, self.assembly.run(model))
@@ -251,17 +239,3 @@ class ServedModel:
         logger.info("%s is unloaded: %s are free again", self.name, readable(freed_bytes))
         if self._missing_bytes > _MUCH_MISSING:
             logger.warning("%s of the weights of %s are still in memory", readable(self._missing_bytes), self.name)
-
-
-def load_cause(error: ConfigError) -> tuple[str, Exception | None]:
-    """Return why a load failed, and the device fault that it met, if any."""
-    fault = error.__cause__ if isinstance(error.__cause__, Exception) else None
-    cause = error.message
-    if device_fault(fault) is Fault.OUT_OF_MEMORY:
-        cause = f"The device has no memory for the weights now ({first_line(fault or error)})."
-    clear_locals(error)  # a frame may refer to the error, so that only a collection would free the weights
-    return cause, fault if device_fault(fault) is not None else None
-
-
-def _nobody_listens(_: EngineFacts) -> None:
-    """Stand in for a callback."""

@@ -57,7 +57,6 @@ from .generation import Preparations, ReplyKeeper
 from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
-from .monitoring.schema import EngineFacts
 from .preparing import PromptPool
 from .sizing import (
     MeasuredModel,
@@ -156,6 +155,8 @@ class Source:
     config: EngineConfig
     checkpoint: Checkpoint
     memories: Memories = NO_MEMORIES
+    tokenizer: Tokenizer | None = None  # None where no prompt is prepared, like the next ones
+    formats: CheckpointFormats | None = None
     vision: VisionProcessor | None = None
     pin: bool = False  # its weights leave for no other model
 
@@ -177,47 +178,40 @@ def start_engine(
             undone.callback(disk.close)
         if len(entries) > 1 and config.no_unload is not None:
             raise ConfigError(f"{config.no_unload} Serve one model only, or leave it out.")
-        prepared: list[tuple[Source, Tokenizer, CheckpointFormats]] = []
+        sources: list[Source] = []
         for entry in entries:
             with about(entry.name if len(entries) > 1 else None):
                 own = config.with_model(entry.config)
                 check_settings(own)
                 checkpoint = find_checkpoint(own.model, own.revision, trust_remote_code=own.trust_remote_code)
-                if prepared:
-                    memories = prepared[0][0].memories.of(checkpoint.fingerprint())
+                if sources:
+                    memories = sources[0].memories.of(checkpoint.fingerprint())
                 else:
                     memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
                     undone.callback(memories.close)
-                source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
                 tokenizer = checked_tokenizer(own, checkpoint)
                 formats, vision = reply_formats(own, tokenizer), load_vision(own, checkpoint, tokenizer)
-                prepared.append((replace(source, vision=vision), tokenizer, formats))
-        thread = EngineThread(lambda: load_engines([source for source, *_ in prepared], disk, ranks))
+                source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
+                sources.append(replace(source, tokenizer=tokenizer, formats=formats, vision=vision))
+        thread = EngineThread(lambda: load_engines(sources, disk, ranks))
         thread.start()
         pool, decoders = PromptPool(), image_decoders()
-        parts = zip(prepared, thread.models, strict=True)
-        fronts = [_front(*own, model, thread, pool, decoders) for own, model in parts]
+        parts = zip(sources, thread.models, strict=True)
+        fronts = [_front(source, model, thread, pool, decoders) for source, model in parts]
         undone.pop_all()
-    return EngineClient(prepared[0][0].config, fronts, thread, pool)
+    return EngineClient(sources[0].config, fronts, thread, pool)
 
 
-def _front(
-    source: Source,
-    tokenizer: Tokenizer,
-    formats: CheckpointFormats,
-    model: ServedModel,
-    thread: EngineThread,
-    pool: PromptPool,
-    decoders: FairThreads,
-) -> Front:
+def _front(source: Source, model: ServedModel, thread: EngineThread, pool: PromptPool, decoders: FairThreads) -> Front:
     config, vision, facts = source.config, source.vision, model.facts
+    assert source.tokenizer is not None and source.formats is not None
     if vision is not None:
         vision.set_memory(facts.memory)
     processor = RequestProcessor(
-        tokenizer,
+        source.tokenizer,
         config,
         source.checkpoint.path,
-        formats=formats,
+        formats=source.formats,
         max_model_len=facts.info.max_model_len,
         vocab_size=facts.info.vocab_size,
         max_grammars_bytes=facts.memory.grammars_bytes,
@@ -226,7 +220,11 @@ def _front(
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
     )
-    media = _media_requests(config, vision, facts, thread, decoders)
+    limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
+    sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
+    root = MediaRoot(limits.media_root)
+    loader = MediaLoader(limits, root, sampling=sampling, takes_images=takes_images, decoders=decoders)
+    media = MediaRequests(vision, loader, thread.wake)
     front = Front(
         name=source.name,
         config=config,
@@ -254,20 +252,6 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
             max_pixels=config.max_pixels or DEFAULT_MAX_PIXELS,
             trust_remote_code=config.trust_remote_code,
         )
-
-
-def _media_requests(
-    config: EngineConfig,
-    vision: VisionProcessor | None,
-    facts: EngineFacts,
-    thread: EngineThread,
-    decoders: FairThreads,
-) -> MediaRequests:
-    media = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
-    sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
-    root = MediaRoot(media.media_root)
-    loader = MediaLoader(media, root, sampling=sampling, takes_images=takes_images, decoders=decoders)
-    return MediaRequests(vision, loader, thread.wake)
 
 
 def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> Engine:

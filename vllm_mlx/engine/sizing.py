@@ -28,7 +28,7 @@ from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk, text_config
 from ..runner.mtp import HeadLoader
-from ..runner.proofs import UNPROVEN, Proofs, prove_rows
+from ..runner.proofs import Proofs, prove_rows
 from .macos import wired_bytes
 from .monitoring.schema import EngineFacts
 
@@ -111,7 +111,7 @@ def measuring(
 def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, *, takes_images: bool) -> MeasuredModel:
     """Build a model without reading its weights, and assume what a load will measure. Raises ConfigError."""
     _check_weights(config, checkpoint, budget, None)
-    model = begin_drafting(config, checkpoint, proofs=UNPROVEN).unread()
+    model = begin_drafting(config, checkpoint, proofs=Proofs()).unread()
     calibration = Calibration(
         tokens_per_s=_ASSUMED_TOKENS_PER_S,
         overhead_s=0.0,

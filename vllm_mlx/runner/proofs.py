@@ -44,14 +44,14 @@ _ODD_SHARE = 20  # in half precision, rounding can choose other experts at one p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proofs:
-    """What a load tried with a model, for other loads of the same weights."""
+    """Results that a load tried with a model, for other loads of the same weights. The defaults are assumed before."""
 
-    can_batch: bool
-    no_shared_forward: str | None
-    no_prefix_cache: str | None
-    no_drafts: str | None
-    no_head: str | None
-    whole_sizes: dict[int, int] | None
+    can_batch: bool = True
+    no_shared_forward: str | None = None
+    no_prefix_cache: str | None = None
+    no_drafts: str | None = None
+    no_head: str | None = None
+    whole_sizes: dict[int, int] | None = None
     no_chunks: str | None = None
 
     @classmethod
@@ -71,11 +71,6 @@ class Proofs:
         model.no_drafts, model.no_chunks = self.no_drafts, self.no_chunks
         if self.no_prefix_cache is not None:
             model.refuse_prefix_cache(self.no_prefix_cache)
-
-
-UNPROVEN = Proofs(  # assumed of a model that was never loaded
-    can_batch=True, no_shared_forward=None, no_prefix_cache=None, no_drafts=None, no_head=None, whole_sizes=None
-)
 
 
 def prove_rows(model: Model) -> None:
