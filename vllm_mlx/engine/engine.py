@@ -165,6 +165,15 @@ class Engine:
         finally:
             self.disk.close()
 
+    def free(self) -> None:
+        """Free weights and cached state at the end, because the event loop still knows the models."""
+        for model in self.models:
+            model.lane = None
+            if model.media is not None:
+                model.media.clear()
+        if self.cache_tree is not None:
+            self.cache_tree.clear()
+
     def _look_after_disk(self, *, is_idle: bool) -> None:
         if self.disk is not None:
             self._has_disk_work = self.disk.tick(is_idle=is_idle, is_last=self._is_leaving)
