@@ -147,9 +147,10 @@ class EngineThread:
             self.error = self.error or (error if isinstance(error, EngineDead) else EngineDead(message))
             self._died(self.error)
         with Fence("the end of the process"):
-            engine.close(self._rest_s, self._deliver)
-        with Fence("the memory of an engine that has ended"):
-            engine.free()
+            try:
+                engine.close(self._rest_s, self._deliver)
+            finally:
+                engine.free()
         self._end = self.error or EngineDead("The engine has been shut down.")
         self._refuse_questions(self._end)
 
