@@ -23,7 +23,7 @@ from vllm_mlx.disk import reader
 from vllm_mlx.disk.faults import InUse
 from vllm_mlx.disk.kept import Memories, Restored
 from vllm_mlx.disk.place import prepare
-from vllm_mlx.engine import disk
+from vllm_mlx.engine import loading
 from vllm_mlx.engine.loading import fingerprint, start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
@@ -48,7 +48,7 @@ def test_a_second_server_on_the_folder_goes_on_without_it_with_one_line(
 ) -> None:
     with started(path, tmp_path) as server:
         server.generate(PROMPT)
-        second = disk.open_disk(EngineConfig(model=str(path), cache_dir=str(tmp_path), cache_disk_bytes=1 << 30))
+        second = loading.open_disk(EngineConfig(model=str(path), cache_dir=str(tmp_path), cache_disk_bytes=1 << 30))
         assert second is not None and second.folder is None
         [line] = [record.getMessage() for record in caplog.records if "Nothing is kept" in record.getMessage()]
         for word in (str(tmp_path), f"process {os.getpid()}", "--cache-dir"):
@@ -76,7 +76,7 @@ def test_the_old_format_is_taken_away_with_one_line(
 def test_a_load_that_fails_frees_the_folder(tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path / "none"), cache_dir=str(tmp_path / "kept"), cache_disk_bytes=1 << 30)
     for _ in range(2):
-        opened = disk.open_disk(config)
+        opened = loading.open_disk(config)
         assert opened is not None and opened.folder is not None
         with pytest.raises(ConfigError):
             start_engine(config, opened)
@@ -123,7 +123,7 @@ def test_versions_of_what_computes_state_are_part_of_its_fingerprint(
     before = fingerprint(checkpoint, model)
     for name in ("mlx", "mlx-lm"):
         with monkeypatch.context() as patching:
-            patching.setattr(disk, "version", lambda asked, name=name: "0" if asked == name else version(asked))
+            patching.setattr(loading, "version", lambda asked, name=name: "0" if asked == name else version(asked))
             other = fingerprint(checkpoint, model)
         assert other != before and other.rpartition("-")[0] == before.rpartition("-")[0]
 

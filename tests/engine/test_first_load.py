@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +111,14 @@ def test_a_prompt_that_the_first_load_finds_too_long_is_refused(monkeypatch: pyt
         after = served.client.fronts[1].info.max_model_len
         assert after < before and isinstance(refused, ContextLengthExceeded) and f"{after} tokens" in refused.message
         assert answered[0] == plain_loop(checkpoint("qwen3_5"), prompt_of(1, 20), 2)[0]
+
+
+def test_state_of_a_model_that_a_request_has_loaded_is_found_after_a_restart(tmp_path: Path) -> None:
+    for start in range(2):
+        tight = {"memory_budget_bytes": 3_750_000, **TIGHT}
+        with serving("qwen3", "qwen3_5", folder=tmp_path, **tight) as (served, runner):
+            assert runner.run(served.rows())[1]["loads"]["start"] == 0
+            prompt = [*prompt_of(1, 200), *range(11, 11 + 3 * start)]
+            reply, num_cached = runner.run(served.ask(1, prompt))
+            assert reply == plain_loop(checkpoint("qwen3_5"), prompt, NUM_TOKENS)[0]
+            assert num_cached >= 190 * start

@@ -163,6 +163,7 @@ class Actions:
     seed: int
     pauses_s: tuple[float, ...] = (0.0, 0.02, 0.3, 2.0, 9.0)
     num_requests: int = 24
+    requests: tuple[tuple[int, int], ...] = ((200, 20), (2000, 60), (8000, 100), (11_000, 400))  # tokens of both parts
     lines: list[str] = field(default_factory=list)
     _before: list[tuple[str, bool, int]] = field(default_factory=list)
 
@@ -178,7 +179,7 @@ class Actions:
                     self._command(drawn)
                     continue
                 model = drawn.randrange(len(lanes.devices))
-                length, num_tokens = drawn.choice([(200, 20), (2000, 60), (8000, 100), (11_000, 400)])
+                length, num_tokens = drawn.choice(self.requests)
                 lanes.send(model, length, num_tokens, tenant=drawn.choice("ab"))
             while any(lane.waiting or lane.is_busy for lane in lanes.engine.residency.models):
                 self._run_until(lanes.clock.now_s + 1)
@@ -252,18 +253,17 @@ class Actions:
 
 def residency_actions() -> str:
     """Return what engines of two and three models do, in some memories that hold not all of them."""
-    gigabyte, chip = 10**9, CHIPS["M4 Max"]
-    parts = [
-        ("room for one of two", ("Qwen3 8B", "Qwen3 4B"), 8 * gigabyte, {}),
-        ("room for one of two, which leave when idle", ("Qwen3 8B", "Qwen3 4B"), 8 * gigabyte, {"idle_s": 4.0}),
-        ("room for two of three", ("Qwen3 8B", "Qwen3 4B", "Qwen3 0.6B"), 10 * gigabyte, {}),
-        ("a pinned one and room for one of two", ("Qwen3 4B", "Qwen3 8B", "Qwen3 0.6B"), 11 * gigabyte, {"pinned": 0}),
+    one, three = ("Qwen3 8B", "Qwen3 4B"), ("Qwen3 8B", "Qwen3 4B", "Qwen3 0.6B")
+    parts: list[tuple[str, tuple[str, ...], float, dict[str, Any], dict[str, Any]]] = [
+        ("room for one of two", one, 8e9, {}, {}),
+        ("room for one of two, which leave when idle", one, 8e9, {"idle_s": 4.0}, {"pauses_s": (9.0, 30.0)}),
+        ("room for two of three", three, 10e9, {}, {"seed": 1}),
+        ("a pinned one and room for one of two", (three[1], three[0], three[2]), 11e9, {"pinned": 0}, {"seed": 1}),
+        ("a row that outgrows", three[1:], 4.1e9, {}, {"seed": 3, "num_requests": 3, "requests": ((200, 3500),)}),
     ]
     text = ""
-    for title, names, memory_bytes, options in parts:
-        for seed in range(2):
-            devices = [Device(chip, SHAPES[name]) for name in names]
-            lanes = Lanes(*devices, memory_bytes=memory_bytes, **options)  # type: ignore[arg-type]
-            pauses_s = (9.0, 30.0) if "idle_s" in options else Actions.pauses_s
-            text += "\n".join([f"# {title}, seed {seed}", *Actions(lanes, seed, pauses_s).record(), "", ""])
+    for title, names, memory_bytes, options, drawn in parts:
+        devices = [Device(CHIPS["M4 Max"], SHAPES[name]) for name in names]
+        lanes = Lanes(*devices, memory_bytes=int(memory_bytes), **options)
+        text += "\n".join([f"# {title}", *Actions(lanes, **{"seed": 0, **drawn}).record(), "", ""])
     return text
