@@ -115,10 +115,10 @@ def test_a_prompt_that_the_first_load_finds_too_long_is_refused(monkeypatch: pyt
 
 def test_state_of_a_model_that_a_request_has_loaded_is_found_after_a_restart(tmp_path: Path) -> None:
     for start in range(2):
-        tight = {"memory_budget_bytes": 3_750_000, **TIGHT}
-        with serving("qwen3", "qwen3_5", folder=tmp_path, **tight) as (served, runner):
-            assert runner.run(served.rows())[1]["loads"]["start"] == 0
+        tight = {"memory_budget_bytes": 4_700_000, **TIGHT}
+        with serving("qwen3", "qwen3_5", "llama", folder=tmp_path, **tight) as (served, runner):
+            assert runner.run(served.rows())[2]["loads"]["start"] == 0
             prompt = [*prompt_of(1, 200), *range(11, 11 + 3 * start)]
-            reply, num_cached = runner.run(served.ask(1, prompt))
-            assert reply == plain_loop(checkpoint("qwen3_5"), prompt, NUM_TOKENS)[0]
+            reply, num_cached = runner.run(served.ask(2, prompt))
+            assert reply == plain_loop(checkpoint("llama"), prompt, NUM_TOKENS)[0]
             assert num_cached >= 190 * start
