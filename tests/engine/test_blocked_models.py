@@ -15,7 +15,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import Source, load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.scheduler.residency import Resident
+from vllm_mlx.scheduler.residence import Resident
 
 PINNED, LARGE, SMALL = range(3)
 MODELS: list[tuple[str, dict[str, Any]]] = [

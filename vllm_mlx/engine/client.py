@@ -18,7 +18,7 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.step import SequenceUpdate
 from ..prompt.processor import PreparedRequest
-from ..scheduler.residency import State
+from ..scheduler.residence import State
 from .admission import AdmissionQueue
 from .front import Front
 from .generation import Generation, Reply

@@ -30,7 +30,7 @@ from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.prefix_planner import PrefixPlanner
-from ..scheduler.residency import Event, Reason, Residency, Resident
+from ..scheduler.residence import Event, Reason, Residency, Resident
 from ..scheduler.scheduler import Scheduler
 from .lane import Lane, ServedModel
 from .macos import return_freed_memory

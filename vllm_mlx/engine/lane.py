@@ -19,7 +19,7 @@ from ..core.memory import readable
 from ..runner.loading import Loading
 from ..runner.model import Model
 from ..runner.runner import Runner
-from ..scheduler.residency import Action, Reason, Resident
+from ..scheduler.residence import Action, Reason, Resident
 from ..scheduler.scheduler import Scheduler
 from .monitoring.schema import EngineFacts, LaneReport
 from .monitoring.status import draft_status, image_status

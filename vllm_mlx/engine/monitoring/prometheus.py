@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from ...cache.stats import DiskReport, TreeStats
 from ...core.figure import Figure, counter, gauge, readings
 from ...ranks.figures import RankRow
-from ...scheduler.residency import State
+from ...scheduler.residence import State
 from .counters import Histogram, Outcome, Stalls, Totals
 from .schema import DraftStatus, EngineReport, ImageStatus, LaneReport, LaneRow
 from .status import Moment, build_facts, memory_status

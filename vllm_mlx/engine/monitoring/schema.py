@@ -13,7 +13,7 @@ from ...core.memory import MemoryBudget, RowFootprint
 from ...core.receipt import Shortfall, Tier
 from ...ranks.figures import RankRow
 from ...runner.device import DeviceUsage
-from ...scheduler.residency import State
+from ...scheduler.residence import State
 from .counters import Outcome, Quantiles, RunningReply, Stalls
 
 if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries

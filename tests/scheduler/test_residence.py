@@ -8,7 +8,7 @@ import pytest
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
-from vllm_mlx.scheduler.residency import (
+from vllm_mlx.scheduler.residence import (
     FIRST_PAUSE_S,
     LEAVING_S,
     LONGEST_PAUSE_S,
