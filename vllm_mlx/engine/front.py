@@ -9,7 +9,6 @@ from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from .generation import Preparations, ReplyKeeper
 from .monitoring.schema import EngineFacts, ModelFacts
-from .monitoring.status import model_facts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,3 +42,38 @@ class Front:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.processor.tokenizer
+
+
+def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> ModelFacts:
+    """Describe the checkpoint and how it is served. Its prefill rate was measured at load."""
+    info, rule = facts.info, facts.resume_rule
+    return {
+        "model": info.model,
+        "architecture": info.architecture,
+        "max_model_len": info.max_model_len,
+        "vocab_size": info.vocab_size,
+        "weights_bytes": info.weights_bytes,
+        "takes_chats": processor.tokenizer.chat_template is not None,
+        "template_needs": list(processor.template.needs()),
+        "takes_images": info.takes_images,
+        "takes_videos": processor.no_videos is None,
+        "no_videos": processor.no_videos,
+        "max_pixels": facts.max_pixels,
+        "no_shared_forward": facts.no_shared_forward,
+        "no_drafts": facts.no_drafts,
+        "no_head": facts.no_head,
+        "bytes_per_token": facts.footprint.bytes_per_token,
+        "fixed_bytes_per_row": facts.footprint.fixed_bytes,
+        "sliding_windows": [window for window, _ in facts.footprint.windows],
+        "resumes_anywhere": rule is not None and rule.resumes_anywhere,
+        "keeps_recurrent_state": facts.is_recurrent,
+        "copied_whole": list(facts.copied_whole),
+        "prefix_cache": config.prefix_cache and rule is not None,
+        "no_prefix_cache": facts.no_prefix_cache,
+        "reasoning_parser": processor.formats.reasoning_name,
+        "tool_call_parser": processor.formats.calls_name,
+        "prefill_tokens_per_s_at_load": round(facts.calibration.tokens_per_s, 1),
+        "max_num_seqs": config.max_num_seqs,
+        "max_stall_ms": config.stall_ms,
+        "created": info.created,
+    }
