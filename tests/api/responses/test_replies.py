@@ -1,6 +1,7 @@
 """Events → wire bytes, streamed and whole."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from vllm_mlx.api.error_replies import response_code
 from vllm_mlx.api.responses.encode import ResponseStream, response_fold
 from vllm_mlx.api.responses.replies import Tools
 from vllm_mlx.api.text import Unsealer
-from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
+from vllm_mlx.core.errors import Cancelled, ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
 from vllm_mlx.core.events import (
     FinishReason,
     GenerationEvent,
@@ -73,7 +74,8 @@ def test_a_streamed_response_is_the_folded_one(data: Any, events: list[Generatio
     whole = folded(events, **EVERYTHING)
     sent = events_of(streamed(data.draw(cut_anywhere(events)), **EVERYTHING))
     assert sent[-1]["response"] == whole
-    assert [event["item"] for event in sent if event["type"] == "response.output_item.done"] == whole["output"]
+    ended = [item for item in whole["output"] if (item["type"], item["status"]) != ("function_call", "incomplete")]
+    assert [event["item"] for event in sent if event["type"] == "response.output_item.done"] == ended
     for index, item in enumerate(whole["output"]):
         deltas = [event for event in sent if event["type"].endswith(".delta") and event["output_index"] == index]
         text = "".join(event["delta"] for event in deltas if "summary" not in event["type"])
@@ -119,6 +121,27 @@ def test_a_custom_call_is_its_text(arguments: tuple[str, ...], text: str) -> Non
         "output_item.done",
     ]
     assert (sent[2]["item"]["input"], sent[3]["delta"], sent[4]["input"], sent[5]["item"]) == ("", text, text, item)
+    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
+    for data in sent:
+        state.handle_event(EVENT.validate_python(data))
+
+
+@pytest.mark.parametrize("fields", [EVERYTHING, PATCHES])
+@pytest.mark.parametrize("end", ["limit", "failure", "broken"])
+def test_a_call_that_was_cut_does_not_end(fields: Any, end: str) -> None:
+    """Codex runs each call whose item is done, whatever the item's status."""
+    start, part, closed, _ = patching('{"input": "*** Be')
+    rest: dict[str, list[GenerationEvent]] = {
+        "limit": [finished(FinishReason.LENGTH)],
+        "failure": [],
+        "broken": [ToolCallDelta(0, '"}'), replace(closed, is_broken=True), TextDelta("so"), finished()],
+    }
+    stream = ResponseStream(spec(**fields))
+    wire = stream.open() + b"".join([stream.feed(0, event) for event in (start, part, *rest[end])])
+    sent = events_of((wire + (stream.close() if rest[end] else stream.fail(Cancelled()))).decode())
+    statuses = [item["status"] for item in sent[-1]["response"]["output"]]
+    assert statuses == (["incomplete", "completed"] if end == "broken" else ["incomplete"])
+    assert {event["output_index"] for event in sent if event["type"].endswith(".done")} == set(range(1, len(statuses)))
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
     for data in sent:
         state.handle_event(EVENT.validate_python(data))

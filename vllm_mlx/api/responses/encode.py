@@ -58,7 +58,7 @@ class ResponseStream:
         return self._response(self.reply.status)
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """End the open items first, so that the failed response keeps what was written."""
+        """End the open items first, so that the failed response keeps what was written. A cut call has no end."""
         wire = b"".join([self._block(block, "incomplete") for block in self._blocks.close()])
         wire += b"".join(
             [self._ended(call.index, replies.item(self._spec, call, "incomplete")) for call in self._searches.values()]
@@ -137,6 +137,9 @@ class ResponseStream:
         logprobs, self._logprobs = self._logprobs, []
         status = "incomplete" if event.is_broken else status
         ended = replies.item(self._spec, event, status, logprobs=logprobs)
+        if event.call is not None and status == "incomplete":
+            self._items[event.index] = ended
+            return b""  # Codex runs each call whose item has ended, whatever its status
         end_of_part = b"" if event.search is not None else self._end_of_part(ended)
         return end_of_part + self._ended(event.index, ended)
 
