@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
@@ -59,6 +59,9 @@ VISITS = st.lists(
 )
 
 
+PREDICTED = PlannedRequest(0, 0, 30, 3, 20, False, "ann", 0, False, None, LONGEST)
+
+
 @lru_cache(maxsize=200)
 def expected(path: Path, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     return list(plain_loop(path, prompt, num_tokens)[0])
@@ -99,6 +102,7 @@ def check_any_load(path: Path, num_draft_tokens: int = 0) -> None:
 
     @settings(max_examples=examples(2))
     @given(VISITS, st.integers(2, 5))
+    @example([PREDICTED], 2)  # others may predict nothing
     def check(planned_requests: list[PlannedRequest], num_rows: int) -> None:
         driver = Driver(path, rows_bytes=num_rows * room.bytes_at(513), num_draft_tokens=num_draft_tokens)
         with faults() as planned:
