@@ -1,9 +1,11 @@
 """A device with the runner's behaviour and no mlx: samples lag one step, state is checked at every use."""
 
+from vllm_mlx.core.events import TokenLogprob
 from vllm_mlx.core.sequence import Sequence
-from vllm_mlx.core.step import ChunkTiming, PrefillChunk, StepOutput, StepPlan, TokenOutput, forward_passes
+from vllm_mlx.core.step import ChunkTiming, PrefillChunk, Scored, StepOutput, StepPlan, TokenOutput, forward_passes
 
 VOCAB = 50
+SCORE_S = 0.005  # to compute the log-probability of a token
 
 
 def next_token(ids: list[int]) -> int:
@@ -23,6 +25,11 @@ def reply(prompt: tuple[int, ...], max_tokens: int, stops: frozenset[int]) -> li
         if token in stops:
             break
     return output
+
+
+def scored(chunk: PrefillChunk) -> Scored:
+    tokens = chunk.seq.tokens(chunk.start + 1, chunk.end + 1)
+    return Scored(chunk.seq.seq_id, chunk.start, tuple(TokenLogprob(token, -1.0) for token in tokens))
 
 
 class FakeRunner:
@@ -62,11 +69,14 @@ class FakeRunner:
             assert len(held) == chunk.end
         return StepOutput(
             prefilled=tuple((chunk.seq.seq_id, chunk.end) for chunk in chunks),
-            chunk_timings=tuple(
-                ChunkTiming(chunk.start, chunk.end - chunk.start, (chunk.end - chunk.start) * self._s_per_token)
-                for chunk in chunks
-            ),
+            scored=tuple(scored(chunk) for chunk in chunks if chunk.scores),
+            chunk_timings=tuple(map(self._timing, chunks)),
         )
+
+    def _timing(self, chunk: PrefillChunk) -> ChunkTiming:
+        num_tokens = chunk.end - chunk.start
+        score_s = num_tokens * SCORE_S if chunk.scores else 0.0
+        return ChunkTiming(chunk.start, num_tokens, num_tokens * self._s_per_token, score_s)
 
     def reset(self) -> None:
         """Lose all rows, as a device does in a fault."""

@@ -227,3 +227,17 @@ def test_a_pause_that_was_given_is_kept_where_the_shortest_chunk_allows(max_stal
     machine = device("M5 Max", "Qwen3 8B")
     bench, _ = beside_a_reply(machine, 10_000, max_stall_s=max_stall_s)
     assert 0.7 * max_stall_s < bench.runner.worst_gap_s(0) <= 1.25 * max_stall_s
+
+
+def test_a_chunk_is_shorter_by_the_share_of_its_log_probabilities() -> None:
+    """Tokens and their log-probabilities take together what tokens alone may take."""
+    pacer = given(tokens_per_s=1000, overhead_s=0.01)
+    assert pacer.scored_tokens(100, 0) == 100, "nothing is known"
+    for score_s, num_tokens in ((0.05, 100), (0.4, 40)):
+        pacer.observe_chunk(ChunkTiming(0, num_tokens, 0.01 + num_tokens / 1000, score_s))
+        for planned in (1, 20, 256):
+            scored = pacer.scored_tokens(planned, 0)
+            seconds = 0.01 + scored / 1000 + scored * score_s / num_tokens
+            assert 1 <= scored <= planned and (scored == 1 or seconds <= 0.01 + planned / 1000 + 1e-9)
+    pacer.observe_chunk(ChunkTiming(0, 100, 0.11))
+    assert pacer.scored_tokens(100, 0) < 20, "a chunk without says nothing of them"

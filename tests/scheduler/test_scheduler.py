@@ -13,7 +13,7 @@ from vllm_mlx.core.step import SequenceUpdate, StepOutput, forward_passes
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.scheduler import Scheduler
 
-from .fake_runner import FakeRunner, reply
+from .fake_runner import SCORE_S, FakeRunner, reply
 
 FOOTPRINT = RowFootprint(bytes_per_token=1)
 
@@ -181,6 +181,20 @@ def test_prefill_beside_running_replies_keeps_to_the_stall_budget():
         bench.step()
         spent_s = sum((chunk.end - chunk.start) * 0.001 for chunk in bench.plans[-1].prefill)
         assert 0 < spent_s <= 0.2
+
+
+def test_log_probabilities_of_a_prompt_are_part_of_the_stall_budget():
+    bench = Bench()
+    bench.add(10, max_tokens=500)
+    for _ in range(5):
+        bench.step()
+    bench.add(900).scores_prompt = True
+    bench.step()  # from its chunk the pacer learns what they take
+    while not bench.seqs[1].is_scored:
+        bench.step()
+        spent_s = sum((chunk.end - chunk.start) * (0.001 + SCORE_S) for chunk in bench.plans[-1].prefill)
+        assert spent_s <= 0.2
+    assert len(bench.seqs[1].prompt_logprobs) >= 899
 
 
 def test_nothing_is_launched_past_max_tokens():

@@ -13,8 +13,10 @@ import pytest
 
 from tests.support.rows import row
 from tests.support.running import Running, eventually, serving
+from vllm_mlx.api.openai.replies import CompletionLogprobs
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.formats import logprobs, pipeline
 
 from .test_disconnects import post
 
@@ -120,6 +122,35 @@ def check_logprobs(text: str, logprobs: Any) -> None:
     ends = [*logprobs.text_offset[1:], len(text)]
     for token, start, end in zip(logprobs.tokens, logprobs.text_offset, ends, strict=True):
         assert "\ufffd" in token or text[start:end] == token
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_log_probabilities_are_written_beside_the_event_loop(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """While they are written, another client is replied to."""
+    places, write, health = logprobs.echo_logprobs, CompletionLogprobs.of, list[int]()
+
+    def ask() -> None:
+        with running.http() as http:
+            health.append(http.get("/health", timeout=20).status_code)
+
+    def place_slowly(*args: Any) -> Any:
+        ask()
+        return places(*args)
+
+    def write_slowly(*args: Any) -> Any:
+        if len(args[0]) > 1000:
+            ask()
+        return write(*args)
+
+    monkeypatch.setattr(pipeline, "echo_logprobs", place_slowly)
+    monkeypatch.setattr(CompletionLogprobs, "of", write_slowly)
+    config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=2048)
+    with serving(start_engine(config)) as running, running.http() as http:
+        asked = {"prompt": [300] * 1500, "echo": True, "logprobs": 0, "max_tokens": 2, "stream": stream}
+        assert http.post("/v1/completions", json=asked, timeout=60).text.count('"text_offset"') == 1
+    assert health == [200, 200]
 
 
 def test_an_echo_shows_the_token_that_ends_the_reply(client: openai.OpenAI, server: Running) -> None:

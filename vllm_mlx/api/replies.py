@@ -11,6 +11,7 @@ from ..core.receipt import CacheReceipt
 from .blocks import BlockEnd, BlockSplitter, Kind, ReasoningMode
 
 MAX_ERROR_CHARS = 1_000
+MANY_LOGPROBS = 1_000  # to write more takes some 10 ms, for which an event loop must not wait
 
 
 def _document_literals(schema: dict[str, Any], reply: type["Reply"]) -> None:
@@ -212,6 +213,12 @@ class ReplyFold:
 
     def feed(self, index: int, event: GenerationEvent) -> None:
         self._choices[index].feed(event)
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether `finish` takes long, and may run on a thread, since nothing keeps the reply."""
+        num_logprobs = sum(len(choice.logprobs) for choice in self._choices)
+        return self._write_failed is None and num_logprobs > MANY_LOGPROBS
 
     def finish(self) -> bytes:
         return self._write(self._choices).to_json().encode()

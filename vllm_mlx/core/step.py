@@ -123,6 +123,7 @@ class ChunkTiming:
     start: int  # tokens before the chunk
     num_tokens: int
     seconds: float
+    score_s: float = 0.0  # more seconds, to compute the log-probabilities of its tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

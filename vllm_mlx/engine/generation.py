@@ -99,7 +99,7 @@ class Preparations:
     async def close(self) -> None:
         await self._media.close()
 
-    async def _prepare(self, request: Request, deadline: Deadline, runs: bool) -> PreparedRequest:
+    async def _prepare(self, request: Request, deadline: Deadline, runs: bool = True) -> PreparedRequest:
         """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
         rendered = None
         try:
@@ -179,7 +179,6 @@ class Reply:
         if self._num_cached_tokens is None:
             self._num_cached_tokens = update.receipt.cached_tokens
             events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt))
-        self._output.feed_prompt(update.prompt_logprobs)
         if update.tokens:
             deltas = self._output.feed(update.tokens)
             counted = [Counted(self._used(self._output.usage(self._num_cached_tokens)))] if self._output.counts else []
@@ -191,6 +190,10 @@ class Reply:
         if update.finish_reason is not None:
             return events + self._finish(update.finish_reason, update.stop_token_id)
         return events
+
+    async def take_scores(self, update: SequenceUpdate) -> None:
+        """Take the log-probabilities of the prompt, on a thread, since those of a long prompt take long."""
+        await asyncio.to_thread(self._output.feed_prompt, update.prompt_logprobs)
 
     @property
     def finished(self) -> FinishedReply:
@@ -295,6 +298,8 @@ class Generation:
             self._wake.clear()
             updates, self._updates = self._updates, []
             for item in updates if len(updates) == 1 else _join(updates):
+                if isinstance(item, SequenceUpdate) and item.prompt_logprobs:
+                    await self.by_sequence[item.seq_id].take_scores(item)
                 for event in self._events(item):
                     yield event
 

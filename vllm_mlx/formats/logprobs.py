@@ -72,7 +72,8 @@ def echo_logprobs(
 ) -> tuple[TokenLogprob, ...]:
     """Return the log-probabilities of the prompt, each with its place in `text`. `logprobs` lack the first token."""
     scored = (TokenLogprob(token_ids[0], None), *logprobs)
-    return tuple(map(lambda token, offset: replace(token, offset=offset), scored, _offsets(tokenizer, text, token_ids)))
+    places = _offsets(tokenizer, text, token_ids)
+    return tuple([TokenLogprob(t.token_id, t.logprob, t.top, at) for t, at in zip(scored, places, strict=False)])
 
 
 def _offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> Iterator[int]:
@@ -82,8 +83,8 @@ def _offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> Itera
         yield at
         spelled = spelled[-_MOST_BYTES:] + tokenizer.token_bytes(token_id)
         piece = spelled.decode(errors="replace")
-        forms = (form for form in (piece, piece.lstrip(" ")) if text.startswith(form, at))  # some put a space in front
-        if shown := next(forms, ""):
-            at += len(shown)
+        shown = piece if text.startswith(piece, at) else piece.lstrip(" ")  # some put a space in front
+        shown = shown if text.startswith(shown, at) else ""
+        at += len(shown)
         if shown or not piece.endswith("\ufffd"):
             spelled = b""

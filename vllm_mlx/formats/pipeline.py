@@ -54,7 +54,7 @@ class OutputPipeline:
         self._tokenizer = tokenizer
         self._request = request
         self._prompt_ids = prompt.token_ids
-        self._prompt_logprobs: Sequence[TokenLogprob] = ()
+        self._echoed: tuple[TokenLogprob, ...] = ()  # the tokens of the echo
         self._clamped_max_tokens = clamped_max_tokens
         self._stop_token_ids = stop_token_ids
         self._stop_token: TokenOutput | None = None  # the last token, if it is a stop token
@@ -79,8 +79,12 @@ class OutputPipeline:
         self.stopped = False  # by a stop string, the last permitted tool call or silence; further tokens are ignored
 
     def feed_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Take the log-probabilities of the prompt's tokens from the second one on. The next call sends them."""
-        self._prompt_logprobs = logprobs
+        """Take the log-probabilities of the prompt's tokens from the second one on. The next call sends them.
+
+        It takes long for a long prompt, and may run on a thread of its own.
+        """
+        if self._echo is not None and self._request.max_prompt_logprobs and not self._echoed:
+            self._echoed = echo_logprobs(self._tokenizer, self._echo, self._prompt_ids, logprobs)
 
     def feed(self, tokens: Sequence[TokenOutput]) -> list[ContentEvent]:
         out = self._take_echo()
@@ -137,12 +141,10 @@ class OutputPipeline:
         return merged(out)
 
     def _take_echo(self) -> list[ContentEvent]:
+        self.feed_prompt(())  # if it has one token, nothing was fed
         text, self._echo = self._echo, None
-        if text is None:
-            return []
-        if not self._request.max_prompt_logprobs:
-            return [TextDelta(text)]
-        return [TextDelta(text, echo_logprobs(self._tokenizer, text, self._prompt_ids, self._prompt_logprobs))]
+        tokens, self._echoed = self._echoed, ()
+        return [] if text is None else [TextDelta(text, tokens)]
 
     def _take_stop_token(self) -> TokenOutput:
         token, self._stop_token = self._stop_token, None

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Tokenizer:
             self.backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1
         )
         self.decoder_types = _decoder_types(self.backend)
+        self.token_bytes = lru_cache(1 << 18)(self._token_bytes)  # one reply may name half as many
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False, chat_template: str | None = None) -> "Tokenizer":
@@ -157,7 +159,7 @@ class Tokenizer:
         """
         return self._added.get(token_id)
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def _token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for. They may end inside a character."""
         if (added := self._added.get(token_id)) is not None:
             return added[0].encode()

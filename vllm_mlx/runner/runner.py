@@ -131,11 +131,13 @@ class Runner:
         for chunk in chunks:
             if chunk.seq.seq_id in self._unstarted:
                 continue
+            began_s = time.perf_counter()
             seconds = self._run_chunk(chunk, fences)
             if seconds is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
-            timings.append(ChunkTiming(chunk.start, chunk.end - chunk.start, seconds))
+            score_s = time.perf_counter() - began_s - seconds if chunk.scores else 0.0
+            timings.append(ChunkTiming(chunk.start, chunk.end - chunk.start, seconds, score_s))
             prefilled.append((chunk.seq.seq_id, chunk.end))
             if chunk.capture is not None and (taken := self._capture(chunk.capture)) is not None:
                 snapshots.append(taken)

@@ -77,7 +77,8 @@ class PrefillPlanner:
         else:
             end = min(most, seq.prefill_end if self._prefix_cache is None else self._prefix_cache.next_point(seq))
         if not (seq.is_scored or self._pacer.whole_prompts):
-            end = min(end, seq.num_computed_tokens + MOST_SCORED)
+            start, num_tokens = seq.num_computed_tokens, min(end - seq.num_computed_tokens, MOST_SCORED)
+            end = start + (self._pacer.scored_tokens(num_tokens, start) if self.is_decoding else num_tokens)
         if self._images is not None and seq.prompt.media:
             end = self._images.chunk_end(seq, end)
             self._room.shrink_cache()  # the features of an image that is encoded take memory

@@ -122,6 +122,7 @@ class PrefillPacer:
         self._least_decode_s = 0.0  # the shorter of two steps, because one may be slow for another reason
         self._longest = _FIRST_PROBE  # tokens of the longest measured chunk
         self._caution = 1.0  # measured over expected time, if recent chunks were slower
+        self._score_s = 0.0  # for a token whose log-probability is wanted, in the last chunk
         self._shortest = GRID // 2 if half_share <= _WORTH_HALVING else GRID
 
     @property
@@ -155,6 +156,7 @@ class PrefillPacer:
 
     def observe_chunk(self, timing: ChunkTiming) -> None:
         """Learn from a chunk. A short one is ignored, because its time is mostly overhead, or that of few experts."""
+        self._score_s = timing.score_s / timing.num_tokens if timing.score_s else self._score_s
         if timing.num_tokens < min(GRID, self._max_chunk):
             return
         if timing.num_tokens == _power_of_two(timing.num_tokens):
@@ -207,6 +209,11 @@ class PrefillPacer:
     def shortest_chunk(self, budget_s: float, start: int) -> int:
         """Tokens of the shortest chunk beside replies: GRID, or half of it if time is short and that is quicker."""
         return self._shortest if self.chunk_s(GRID, start) > budget_s else GRID
+
+    def scored_tokens(self, num_tokens: int, start: int) -> int:
+        """Tokens that, with their log-probabilities, take as long as `num_tokens` without."""
+        seconds = self.chunk_s(num_tokens, start) - self._speed.overhead_s
+        return max(1, int(num_tokens * seconds / (seconds + num_tokens * self._score_s)))
 
     def _idle_length(self, start: int, most: int, *, is_alone: bool) -> int:
         """Tokens of a chunk after `start` others while nothing else runs: the quickest length, or one to try."""

@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from ..api.anthropic.decode import MessageSpec
 from ..api.error_replies import OPENAI
 from ..api.openai.decode import ReplySpec
-from ..api.replies import ReplyFold, StreamEncoder
+from ..api.replies import MANY_LOGPROBS, ReplyFold, StreamEncoder
 from ..api.responses.replies import ResponseSpec
 from ..core.errors import GenerationError, Overloaded, VLLMMLXError
-from ..core.events import Failed, Finished, FinishReason, GenerationEvent
+from ..core.events import Failed, Finished, FinishReason, GenerationEvent, TextDelta
 from ..core.request import Request
 from ..engine.client import EngineClient
 from .bodies import B, Call, D, decoded
@@ -167,7 +167,9 @@ class EventStream(Response, Generic[B, D]):
                     is_head_due.set()
                 raise_if_failed(event)
                 record.observe(index, event)
-                await writer.write(encoder.feed(index, event))
+                is_long = isinstance(event, TextDelta) and len(event.logprobs) > MANY_LOGPROBS
+                feed = encoder.feed
+                await writer.write(await asyncio.to_thread(feed, index, event) if is_long else feed(index, event))
         is_head_due.set()
         await writer.write(encoder.close())
 
@@ -235,7 +237,7 @@ async def fold_reply(submission: Submission, fold: ReplyFold, record: RequestRec
     """Generate the complete reply and return its body. Raises the error of the generation."""
     async with submission as generation:
         await feed_all(generation, fold, record)
-    return fold.finish()
+    return await asyncio.to_thread(fold.finish) if fold.is_long else fold.finish()
 
 
 async def feed_all(generation: RequestGeneration, fold: ReplyFold, record: RequestRecord) -> None:
