@@ -204,6 +204,15 @@ def test_a_failure_ends_the_stream_with_an_error_and_done(error: Any) -> None:
     assert set(body) == {"message", "type", "param", "code"} and body["message"] == error.message
 
 
+@pytest.mark.parametrize("custom_tools", [frozenset(), frozenset({"ls"})])
+def test_a_failure_inside_a_call_is_not_followed_by_a_finish_reason(custom_tools: frozenset[str]) -> None:
+    encoder = chat(custom_tools=custom_tools)
+    wire = b"".join(encoder.feed(0, event) for event in (ToolCallStart(0, "call_1", "ls"), ToolCallDelta(0, '{"a')))
+    *sent, failed = chunks(wire + encoder.fail(EngineDead("Gone.")))
+    assert "error" in failed and sent
+    assert all(choice["finish_reason"] is None for chunk in sent for choice in chunk["choices"])
+
+
 def test_hidden_reasoning_is_not_sent() -> None:
     events: list[GenerationEvent] = [ReasoningDelta("hmm"), TextDelta("a"), END]
     wire = stream(chat(reasoning="hidden"), ((0, event) for event in events))
