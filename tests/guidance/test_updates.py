@@ -78,7 +78,7 @@ def delivered(model: Model, name: str, updates: Iterable[SequenceUpdate]) -> lis
     output = OutputPipeline(model.sampler.tokenizer, REQUEST, prompt, ReplyFormats(name), constraint=constraint)
     seq = Sequence(seq_id=0, prompt=prompt, sampling=TokenSampling(), max_tokens=1000)
     stats = ReplyStats(request_id="r", max_tokens=1000, arrived_s=0.0, queued_s=0.0)
-    reply = Reply(0, seq, output, stats, lambda ended: None)
+    reply = Reply(0, seq, output, stats)
     events = [event for update in updates for event in reply.take(update)]
     texts = ["".join(event.text for event in events if isinstance(event, kind)) for kind in (ReasoningDelta, TextDelta)]
     return [*texts, events[-1]]

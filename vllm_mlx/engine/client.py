@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import Metric
@@ -108,6 +107,7 @@ class EngineClient:
         generation = Generation(
             prepared,
             replies,
+            self.fronts[request.model].keeper,
             abort=self._thread.abort,
             closed=self._forget,
         )
@@ -258,7 +258,7 @@ class EngineClient:
             seq = prepared.sequence(next(self._seq_ids), index)
             seq.model = prepared.request.model
             stats.queue(seq, expectation, rules, time.monotonic())
-            yield Reply(index, seq, front.processor.output(prepared), stats, partial(front.keeper.take, prepared))
+            yield Reply(index, seq, front.processor.output(prepared), stats)
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self.generations.values()))

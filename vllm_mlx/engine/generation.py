@@ -36,7 +36,6 @@ _OUTCOMES: dict[FinishReason, Outcome] = {
     FinishReason.ABORT: "aborted",
 }
 IndexedEvent = tuple[int, GenerationEvent]
-Ended = Callable[["Reply"], None]
 
 
 class Preparations:
@@ -156,21 +155,17 @@ def _replies(request: Request) -> list[ReplyStats]:
 class Reply:
     """One of the n replies to a request."""
 
-    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Ended):
-        """`ended` is called once: when the reply is complete, before its last event is sent, or abandoned."""
+    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats):
         self.index = index
         self.seq = seq
         self.stats = stats
         self._output = output
-        self._ended = ended
         self._num_cached_tokens: int | None = None  # None until the sequence has been scheduled
         self._predicted = (0, 0)  # tokens of the prediction that were accepted, and rejected
         self.is_open = True
 
     def take(self, update: SequenceUpdate) -> list[GenerationEvent]:
         """Turn an update into events. A reply that a stop string or its last tool call ends is closed here."""
-        if not self.is_open:
-            return []
         if update.error is not None:
             return self.fail(update.error)
         events: list[GenerationEvent] = []
@@ -230,7 +225,6 @@ class Reply:
     def _close(self, outcome: Outcome) -> None:
         self.is_open = False
         self.stats.end(outcome, monotonic())
-        self._ended(self)
 
 
 class Generation:
@@ -240,12 +234,15 @@ class Generation:
         self,
         prepared: PreparedRequest,
         replies: Mapping[int, Reply],
+        keeper: "ReplyKeeper",
         *,
         abort: Callable[[Items[int]], None],
         closed: Callable[["Generation"], None],
     ):
         """`replies` are given by sequence id. `abort` ends sequences, and `closed` is called on leaving the block."""
         self.request = prepared.request
+        self._prepared = prepared
+        self._keeper = keeper
         self.num_prompt_tokens = len(prepared.prompt.token_ids)
         self.prompt_change = None if prepared.compared is None else prepared.compared.change
         self.seq_ids = tuple(replies)
@@ -286,6 +283,7 @@ class Generation:
     ) -> None:
         for reply in self._end_open_replies():
             reply.leave()
+            self._keeper.take(self._prepared, reply)
         self._closed(self)
 
     async def __aiter__(self) -> AsyncIterator[IndexedEvent]:
@@ -316,11 +314,19 @@ class Generation:
 
     def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
         if isinstance(item, VLLMMLXError):
-            return [(reply.index, event) for reply in self._end_open_replies() for event in reply.fail(item)]
+            return [event for reply in self._end_open_replies() for event in self._taken(reply, reply.fail(item))]
         reply = self.by_sequence[item.seq_id]
-        events = reply.take(item)
-        if events and isinstance(events[-1], Finished) and item.finish_reason is None:
+        if not reply.is_open:
+            return []
+        events = self._taken(reply, reply.take(item))
+        if events and isinstance(events[-1][1], Finished) and item.finish_reason is None:
             self._abort([item.seq_id])  # its text ended it, which the engine cannot know
+        return events
+
+    def _taken(self, reply: Reply, events: list[GenerationEvent]) -> list[IndexedEvent]:
+        """Return the events with the index of their reply. A reply that has ended is kept before they are sent."""
+        if not reply.is_open:
+            self._keeper.take(self._prepared, reply)
         return [(reply.index, event) for event in events]
 
 
