@@ -20,8 +20,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from typing_extensions import is_typeddict
 
-from vllm_mlx.api.anthropic.other_blocks import OtherBlock
-from vllm_mlx.api.anthropic.schema import RUN_BY_ANTHROPIC, CountTokensBody, MessagesBody, MessagesTool
+from vllm_mlx.api.anthropic.schema import RUN_BY_ANTHROPIC, CountTokensBody, MessagesBody, MessagesTool, OtherBlock
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.schema import (
     SKIPPED_ITEMS,

@@ -53,7 +53,7 @@ class ReasoningView:
 
 @dataclass(frozen=True, slots=True)
 class BlockStart:
-    """`call` is set for a tool call, `search` for what a search found. Blocks are numbered from 0 without gaps."""
+    """The start of a block: `call` of a tool call, `search` of a search's result. Blocks are numbered without gaps."""
 
     index: int
     kind: Kind

@@ -85,10 +85,8 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
         case {"type": "string_too_long", "ctx": {"max_length": most}}:
             return f"`{path}` must have at most {most} characters."
         case _:
-            wanted = dict.fromkeys(
-                _WANTED.get(other["type"], other["msg"].removeprefix("Input should be ")) for other in alternatives
-            )
-            return f"`{path}` must be {' or '.join(wanted)}."
+            wanted = [_WANTED.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in alternatives]
+            return f"`{path}` must be {' or '.join(dict.fromkeys(wanted))}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +192,7 @@ class Envelope(ABC):
         return HTTPError(status, self._body(kind, message, None, kind.code), kind.code)
 
     def validation(self, errors: Sequence[Mapping[str, Any]], body: Any) -> HTTPError:
-        """`errors` as pydantic lists them, `loc` starting inside `body`."""
+        """Return the error of an invalid body: `errors` as pydantic lists them, `loc` starting inside `body`."""
         return self.error(describe(errors, body))
 
     def _message(self, error: core.VLLMMLXError) -> str:
@@ -205,7 +203,7 @@ class Envelope(ABC):
 
 
 class OpenAIEnvelope(Envelope):
-    """`renamed`: parameters of a request that this endpoint knows by another name. `statuses`: its own statuses."""
+    """OpenAI's envelope. `renamed`: parameters that an endpoint knows by another name. `statuses`: its own statuses."""
 
     def __init__(self, renamed: Mapping[str, str] | None = None, statuses: Mapping[int, int] | None = None) -> None:
         self._renamed = renamed or {}
@@ -243,7 +241,7 @@ def response_code(error: core.VLLMMLXError) -> str:
 
 
 def may_repeat(error: core.VLLMMLXError) -> bool:
-    """Whether a client may send the request again as it is."""
+    """Return whether a client may send the request again as it is."""
     return response_code(error) not in (_NOT_AGAIN, _TOO_LONG)
 
 

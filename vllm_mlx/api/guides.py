@@ -23,20 +23,18 @@ from .wire import ExtraFields, Ignored, Items, Wire
 FormatFields = Mapping[str, tuple[str, ...]]  # by the type of a format: the fields that belong to it
 ANY_OBJECT = JsonSchema({"type": "object"})
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_SCHEMA_FIELDS: ExtraFields = {
-    "name": Ignored("the model sees neither the schema nor words about it"),
-    "description": Ignored("the model sees neither the schema nor words about it"),
-    "strict": Ignored("a schema is always enforced"),
-}
 
 
 class SchemaFields(Wire):
-    extras = _SCHEMA_FIELDS
+    extras: ClassVar[ExtraFields | None] = {
+        **dict.fromkeys(("name", "description"), Ignored("the model sees neither the schema nor words about it")),
+        "strict": Ignored("a schema is always enforced"),
+    }
     schema_: Any = Field(default=None, alias="schema")
 
 
 class SchemaFormat(SchemaFields):
-    """`text.format` of Responses, `output_config.format` of Messages."""
+    """A format of Responses (`text.format`) or Messages (`output_config.format`)."""
 
     type: Any = None
     by_type: ClassVar[FormatFields] = {"text": (), "json_object": (), "json_schema": ("schema",)}
@@ -60,7 +58,7 @@ class TagFields(Wire):
 
 
 class ChatFormat(TagFields):
-    """`response_format` of chat completions."""
+    """A `response_format` of chat completions."""
 
     type: Any = None
     json_schema: SchemaFields | None = None
@@ -94,12 +92,13 @@ def decode_format(format_: ChatFormat | SchemaFormat | None, param: str) -> Guid
             return None
         case ChatFormat(type="json_object") | SchemaFormat(type="json_object"):
             return Guide(form=ANY_OBJECT, param=param)
-        case SchemaFormat(schema_=schema):
-            return _schema_guide(schema, f"{param}.schema")
         case ChatFormat(type="json_schema", json_schema=None):
             raise _missing(f"{param}.json_schema")
-        case ChatFormat(type="json_schema", json_schema=SchemaFields(schema_=schema)):
-            return _schema_guide(schema, f"{param}.json_schema.schema")
+        case SchemaFormat(schema_=schema) | ChatFormat(type="json_schema", json_schema=SchemaFields(schema_=schema)):
+            path = f"{param}.schema" if isinstance(format_, SchemaFormat) else f"{param}.json_schema.schema"
+            if schema is None:
+                raise _missing(path)
+            return decode_guide("json", schema, path)
         case _:
             return Guide(form=_structural_tag(format_, param), param=param)
 
@@ -116,12 +115,6 @@ def _check_fields(format_: ChatFormat | SchemaFormat, param: str) -> None:
         if name not in ("type", *format_.by_type[kind]) and getattr(format_, attribute) is not None:
             path = f"{param}.{name}"
             raise Unsupported(f"`{path}` does not belong to a format of type '{kind}'. Leave it out.", param=path)
-
-
-def _schema_guide(schema: Any, path: str) -> Guide:
-    if schema is None:
-        raise _missing(path)
-    return decode_guide("json", schema, path)
 
 
 def decode_structured_outputs(fields: Mapping[str, Any] | None) -> Guide | None:

@@ -104,7 +104,7 @@ class ThinkingParameters(TypedDict):
 
 
 def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | None) -> ThinkingParameters:
-    """`enable_thinking` inside `chat_template_kwargs` takes precedence over the effort; the template sees both."""
+    """Decode the fields of reasoning. `enable_thinking` takes precedence over the effort; the template sees both."""
     kwargs: dict[str, Any] = dict(template_kwargs or {})
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         message = f"`chat_template_kwargs` has {len(kwargs)} entries, at most {MAX_TEMPLATE_KWARGS} are allowed."
@@ -117,21 +117,15 @@ def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | Non
         )
     if effort is not None:
         kwargs.setdefault("reasoning_effort", effort)
+    enabled = _flag_in(kwargs, "enable_thinking")
+    if enabled is None and effort is not None:
+        enabled = effort != "none"
     return {
-        "thinking": _is_enabled(kwargs, effort),
+        "thinking": "auto" if enabled is None else "on" if enabled else "off",
         "thinking_limit": _budget_in(kwargs),
         "template_kwargs": kwargs,
         "fills_content": _flag_in(kwargs, "force_nonempty_content"),
     }
-
-
-def _is_enabled(kwargs: Mapping[str, Any], effort: str | None) -> Literal["auto", "on", "off"]:
-    enabled = _flag_in(kwargs, "enable_thinking")
-    if enabled is None:
-        if effort is None:
-            return "auto"
-        enabled = effort != "none"
-    return "on" if enabled else "off"
 
 
 def _flag_in(template_kwargs: Mapping[str, Any], name: str) -> bool | None:
@@ -236,7 +230,7 @@ def decode_file_data(
 
 
 def decode_image(url: str, detail: Detail | None, *, param: str) -> ImagePart:
-    """`low` shrinks the image to a square of `LOW_DETAIL_SIDE`. Otherwise the model's own processor sets the size."""
+    """Return the image: as a square of `LOW_DETAIL_SIDE` for `low`, else in the size that the processor sets."""
     return ImagePart(url, max_side=LOW_DETAIL_SIDE if detail == "low" else None, param=param)
 
 

@@ -1,4 +1,4 @@
-"""Which call of a conversation a result belongs to. Without ids, results come in the order of the calls."""
+"""Calls of a conversation and their results. Without ids, results come in the order of the calls."""
 
 from ..core.errors import InvalidParameter
 

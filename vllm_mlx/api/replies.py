@@ -171,7 +171,7 @@ class FoldedChoice:
         self.ended_in_block = bool(ended)
 
     def logprobs_of(self, number: int) -> list[TokenLogprob]:
-        """Return those of the text of a block."""
+        """Return the log-probabilities of the text of a block."""
         return self.logprobs[self._ends[number - 1] if number else 0 : self._ends[number]]
 
     def _add(self, ended: Sequence[BlockEnd]) -> None:

@@ -38,10 +38,6 @@ class UserLocation(Wire):
     country: str | None = None
     timezone: str | None = None
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.city, self.region, self.country, self.timezone)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTool:
@@ -93,15 +89,15 @@ def search_tool(
 
 
 def search_spec(place: UserLocation | None, param: str) -> ToolSpec:
-    """Return the tool that the model calls. `place`: where its user is."""
-    where = ", ".join(() if place is None else place.places)
+    """Return the tool that the model calls. `place`: the location of the model's user."""
     description = "Search the web. The result lists pages, each with its title, its address and a summary."
     parameters = {
         "type": "object",
         "properties": {"query": {"type": "string", "description": "What to search for, in a few words."}},
         "required": ["query"],
     }
-    if where:
+    places = () if place is None else (place.city, place.region, place.country, place.timezone)
+    if where := ", ".join(filter(None, places)):
         description += f" The user is in: {where}."
     return ToolSpec(SEARCH_NAME, description, parameters, param=param)
 

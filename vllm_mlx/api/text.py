@@ -77,7 +77,7 @@ def seal(text: str) -> str:
 
 
 def may_hold_sealed(body: bytes) -> bool:
-    """Return whether a request's body may hold such words, which take time to unpack."""
+    """Return whether a request's body may hold sealed words, which take time to unpack."""
     return _SEALED.encode() in body
 
 

@@ -135,6 +135,11 @@ def _same(left: Any, right: Any) -> bool:
     return left == right and isinstance(left, bool) == isinstance(right, bool)
 
 
+def field_of(value: Any, name: str) -> Any:
+    """Return a field of a JSON object or of a wire type, or None: a discriminator may get either."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
 @dataclass(frozen=True)
 class _InTurn:
     """Validates a list item by item: the first wrong item ends it, and other threads run between two items."""

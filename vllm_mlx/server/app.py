@@ -46,9 +46,7 @@ def create_app(
     responses: Journal | None = None,
     recorder: RequestRecorder | None = None,
 ) -> FastAPI:
-    """`responses`: keeps stored responses for the next start. `recorder`: the result of `open_recorder`; the
-    application closes it when it ends.
-    """
+    """Build the application. `responses` keeps stored responses for the next start; `recorder` is closed at the end."""
     recent, history, requests = Recent(), History(), OpenRequests()
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.
@@ -77,7 +75,7 @@ def create_app(
 
 
 async def _openapi(app: FastAPI) -> Response:
-    """Build the document in a thread: it takes half a second once, and nobody else should wait for it."""
+    """Build the document in a thread: it takes half a second once, and other requests should not wait for it."""
     return JSONResponse(await asyncio.to_thread(app.openapi))
 
 

@@ -46,7 +46,7 @@ from .log import record_of
 LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
 BODIES = 4  # running requests may hold this many bodies of the largest size together
 SMALL_BYTES = 64 * 1024  # a body of this size is always accepted
-REST = 9  # a key rests so many times as long as reading its last long body took, so that others get the interpreter
+REST = 9  # after a long body, a key's next one waits 9 times its parse time: parsing holds the interpreter's lock
 BUSY_S = 5  # `retry-after` if there is no room for a body
 _BUSY = (
     f"The bodies of running requests take {BODIES} times {setting('max_body')} together, which is the maximum. "
@@ -76,10 +76,10 @@ class BodyLimit:
     """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_s: float) -> None:
-        """`body_s`: seconds for a body to arrive; they start again after every `LEAST_BYTES_PER_S * body_s` bytes."""
+        """Limit bodies. `body_s`: seconds for a body to arrive, again after each `LEAST_BYTES_PER_S * body_s` bytes."""
         self._app = app
-        self._max_body_bytes = max_body_bytes
-        self._body_s = body_s
+        self.max_body_bytes = max_body_bytes
+        self.body_s = body_s
         self._held: Counter[str] = Counter()  # bytes of the bodies of running requests, by tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,11 +87,11 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            await http_error(scope, 413, _too_long(self._max_body_bytes))(scope, receive, send)
+        if declared.isdecimal() and int(declared) > self.max_body_bytes:
+            await http_error(scope, 413, _too_long(self.max_body_bytes))(scope, receive, send)
             return
         tenant = tenant_of(scope)
-        body = _Body(receive, self._max_body_bytes, self._body_s, partial(self._hold, tenant))
+        body = _Body(receive, self, tenant)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -99,9 +99,9 @@ class BodyLimit:
             if not self._held[tenant]:
                 del self._held[tenant]
 
-    def _hold(self, tenant: str, num_bytes: int) -> bool:
-        """Count the bytes. Returns whether there was room for them, or the tenant has no more than its share."""
-        is_room = has_room(self._held, tenant, num_bytes, BODIES * self._max_body_bytes)
+    def hold(self, tenant: str, num_bytes: int) -> bool:
+        """Count the bytes. Return whether there was room for them, or the tenant has no more than its share."""
+        is_room = has_room(self._held, tenant, num_bytes, BODIES * self.max_body_bytes)
         self._held[tenant] += num_bytes
         return is_room
 
@@ -109,11 +109,10 @@ class BodyLimit:
 class _Body:
     """A body while it arrives."""
 
-    def __init__(self, receive: Receive, max_bytes: int, patience_s: float, hold: Callable[[int], bool]) -> None:
+    def __init__(self, receive: Receive, limit: BodyLimit, tenant: str) -> None:
         self._receive = receive
-        self._max_bytes = max_bytes
-        self._patience_s = patience_s
-        self._hold = hold
+        self._limit = limit
+        self._tenant = tenant
         self._deadline_s: float | None = None
         self._num_recent = 0  # bytes since the deadline was set
         self._is_complete = False
@@ -127,18 +126,18 @@ class _Body:
         num_new = len(message.get("body", b""))
         self.num_bytes += num_new
         self._num_recent += num_new
-        is_room = self._hold(num_new)
+        is_room = self._limit.hold(self._tenant, num_new)
         self._is_complete = not message.get("more_body", False)
-        if self.num_bytes > self._max_bytes:
-            raise HTTPException(413, _too_long(self._max_bytes))
+        if self.num_bytes > self._limit.max_body_bytes:
+            raise HTTPException(413, _too_long(self._limit.max_body_bytes))
         if not is_room and self.num_bytes > SMALL_BYTES:
             raise HTTPException(429, _BUSY, {"retry-after": str(BUSY_S), "connection": "close"})
         return message
 
     async def _in_time(self) -> Message:
         now = time.monotonic()
-        if self._deadline_s is None or self._num_recent >= LEAST_BYTES_PER_S * self._patience_s:
-            self._deadline_s, self._num_recent = now + self._patience_s, 0
+        if self._deadline_s is None or self._num_recent >= LEAST_BYTES_PER_S * self._limit.body_s:
+            self._deadline_s, self._num_recent = now + self._limit.body_s, 0
         try:
             return await asyncio.wait_for(self._receive(), max(0.0, self._deadline_s - now))
         except TimeoutError:
@@ -222,34 +221,31 @@ class Call(ABC, Generic[B, D]):
 
     @property
     def is_long(self) -> bool:
-        """Whether decoding takes long even for a short body."""
+        """Return whether decoding takes long even for a short body."""
         return False
 
     @abstractmethod
     def decode(self) -> D:
         """Return the requests of the body. Any thread may call this, once. Raises InvalidParameter."""
 
+    def checked(self) -> D:
+        """Decode and check the requests, then empty the body, which FastAPI holds until the reply has ended."""
+        limits = self.config.limits
+        try:
+            found = self.decode()
+            limits.check_choices(sum(request.sampling.n for request in found.requests))
+            for request in found.requests:
+                limits.check(request)
+            return found
+        finally:
+            vars(self.body).clear()
+
 
 async def decoded(http: Request, call: Call[B, D]) -> D:
-    """Decode the call and check its requests, then empty its body, which FastAPI holds until the reply has ended.
-
-    A thread does this if the body is long, or may unpack to a long one. Raises InvalidParameter.
-    """
-    limits: RequestLimits = http.app.state.config.limits
+    """Decode the call: on a thread if the body is long, or may unpack to a long one. Raises InvalidParameter."""
     if call.is_long or (isinstance(http, _JSONRequest) and http.is_long):
-        return await _THREADS.run(partial(_decode, call, limits), tenant_of(http.scope), is_first=True)
-    return _decode(call, limits)
-
-
-def _decode(call: Call[B, D], limits: RequestLimits) -> D:
-    try:
-        found = call.decode()
-        limits.check_choices(sum(request.sampling.n for request in found.requests))
-        for request in found.requests:
-            limits.check(request)
-        return found
-    finally:
-        vars(call.body).clear()
+        return await _THREADS.run(call.checked, tenant_of(http.scope), is_first=True)
+    return call.checked()
 
 
 async def _check_queue(http: Request) -> None:

@@ -30,7 +30,7 @@ _ENVELOPES: tuple[tuple[str, Envelope], ...] = (
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody reads the response."""
+    """The client closed its connection; no client reads the response."""
 
 
 def envelope_of(path: str) -> Envelope:

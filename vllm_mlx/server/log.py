@@ -45,13 +45,13 @@ class Receipts:
 
     def __init__(self, *, num_prompts: int = 1, choices_per_prompt: int = 1) -> None:
         self._num_prompts = num_prompts
-        self._choices_per_prompt = choices_per_prompt
+        self.choices_per_prompt = choices_per_prompt
         self._seen_prompts: set[int] = set()
         self._by_prompt: dict[int, CacheReceipt] = {}
 
     def take(self, index: int, event: GenerationEvent) -> bool:
         """Take an event of the choice `index`. Returns whether every prompt has started or failed."""
-        prompt = index // self._choices_per_prompt
+        prompt = index // self.choices_per_prompt
         self._seen_prompts.add(prompt)
         if isinstance(event, Started) and event.receipt is not None:
             known = self._by_prompt.setdefault(prompt, event.receipt)
@@ -119,7 +119,6 @@ class RequestRecord:
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     body: bytes | None = None  # until the request has ended
     finish_reasons: list[str] = field(default_factory=list)
-    _choices_per_prompt: int = 1
     _usages: dict[int, Usage] = field(default_factory=dict)
 
     @property
@@ -133,22 +132,11 @@ class RequestRecord:
         return self.path in QUIET_PATHS
 
     def begin_reply(
-        self,
-        reply_id: str,
-        model: str,
-        generation: RequestGeneration,
-        *,
-        num_prompts: int,
-        choices_per_prompt: int,
+        self, reply_id: str, model: str, generation: RequestGeneration, *, num_prompts: int, choices_per_prompt: int
     ) -> None:
         self.reply_id, self.model = reply_id, model
         self.prompt_tokens, self.prompt_change = generation.num_prompt_tokens, generation.prompt_change
         self.receipts = Receipts(num_prompts=num_prompts, choices_per_prompt=choices_per_prompt)
-        self._choices_per_prompt = choices_per_prompt
-
-    @property
-    def _receipt(self) -> CacheReceipt | None:
-        return self.receipts.total()
 
     @property
     def _ttft_s(self) -> float | None:
@@ -179,7 +167,7 @@ class RequestRecord:
 
     def last_reply(self) -> LastReply:
         """Describe the finished reply for the status."""
-        usage, receipt = total_usage(self._usages, self._choices_per_prompt), self._receipt
+        usage, receipt = total_usage(self._usages, self.receipts.choices_per_prompt), self.receipts.total()
         return {
             "time": round(time.time(), 3),
             "request_id": self.reply_id,
@@ -214,8 +202,8 @@ class RequestRecord:
         requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, now - self.started_s)
 
     def line(self, ended_s: float) -> str:
-        usage = total_usage(self._usages, self._choices_per_prompt) if self._usages else None
-        receipt = self._receipt
+        usage = total_usage(self._usages, self.receipts.choices_per_prompt) if self._usages else None
+        receipt = self.receipts.total()
         facts: dict[str, Any] = {
             "id": self.request_id,
             "status": self.status,

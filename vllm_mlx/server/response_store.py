@@ -32,7 +32,7 @@ class ResponseStore:
         journal: Journal | None = None,
         tenant: str = "",
     ) -> None:
-        """`journal` keeps the responses for the next start, as those of `tenant`."""
+        """Make an empty store. `journal` keeps its responses, as those of `tenant`, for the next start."""
         self._journal = journal
         self._tenant = tenant
         self._responses: LRU[str, StoredResponse] = LRU(max_bytes, max_responses)
@@ -90,8 +90,7 @@ class ResponseStore:
         return self._responses.get(response_id)
 
     def remove(self, response_id: str) -> bool:
-        removed = self._responses.pop(response_id)
-        if removed is not None:
+        if (removed := self._responses.pop(response_id)) is not None:
             self._forget(response_id, removed)
         return removed is not None
 
@@ -110,9 +109,7 @@ class ResponseStore:
     def conversation(self, response_id: str) -> Sequence[Mapping[str, Any]] | None:
         """Return all items up to the end of this response, or None if a part of them is no longer stored."""
         chain = self._chain(response_id)
-        if chain is None:
-            return None
-        return [item for response in chain for item in (*response.input, *response.output)]
+        return None if chain is None else [item for each in chain for item in (*each.input, *each.output)]
 
     def input_of(self, response_id: str) -> Sequence[Mapping[str, Any]]:
         """Return the input of this response, after the earlier conversation if that is still stored."""
@@ -176,17 +173,10 @@ class BackgroundReplies:
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def start(
-        self,
-        reply_id: str,
-        submission: Submission,
-        fold: ReplyFold,
-        record: RequestRecord,
-    ) -> None:
-        """Return once the engine has accepted the request. Raises what the submission raises.
+    async def start(self, reply_id: str, submission: Submission, fold: ReplyFold, record: RequestRecord) -> None:
+        """Return once the engine has accepted the request. Raises the errors of the submission.
 
-        Afterwards the fold is finished or has failed, unless the reply is cancelled. Cancelling
-        `start` cancels the reply.
+        Afterwards the fold is finished or has failed, unless the reply is cancelled. Cancelling `start` cancels it.
         """
         accepted = asyncio.get_running_loop().create_future()
 
@@ -218,8 +208,7 @@ class BackgroundReplies:
 
     async def cancel(self, reply_id: str) -> bool:
         """Cancel the reply and wait for its end. Returns whether it was still being made."""
-        task = self._tasks.pop(reply_id, None)
-        if task is None:
+        if (task := self._tasks.pop(reply_id, None)) is None:
             return False
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -28,7 +28,7 @@ from .guards import tenant_of
 from .log import record_of
 from .response_store import BackgroundReplies, ResponseStore, ResponseStores
 from .routes import as_json, documented
-from .streaming import ReplyCall, owned, respond_to, submit, while_connected
+from .streaming import ReplyCall, num_tokens, respond_to, submit, while_connected
 
 StoredItem = Mapping[str, Any]
 Stored = Mapping[str, StoredItem]  # by the items' ids
@@ -37,7 +37,7 @@ EVENTS = "OpenAI's events, response.created to response.completed"
 
 
 def responses_routes(engine: EngineClient, config: ServerConfig, journal: Journal | None = None) -> APIRouter:
-    """`journal`: keeps stored responses for the next start."""
+    """Make the routes. `journal` keeps stored responses for the next start."""
     router = APIRouter(tags=["Responses"], route_class=JSONRoute)
     routes = _Responses(engine, config, journal)
     stored_at = "/v1/responses/{response_id}"
@@ -82,16 +82,14 @@ class _Responses:
             store=store,
             reply_id=reply_id,
             referenced=_referenced(body, store),
-            earlier=_earlier(body, store),
+            earlier=_earlier(body.previous_response_id, store),
             previous_id=body.previous_response_id,
         )
 
     async def input_tokens(self, body: ResponsesBody, http: Request) -> Response:
         """Count the tokens of the prompt that a response to this body would have. Nothing is generated or stored."""
         call = self._call(body, await self._store(http), record_of(http.scope).request_id)
-        request = owned((await decoded(http, call)).request, http, call.model)
-        num_tokens = await while_connected(http.receive, self._engine.count_tokens(request))
-        return as_json(InputTokens(input_tokens=num_tokens))
+        return as_json(InputTokens(input_tokens=await num_tokens(self._engine, http, call)))
 
     async def compact(self) -> Response:
         """Answer that this server compacts no conversations."""
@@ -227,12 +225,10 @@ class _KeptStream(ResponseStream):
             keeper.keep(self.reply)
 
 
-def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:
-    previous_id = body.previous_response_id
+def _earlier(previous_id: str | None, store: ResponseStore) -> Sequence[StoredItem]:
     if previous_id is None:
         return []
-    conversation = store.conversation(previous_id)
-    previous = store.get(previous_id)
+    conversation, previous = store.conversation(previous_id), store.get(previous_id)
     if previous is not None and previous.reply.status in ("queued", "in_progress"):
         raise InvalidParameter(f"The response `{shown(previous_id)}` has not ended yet.", param="previous_response_id")
     if conversation is None:
@@ -270,7 +266,6 @@ def _resolved(body: ResponsesBody, referenced: Stored) -> ResponsesBody:
 
 
 def _found(store: ResponseStore, response_id: str) -> StoredResponse:
-    found = store.get(response_id)
-    if found is None:
+    if (found := store.get(response_id)) is None:
         raise HTTPException(404, f"No response `{shown(response_id)}` is stored here.")
     return found

@@ -14,21 +14,20 @@ from ..api.anthropic.decode import MessageSpec, decode_count_request, decode_mes
 from ..api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
 from ..api.anthropic.schema import CountTokensBody, MessagesBody
 from ..api.error_replies import AnthropicError, OpenAIError
-from ..api.openai.decode import ReplySpec, decode_chat, decode_completion
+from ..api.openai.decode import ReplySpec, decode_chat, decode_completion, decode_responses_as_chat
 from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus, ModelCard, ModelList
-from ..api.openai.schema import ChatCompletionBody, CompletionBody
+from ..api.openai.schema import AnyChatBody, ChatCompletionBody, CompletionBody, ResponsesAsChatBody
 from ..api.parameters import Decoded
 from ..api.replies import Reply, ReplyFold, StreamEncoder
-from ..api.responses.as_chat import AnyChatBody, ResponsesAsChatBody, decode_responses_as_chat
 from ..core.catalogue import Catalogue
 from ..engine.client import EngineClient
-from .bodies import Call, JSONRoute, decoded
+from .bodies import Call, JSONRoute
 from .config import ServerConfig
 from .generations import RequestGeneration
 from .guards import require_admin, shown_model
 from .log import record_of
-from .streaming import ReplyCall, owned, reply_to, while_connected
+from .streaming import ReplyCall, num_tokens, reply_to
 
 OPENAI_EVENTS = "chunks, then [DONE]"
 ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
@@ -138,9 +137,7 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig) -> APIRouter:
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
         """Count the tokens of the prompt that /v1/messages would build from the same fields. Nothing is generated."""
         call = CountCall.of(body, engine, config, request_id=record_of(http.scope).request_id)
-        request = owned((await decoded(http, call)).request, http, call.model)
-        num_tokens = await while_connected(http.receive, engine.count_tokens(request))
-        return as_json(TokenCount(input_tokens=num_tokens))
+        return as_json(TokenCount(input_tokens=await num_tokens(engine, http, call)))
 
     return router
 

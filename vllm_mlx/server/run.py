@@ -134,7 +134,7 @@ class EngineServer(uvicorn.Server):
         started: Callable[[], object],
         tick: Callable[[], object] = lambda: None,
     ) -> None:
-        """`tick` is called ten times a second."""
+        """Configure the server. `tick` is called ten times a second."""
         config = uvicorn.Config(
             app,
             http=cast(Any, partial(GuardedProtocol, limits=app.state.config.connections)),
@@ -185,7 +185,7 @@ class EngineServer(uvicorn.Server):
         if self._engine.is_dead and self._died_s is None:
             self._died_s = time.monotonic()
         else:
-            self._engine.error()  # lets the watchdog report even if nobody asks for the state
+            self._engine.error()  # lets the watchdog report even if no client asks for the state
         return should_exit or (self._died_s is not None and time.monotonic() - self._died_s >= LAST_ERRORS_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -48,7 +48,7 @@ class SearchClient:
     """Searches on one event loop."""
 
     def __init__(self, url: str):
-        """`url`: the address of an MCP server if its path ends in `/mcp`, otherwise of a SearXNG."""
+        """Make a client. `url`: the address of an MCP server if its path ends in `/mcp`, otherwise of a SearXNG."""
         self._url = url.rstrip("/")
         self._is_mcp = urlsplit(url).path.rstrip("/").endswith("/mcp")
         self._places = asyncio.Semaphore(_AT_ONCE)
@@ -124,7 +124,7 @@ class _McpSession:
                 await self._http.delete(self._url, headers=self._headers)
 
     async def call(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises one of `_FAILURES`."""
+        """Call a method and return its result. Raises one of `_FAILURES`."""
         self._number += 1
         body = await self._post({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
         for message in _messages(body):

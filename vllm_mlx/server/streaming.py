@@ -89,6 +89,12 @@ class ReplyCall(Call[B, D]):
         """Return the fold of a complete reply to the decoded requests."""
 
 
+async def num_tokens(engine: EngineClient, http: HTTPRequest, call: Call[B, D]) -> int:
+    """Decode the body, and count the tokens of its prompt."""
+    request = owned((await decoded(http, call)).request, http, call.model)
+    return await while_connected(http.receive, engine.count_tokens(request))
+
+
 async def reply_to(engine: EngineClient, http: HTTPRequest, call: ReplyCall[B, D]) -> Response:
     """Decode the body, and reply to its requests."""
     return await respond_to(engine, http, call, await decoded(http, call))
@@ -98,7 +104,7 @@ async def respond_to(engine: EngineClient, http: HTTPRequest, call: ReplyCall[B,
     """Return the reply to the decoded requests: a stream of events if the client asked for it, else complete."""
     record, submission = record_of(http.scope), submit(engine, found.requests, http, found.reply)
     if found.reply.stream:
-        return EventStream(submission, call, found, record, keep_alive_s=http.app.state.config.keep_alive_s)
+        return EventStream(submission, call, found, record)
     body = await while_connected(http.receive, fold_reply(submission, call.fold(found), record))
     return Response(body, headers=record.receipts.headers(), media_type="application/json")
 
@@ -111,15 +117,7 @@ class EventStream(Response, Generic[B, D]):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        submission: Submission,
-        call: ReplyCall[B, D],
-        found: D,
-        record: RequestRecord,
-        *,
-        keep_alive_s: float,
-    ) -> None:
+    def __init__(self, submission: Submission, call: ReplyCall[B, D], found: D, record: RequestRecord) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -127,7 +125,7 @@ class EventStream(Response, Generic[B, D]):
         self._call, self._found = call, found
         self._encoder: StreamEncoder | None = None  # set once the generation is submitted
         self._record = record
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s = call.config.keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _EventWriter(send)
@@ -139,19 +137,17 @@ class EventStream(Response, Generic[B, D]):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _answer(self, writer: "_EventWriter") -> None:
-        await self._end(writer, await error_of(self._write_events(writer)))
-
-    async def _end(self, writer: "_EventWriter", error: Exception | None) -> None:
-        """Write the error as the last event. Raise it if the head of the response is not due yet."""
-        if error is None:
-            return
-        if not writer.is_head_due.is_set():
-            try:
+        """Write all events; an error is the last one. Raise it if the head of the response is not due yet."""
+        error = await error_of(self._write_events(writer))
+        try:
+            if error is None:
+                return
+            if not writer.is_head_due.is_set():
                 raise error
-            finally:
-                del error
-        assert self._encoder is not None, "the head is due after the encoder was made"
-        await writer.write(self._encoder.fail(for_client(error, self._record)))
+            assert self._encoder is not None, "the head is due after the encoder was made"
+            await writer.write(self._encoder.fail(for_client(error, self._record)))
+        finally:
+            del error  # its frames lead here: both would stay in memory
 
     async def _write_events(self, writer: "_EventWriter") -> None:
         """Write all events. The generation ends before the last bytes are written."""

@@ -38,7 +38,6 @@ from ..search import (
 )
 from ..text import Unsealer
 from . import schema
-from .other_blocks import OtherBlock
 
 MIN_BUDGET_TOKENS = 1024
 
@@ -55,11 +54,7 @@ _ENGINE_PREFIX, _WIRE_PREFIX, _SEARCH_PREFIX = "call_", "toolu_", "srvtoolu_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpec:
-    """The form of the reply.
-
-    `thinking`: whether the reply has thinking blocks. If `sealed`, they are empty and their signature holds the
-    reasoning.
-    """
+    """The form of the reply. Thinking blocks that are `sealed` are empty, and their signature holds the reasoning."""
 
     reply_id: str
     model: str
@@ -81,28 +76,28 @@ def decode_messages_request(
     messages_thinking: ThinkingPolicy = "asked",
     searches: bool = False,
 ) -> Decoded[MessageSpec]:
-    """`messages_thinking` says which requests get thinking blocks: the ones that ask for them, or all.
-
-    `searches`: whether this server runs web searches.
-    """
+    """Decode a body. `messages_thinking`: the requests that get thinking blocks; `searches`: the server runs them."""
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)
     stop = tuple(body.stop_sequences or ())
     check_stop("stop_sequences", stop)
     sampling = decode_sampling(body, max_tokens=body.max_tokens, stop=stop, guide=_guide(body))
-    thinking = _thinking_blocks(body, messages_thinking)
     tools = Toolbox(body.tools or (), searches=searches)
-    stream = bool(body.stream)
-    reply: dict[str, Any] = {"thinking": thinking, "search": tools.search, "left_out": tuple(tools.left_out)}
-    spec = MessageSpec(reply_id=reply_id, model=model, stream=stream, **reply)
-    request = _request(body, tools, reply_id, sampling)
-    request = replace(request, keeps_reasoning=body.cache_reasoning_tokens)
+    spec = MessageSpec(
+        reply_id=reply_id,
+        model=model,
+        stream=bool(body.stream),
+        thinking=_thinking_blocks(body, messages_thinking),
+        search=tools.search,
+        left_out=tuple(tools.left_out),
+    )
+    request = replace(_request(body, tools, reply_id, sampling), keeps_reasoning=body.cache_reasoning_tokens)
     return Decoded(requests=(request,), reply=spec)
 
 
 def decode_count_request(body: schema.CountTokensBody, *, request_id: str, searches: bool = False) -> Decoded[None]:
-    """Return the request whose prompt is counted: the same as /v1/messages would make from these fields."""
+    """Return the request whose prompt is counted: the request that /v1/messages makes from these fields."""
     request = _request(body, Toolbox(body.tools or (), searches=searches), request_id, SamplingParams())
     return Decoded(requests=(request,), reply=None)
 
@@ -154,10 +149,7 @@ def _check_budget(body: schema.MessagesBody) -> None:
 
 def _guide(body: schema.MessagesBody) -> Guide | None:
     config = None if body.output_config is None else body.output_config.format
-    return one_guide(
-        decode_format(config, "output_config.format"),
-        decode_format(body.output_format, "output_format"),
-    )
+    return one_guide(decode_format(config, "output_config.format"), decode_format(body.output_format, "output_format"))
 
 
 def _thinking(body: schema.CountTokensBody) -> Literal["auto", "on", "off"]:
@@ -181,29 +173,22 @@ class Toolbox:
         self.search: SearchTool | None = None
         self.left_out: list[str] = []  # paths and types of tools that the model does not see
         for number, tool in enumerate(tools):
+            path = f"tools[{number}]"
             if tool.is_web_search:
-                _check_search_name(tool, f"tools[{number}]")
-            if tool.is_web_search and searches:
-                self._add_search(tool, f"tools[{number}]")
+                _check_search_name(tool, path)
+            if tool.is_run_by_anthropic and not (tool.is_web_search and searches):
+                self.left_out.append(f"{path}.{tool.type}")
                 continue
-            if tool.is_run_by_anthropic:
-                self.left_out.append(f"tools[{number}].{tool.type}")
-                continue
-            spec = _spec(tool, f"tools[{number}]")
+            spec = self._search_spec(tool, path) if tool.is_web_search else _spec(tool, path)
             (self.deferred if tool.defer_loading else self.listed).append(spec)
         self._texts: dict[str, str] = {}  # definitions that the conversation introduced, by name
         self._num_introduced = 0  # characters
         self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}
 
-    def _add_search(self, tool: schema.MessagesTool, path: str) -> None:
-        self.search = search_tool(
-            max_uses=tool.max_uses,
-            allowed=tool.allowed_domains or (),
-            blocked=tool.blocked_domains or (),
-            param=path,
-        )
-        spec = replace(search_spec(tool.user_location, path), strict=bool(tool.strict))
-        (self.deferred if tool.defer_loading else self.listed).append(spec)
+    def _search_spec(self, tool: schema.MessagesTool, path: str) -> ToolSpec:
+        allowed, blocked = tool.allowed_domains or (), tool.blocked_domains or ()
+        self.search = search_tool(max_uses=tool.max_uses, allowed=allowed, blocked=blocked, param=path)
+        return replace(search_spec(tool.user_location, path), strict=bool(tool.strict))
 
     def introduce(self, name: str) -> str:
         """Return the text that introduces a tool into the conversation: its definition, as templates list tools."""
@@ -264,7 +249,7 @@ def _spec(tool: schema.MessagesTool, path: str) -> ToolSpec:
 
 
 def _check_search_name(tool: schema.MessagesTool, path: str) -> None:
-    """Return the type of the tool fixes its name, which a client may leave out."""
+    """Check the name, which the type of the tool fixes and a client may leave out."""
     if tool.name not in (None, SEARCH_NAME):
         message = f"`{path}.name` must be '{SEARCH_NAME}' for a tool of type '{shown(tool.type or '')}'."
         raise InvalidParameter(message, param=f"{path}.name")
@@ -295,7 +280,7 @@ class Conversation:
         self._unsealer = Unsealer()
 
     def decode(self, message: schema.InputMessage, path: str) -> list[Message]:
-        """`path`: the message's own. Tool results precede the text of their message, each a message of its own."""
+        """Decode the message at `path`. Its tool results precede its text, each as a message of its own."""
         parts = self.parts(message.content, f"{path}.content")
         if message.role == "assistant":
             return split_searches(parts)
@@ -340,7 +325,7 @@ class Conversation:
                 return (TextPart("\n".join(texts)),)
             case schema.ToolReferenceBlock(tool_name=name):
                 return (TextPart(self._tools.introduce(name)),)
-            case OtherBlock():
+            case schema.OtherBlock():
                 return (TextPart(f"\n{text}\n"),) if (text := "\n".join(block.texts)) else ()
             case schema.ToolChangeBlock(tool=change):
                 apply = self._tools.add if block.type == "tool_addition" else self._tools.remove

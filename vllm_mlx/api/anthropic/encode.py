@@ -42,14 +42,13 @@ class MessageUsage(Reply):
 
     @classmethod
     def of(cls, usage: Usage, *, at_end: bool = True) -> "MessageUsage":
-        details = ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens) if at_end else None
         return cls(
             input_tokens=usage.prompt_tokens - usage.cached_tokens,
             cache_creation_input_tokens=0,
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
             **given(
-                output_tokens_details=details,
+                output_tokens_details=ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens) if at_end else None,
                 server_tool_use=ServerToolUsage(web_search_requests=usage.num_searches) if usage.num_searches else None,
                 cache_shortfall=shortfall_of(usage.receipt),
             ),
@@ -68,21 +67,14 @@ class ThinkingReply(Reply):
 
 
 class ToolUseReply(Reply):
-    type: Literal["tool_use"] = "tool_use"
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class ServerToolUseReply(Reply):
-    type: Literal["server_tool_use"] = "server_tool_use"
+    type: Literal["tool_use", "server_tool_use"]
     id: str
     name: str
     input: dict[str, Any]
 
 
 class WebSearchResultReply(Reply):
-    """`encrypted_content` holds the text for the next turn. It is packed, not encrypted."""
+    """A page that was found. `encrypted_content` holds the text for the next turn. It is packed, not encrypted."""
 
     type: Literal["web_search_result"] = "web_search_result"
     url: str
@@ -102,7 +94,7 @@ class WebSearchToolResultReply(Reply):
     content: list[WebSearchResultReply] | WebSearchErrorReply
 
 
-ContentReply = TextReply | ThinkingReply | ToolUseReply | ServerToolUseReply | WebSearchToolResultReply
+ContentReply = TextReply | ThinkingReply | ToolUseReply | WebSearchToolResultReply
 
 
 class MessageReply(Reply):
@@ -122,7 +114,7 @@ class TokenCount(Reply):
 
 
 def stop_of(event: Finished) -> dict[str, Any]:
-    """`stop_reason` and `stop_sequence`. The length limit takes precedence over a stop string, that over a call.
+    """Return the fields of the end. The length limit takes precedence over a stop string, the stop string over a call.
 
     If the context left fewer tokens than `max_tokens`, the length limit has a reason of its own.
     """
@@ -223,7 +215,7 @@ class MessageStream:
 
 
 def _event(name: str, fields: str = "") -> bytes:
-    """`fields`: JSON members, each after a comma."""
+    """Return an event with these `fields`: JSON members, each after a comma."""
     return f'event: {name}\ndata: {{"type":"{name}"{fields}}}\n\n'.encode()
 
 
@@ -265,8 +257,8 @@ def _content(spec: MessageSpec, block: BlockStart | BlockEnd) -> ContentReply:
     if block.call is not None:
         is_search = spec.search is not None and block.call.name == SEARCH_NAME
         call_id = encode_call_id(block.call.call_id, is_search=is_search)
-        kind = ServerToolUseReply if is_search else ToolUseReply
-        return kind(id=call_id, name=block.call.name, input=decode_arguments(text))
+        kind: Literal["tool_use", "server_tool_use"] = "server_tool_use" if is_search else "tool_use"
+        return ToolUseReply(type=kind, id=call_id, name=block.call.name, input=decode_arguments(text))
     if block.kind == "text":
         return TextReply(text=text)
     thinking = "" if spec.thinking == "sealed" else text

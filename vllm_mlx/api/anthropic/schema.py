@@ -4,16 +4,16 @@ A field that the types do not declare is ignored or refused by a table. A field 
 effect: Anthropic adds fields by beta headers, and clients send them to every server.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag
 
 from ..error_replies import UNTHREADED
 from ..guides import SchemaFormat
 from ..parameters import CACHE_HINT, GenerationFields, PromptFields
-from ..search import UserLocation
-from ..wire import Body, ExtraFields, Ignored, Items, Refused, Wire
-from .other_blocks import OtherBlock, assistant_tag, result_tag, user_tag
+from ..search import SEARCH_NAME, UserLocation
+from ..wire import Body, ExtraFields, Ignored, Items, LeftOut, Refused, Wire, field_of
 
 _ACCOUNT = Ignored("names an account of the vendor; this server has none")
 _COUNTED = Ignored("it does not change the prompt")
@@ -62,6 +62,12 @@ TOOL_FIELDS: ExtraFields = {
 # Anthropic runs these tools on its own servers; this server cannot.
 RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 
+_IN_RESULTS = ("text", "image", "document", "search_result", "tool_reference")
+_OF_ASSISTANTS = ("text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result")
+_OF_THE_VENDOR = ("_tool_use", "_tool_result", "container_upload", "compaction")  # ends of types
+_TEXTS = frozenset({"text", "content", "title", "summary", "output", "stdout", "stderr", "lines", "error_message"})
+Known = TypeVar("Known")
+
 
 class MessagesWire(Wire):
     extras: ClassVar[ExtraFields | None] = MARKS
@@ -72,7 +78,7 @@ class MessagesWire(Wire):
 
 
 class MessagesTool(MessagesWire):
-    """`type` is absent or "custom" for the client's own tools; any other is a tool that Anthropic defines."""
+    """A tool. `type` is absent or "custom" for the client's own tools; any other is a tool that Anthropic defines."""
 
     extras = TOOL_FIELDS
     type: str | None = None
@@ -131,6 +137,53 @@ class TextSource(MessagesWire):
 
 
 # Blocks
+
+
+class OtherBlock(LeftOut):
+    """A block that another server or a later version of the protocol wrote. It is left out of the prompt."""
+
+    extras: ClassVar[ExtraFields | None] = None
+    type: str = Field(examples=["mcp_tool_result"])
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the texts for the model, in order, without addresses, ids, names, arguments and sealed fields."""
+        return list(_texts({"type": self.type, **(self.model_extra or {})}))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case {"type": "text", "data": str(text)}:
+            yield text
+        case dict():
+            for name, member in value.items():
+                for inner in member if isinstance(member, list) else [member]:
+                    if isinstance(inner, str) and name in _TEXTS:
+                        yield from filter(None, [inner])
+                    elif name not in ("input", "tools"):
+                        yield from _texts(inner)
+
+
+def _result_tag(value: Any) -> str:
+    """Return the branch of a part of a tool's result."""
+    kind = field_of(value, "type")
+    return "other" if isinstance(kind, str) and kind not in _IN_RESULTS else "known"
+
+
+def _assistant_tag(value: Any) -> str:
+    """Return the branch of an assistant's block."""
+    kind = field_of(value, "type")
+    is_known = kind in _OF_ASSISTANTS and (kind != "server_tool_use" or field_of(value, "name") == SEARCH_NAME)
+    return "other" if isinstance(kind, str) and not is_known else "known"
+
+
+def _user_tag(value: Any) -> str:
+    """Return the branch of a user's block: another type is refused if it may be misspelt, or hold the question."""
+    kind = field_of(value, "type")
+    return "other" if isinstance(kind, str) and kind.endswith(_OF_THE_VENDOR) else "known"
+
+
+OrOther = Annotated[Known, Field(discriminator="type"), Tag("known")] | Annotated[OtherBlock, Tag("other")]
 
 
 class TextBlock(MessagesWire):
@@ -193,13 +246,7 @@ class ToolReferenceBlock(MessagesWire):
 
 
 ResultPart = Annotated[
-    Annotated[
-        TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock,
-        Field(discriminator="type"),
-        Tag("known"),
-    ]
-    | Annotated[OtherBlock, Tag("other")],
-    Discriminator(result_tag),
+    OrOther[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock], Discriminator(_result_tag)
 ]
 
 
@@ -277,22 +324,14 @@ class ToolChangeBlock(MessagesWire):
 
 
 UserBlock = Annotated[
-    Annotated[
-        TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolChangeBlock,
-        Field(discriminator="type"),
-        Tag("known"),
-    ]
-    | Annotated[OtherBlock, Tag("other")],
-    Discriminator(user_tag),
+    OrOther[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolChangeBlock],
+    Discriminator(_user_tag),
 ]
 AssistantBlock = Annotated[
-    Annotated[
-        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | WebSearchResultBlock,
-        Field(discriminator="type"),
-        Tag("known"),
-    ]
-    | Annotated[OtherBlock, Tag("other")],
-    Discriminator(assistant_tag),
+    OrOther[
+        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | WebSearchResultBlock
+    ],
+    Discriminator(_assistant_tag),
 ]
 SystemBlock = Annotated[TextBlock | ToolChangeBlock, Field(discriminator="type")]
 
@@ -343,8 +382,7 @@ class ThinkingOther(MessagesWire):
 
 
 def _thinking_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "enabled" if kind == "enabled" else "other"
+    return "enabled" if field_of(value, "type") == "enabled" else "other"
 
 
 Thinking = Annotated[

@@ -35,7 +35,7 @@ from ..parameters import (
     without_client_marks,
 )
 from ..past_calls import PastCalls
-from ..responses.decode import decode_part
+from ..responses.decode import decode_part, decode_response
 from ..responses.schema import InputFile, InputImage
 from ..search import NO_SEARCH, PAGES, SearchTool, search_spec, search_tool
 from . import schema
@@ -76,28 +76,60 @@ def decode_chat(
     separate_reasoning: bool = True,
     searches: bool = False,
 ) -> Decoded[ReplySpec]:
-    """`separate_reasoning` is the server's default for requests without that field.
-
-    `searches`: whether this server runs web searches.
-    """
+    """Decode a chat. `separate_reasoning`: the default of the server; `searches`: the server runs web searches."""
     _check_chat(body)
     search = _search(body, searches=searches)
-    mode = reasoning_mode(separate_reasoning, separate=body.separate_reasoning, include=body.include_reasoning)
     request = _chat_request(body, reply_id)
-    if mode == "inline":
-        request = replace(request, fills_content=False)  # all reasoning is content there
     reply = ReplySpec(
         reply_id=reply_id,
         model=model,
         created=created,
         choices_per_prompt=request.sampling.n,
-        stream=bool(body.stream),
-        **usage_fields(body.stream_options, bool(body.stream)),
+        **_stream_fields(body.stream, body.stream_options),
         logprobs=bool(body.logprobs),
-        reasoning=mode,
+        reasoning=_reasoning_mode(separate_reasoning, separate=body.separate_reasoning, include=body.include_reasoning),
         custom_tools=custom_tools(body.tools),
         search=search,
     )
+    return _decoded(request, reply)
+
+
+def decode_responses_as_chat(
+    body: schema.ResponsesAsChatBody,
+    *,
+    reply_id: str,
+    model: str,
+    created: int,
+    separate_reasoning: bool = True,
+    searches: bool = False,
+) -> Decoded[ReplySpec]:
+    """Decode like `decode_chat`. Nothing is stored, so fields that need a stored response are refused."""
+    for name in ("store", "background", "previous_response_id"):
+        if getattr(body, name):
+            raise InvalidParameter(
+                f"`{name}` needs stored responses: send this body to /v1/responses, or send the complete input "
+                f"without `{name}`.",
+                param=name,
+            )
+    stateless = body.model_copy(update={"store": False})
+    found = decode_response(stateless, reply_id=reply_id, model=model, created_at=created, searches=searches)
+    reply = ReplySpec(
+        reply_id=reply_id,
+        model=model,
+        created=created,
+        **_stream_fields(body.stream, body.stream_options),
+        logprobs=found.request.sampling.logprobs is not None,
+        reasoning=_reasoning_mode(separate_reasoning),
+        custom_tools=found.reply.tools.custom,
+        search=None if found.reply.search is None else replace(found.reply.search, is_shown=False),
+        left_out=found.reply.left_out,
+    )
+    return _decoded(found.request, reply)
+
+
+def _decoded(request: Request, reply: ReplySpec) -> Decoded[ReplySpec]:
+    if reply.reasoning == "inline":
+        request = replace(request, fills_content=False)  # all reasoning is content there
     return Decoded(requests=(request,), reply=reply)
 
 
@@ -179,8 +211,7 @@ def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str,
         created=created,
         num_prompts=len(prompts),
         choices_per_prompt=sampling.n,
-        stream=bool(body.stream),
-        **usage_fields(body.stream_options, bool(body.stream)),
+        **_stream_fields(body.stream, body.stream_options),
         logprobs=body.logprobs is not None,
     )
     return Decoded(requests=requests, reply=reply)
@@ -215,14 +246,15 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in biases.items()}
 
 
-def usage_fields(options: schema.StreamOptions | None, is_stream: bool) -> dict[str, Any]:
-    """Return the fields of `ReplySpec` that say which chunks of a stream carry usage."""
+def _stream_fields(stream: bool | None, options: schema.StreamOptions | None) -> dict[str, Any]:
+    """Return the fields of `ReplySpec` that say whether to stream, and which chunks carry usage."""
     if options is None:
-        return {}
-    if not is_stream:
+        return {"stream": bool(stream)}
+    if not stream:
         raise InvalidParameter("Stream options can only be defined when `stream=True`.", param="stream_options")
     is_sent = bool(options.include_usage)
-    return {"include_usage": is_sent, "continuous_usage": is_sent and bool(options.continuous_usage_stats)}
+    continuous = is_sent and bool(options.continuous_usage_stats)
+    return {"stream": True, "include_usage": is_sent, "continuous_usage": continuous}
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
@@ -295,10 +327,9 @@ def _tool_choice(body: schema.ChatCompletionBody, tools: Sequence[ToolSpec]) -> 
             )
 
 
-def reasoning_mode(
+def _reasoning_mode(
     separate_by_default: bool, *, separate: bool | None = None, include: bool | None = None
 ) -> ReasoningMode:
-    """`separate` and `include` are the request's own wishes."""
     if include is False:
         return "hidden"
     return "separate" if (separate_by_default if separate is None else separate) else "inline"

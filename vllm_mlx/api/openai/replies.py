@@ -23,7 +23,7 @@ class CompletionTokensDetails(Reply):
 
 
 class ChatUsage(Reply):
-    """`max_completion_tokens` is set if the context window lowered the requested limit: to that number.
+    """Usage of a reply. `max_completion_tokens`: the requested limit, lowered by the context window.
 
     `cache_shortfall` is set if less of the prompt was cached than an earlier turn made likely.
     """
@@ -89,7 +89,7 @@ class ToolCallReply(Reply):
 
 
 class ChatMessageReply(Reply):
-    """`reasoning` repeats `reasoning_content`: a client reads one of the two names."""
+    """A message. `reasoning` repeats `reasoning_content`: a client reads one of the two names."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -100,7 +100,7 @@ class ChatMessageReply(Reply):
 
 
 class ChatChoice(Reply):
-    """`stop_reason` is the client's stop string or stop token id that ended the reply."""
+    """A choice. `stop_reason` is the client's stop string or stop token id that ended the reply."""
 
     index: int
     message: ChatMessageReply
@@ -127,7 +127,7 @@ class CompletionLogprobs(Reply):
 
     @classmethod
     def of(cls, tokens: Sequence[TokenLogprob], names: TokenNames, offset: int = 0) -> "CompletionLogprobs":
-        """`offset`: the characters of the reply before these tokens. Each drawn token is among its likeliest ones."""
+        """Describe tokens, each among its likeliest ones. `offset`: the characters of the reply before these tokens."""
         texts = [names.token_text(token.token_id) for token in tokens]
         tops = [
             {text if token_id == token.token_id else _name(token_id, names): _finite(p) for token_id, p in token.top}
@@ -146,7 +146,7 @@ class CompletionLogprobs(Reply):
 
 
 def _name(token_id: int, names: TokenNames) -> str:
-    """Return the token's text, or its bytes if it has incomplete characters, since other tokens have that text, too."""
+    """Return the token's text, or its bytes if it has incomplete characters, since other tokens have that text."""
     spelled = names.token_bytes(token_id)
     text = spelled.decode(errors="replace")
     return text if text.encode() == spelled else "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)

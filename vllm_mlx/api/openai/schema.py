@@ -19,9 +19,10 @@ from ..parameters import (
     ReasoningEffort,
     TokenLimit,
 )
-from ..responses.schema import InputFile, InputImage
+from ..responses.schema import BODY_FIELDS as RESPONSES_FIELDS
+from ..responses.schema import InputFile, InputImage, ResponsesBody
 from ..search import ContextSize, UserLocation
-from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
+from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire, field_of
 
 _TOOLS = "Use `tools` and `tool_choice`."
 
@@ -225,37 +226,29 @@ class ChatTool(ChatWire):
     function: ChatFunction
 
 
-class _FlatTool(ChatWire):
-    """A tool in the form of Responses, as Cursor puts it among those of chat completions."""
+class FlatFunction(ChatFunction):
+    """A function in the form of Responses, as Cursor puts it among the tools of chat completions."""
 
     extras: ClassVar[ExtraFields | None] = {"cache_control": CACHE_HINT}
-    name: str = Field(min_length=1)
-    description: str | None = None
-
-
-class FlatFunction(_FlatTool):
     type: Literal["function"]
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
-class FlatCustom(_FlatTool):
-    """Its input is one text."""
+class FlatCustom(ChatWire):
+    """A tool in the form of Responses whose input is one text."""
 
     extras: ClassVar[ExtraFields | None] = {
         "cache_control": CACHE_HINT,
         "custom": Refused("Write `name` and `format` beside `type`; its calls come as calls of a function."),
     }
+    name: str = Field(min_length=1)
+    description: str | None = None
     type: Literal["custom"]
     format: CustomInput | None = None
 
 
 def _tool_form(value: Any) -> str:
-    if isinstance(value, dict):
-        is_flat, kind = "name" in value and "function" not in value, value.get("type")
-    else:
-        is_flat, kind = isinstance(value, _FlatTool), getattr(value, "type", None)
-    return "nested" if not is_flat else "flat custom" if kind == "custom" else "flat function"
+    is_flat = "name" in value and "function" not in value if isinstance(value, dict) else hasattr(value, "name")
+    return "nested" if not is_flat else "flat custom" if field_of(value, "type") == "custom" else "flat function"
 
 
 AnyTool = Annotated[
@@ -394,3 +387,44 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
+
+
+_NAMED_OTHERWISE = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+
+
+def _refusal(name: str) -> Refused:
+    if name == "messages":
+        return Refused("It is empty: leave it out.", beside="input")
+    if name in _NAMED_OTHERWISE:
+        return Refused(f"Its name is `{_NAMED_OTHERWISE[name]}` there.", beside="input")
+    return Refused("It belongs to a body with `messages`.", beside="input")
+
+
+_CHAT_FIELDS = [name for name in ChatCompletionBody.model_fields if name not in ResponsesBody.model_fields]
+_AS_CHAT_FIELDS: ExtraFields = {**RESPONSES_FIELDS, **{name: _refusal(name) for name in _CHAT_FIELDS}}
+
+
+class ResponsesAsChatBody(ResponsesBody):
+    """The form of Responses, answered as a chat completion: Cursor sends it to any server that its user sets."""
+
+    extras = _AS_CHAT_FIELDS
+    stream_options: StreamOptions | None = None
+
+
+def _form_of(body: Any) -> str:
+    """Return the form of a body. With messages it is a chat, which refuses `input`. A null counts as absent."""
+    if isinstance(body, dict):
+        has_input = body.get("input") is not None and not body.get("messages")
+        return "form of responses" if has_input else "form of chat"
+    return "form of responses" if isinstance(body, ResponsesAsChatBody) else "form of chat"
+
+
+AnyChatBody = Annotated[
+    Annotated[ChatCompletionBody, Tag("form of chat")] | Annotated[ResponsesAsChatBody, Tag("form of responses")],
+    Discriminator(_form_of),
+]

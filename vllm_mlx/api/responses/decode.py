@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 from ...core.errors import InvalidParameter, ItemNotFound, Unsupported, shown
 from ...core.messages import (
@@ -45,11 +46,11 @@ from ..search import NO_SEARCH, PAGES, SEARCH_NAME, SearchTool, search_spec, sea
 from ..text import CUSTOM_INPUT, Unsealer
 from ..wire import Refused
 from . import schema
-from .echo import USUAL, echo
 from .replies import ResponseSpec, Tools
 from .stored import KeptInput, kept_input
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+USUAL: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0}
 SentPart = TextPart | ImagePart | DocumentPart
 _NOT_LIVE = (
     "A web search with `external_web_access` false reads a stored copy of the web, which this server does not have. "
@@ -59,7 +60,7 @@ _NOT_LIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedResponse(Decoded[ResponseSpec]):
-    """`kept` is the input of this request, without earlier responses; empty if the response is not stored."""
+    """A decoded body with its own input, `kept`, without earlier responses; empty if the response is not stored."""
 
     kept: KeptInput
 
@@ -74,15 +75,14 @@ def decode_response(
     searches: bool = False,
     usual: Mapping[str, float] = USUAL,
 ) -> DecodedResponse:
-    """`earlier` is the conversation that `previous_response_id` names. `searches`: whether this server runs any.
+    """Decode a body. `earlier`: the conversation that `previous_response_id` names; `searches`: the server runs them.
 
     `usual`: the temperature and the top_p of requests that give none.
     """
-    _check_include(body)
-    _check_background(body)
+    _check(body)
     tools = decode_tools(body.tools or (), searches=searches, max_searches=body.max_tool_calls)
     _check_search(body, tools, searches=searches)
-    reasoning = body.reasoning
+    reasoning, include = body.reasoning or schema.ReasoningSettings(), body.include or ()
     items = _input_items(body)
     request = Request(
         request_id=reply_id,
@@ -93,12 +93,12 @@ def decode_response(
         sampling=decode_sampling(
             body,
             max_tokens=body.max_output_tokens,
-            guide=decode_format(_format(body), "text.format"),
-            logprobs=(body.top_logprobs or 0) if schema.LOGPROBS in (body.include or ()) else None,
+            guide=decode_format(None if body.text is None else body.text.format, "text.format"),
+            logprobs=(body.top_logprobs or 0) if schema.LOGPROBS in include else None,
         ),
         keeps_reasoning=body.cache_reasoning_tokens,
         cache_salt=body.cache_salt or "",
-        **decode_thinking(None if reasoning is None else reasoning.effort, body.chat_template_kwargs),
+        **decode_thinking(reasoning.effort, body.chat_template_kwargs),
     )
     spec = ResponseSpec(
         reply_id=reply_id,
@@ -107,12 +107,12 @@ def decode_response(
         stream=bool(body.stream),
         store=body.store is not False,
         background=bool(body.background),
-        shows_summary=reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
-        seals_reasoning=body.store is False or ENCRYPTED_REASONING in (body.include or ()),
+        shows_summary=bool(reasoning.summary or reasoning.generate_summary),
+        seals_reasoning=body.store is False or ENCRYPTED_REASONING in include,
         tools=tools,
-        shows_sources="web_search_call.action.sources" in (body.include or ()),
-        shows_results="web_search_call.results" in (body.include or ()),
-        echo=echo(body, usual),
+        shows_sources="web_search_call.action.sources" in include,
+        shows_results="web_search_call.results" in include,
+        echo=_echo(body, usual),
     )
     kept = kept_input(items, reply_id) if spec.store else KeptInput()
     return DecodedResponse(requests=(request,), reply=spec, kept=kept)
@@ -137,11 +137,8 @@ def _messages(
     return without_client_marks(messages)
 
 
-def _format(body: schema.ResponsesBody) -> SchemaFormat | None:
-    return None if body.text is None else body.text.format
-
-
-def _check_include(body: schema.ResponsesBody) -> None:
+def _check(body: schema.ResponsesBody) -> None:
+    """Refuse values of `include` that this server does not know, and fields that contradict each other."""
     if body.top_logprobs and schema.LOGPROBS not in (body.include or ()):
         message = f"`top_logprobs` needs `include` with '{schema.LOGPROBS}'."
         raise InvalidParameter(message, param="top_logprobs")
@@ -150,6 +147,10 @@ def _check_include(body: schema.ResponsesBody) -> None:
         if rule is None or isinstance(rule, Refused):
             advice = "Leave it out." if rule is None else rule.advice
             raise Unsupported(f"`include` '{shown(name)}' is not supported. {advice}", param="include")
+    if body.background and body.stream:
+        raise Unsupported("`background` does not go with `stream`: poll the response.", param="background")
+    if body.background and body.store is False:
+        raise InvalidParameter("`background` needs `store`: the response is read later.", param="background")
 
 
 def _check_search(body: schema.ResponsesBody, tools: Tools, *, searches: bool) -> None:
@@ -159,15 +160,6 @@ def _check_search(body: schema.ResponsesBody, tools: Tools, *, searches: bool) -
     if tools.search is None and (is_forced or (asked and not tools.specs)):
         reason = _NOT_LIVE if searches and asked else NO_SEARCH
         raise Unsupported(reason, param="tool_choice" if is_forced else "tools")
-
-
-def _check_background(body: schema.ResponsesBody) -> None:
-    if not body.background:
-        return
-    if body.stream:
-        raise Unsupported("`background` does not go with `stream`: poll the response.", param="background")
-    if body.store is False:
-        raise InvalidParameter("`background` needs `store`: the response is read later.", param="background")
 
 
 def decode_items(
@@ -375,3 +367,43 @@ def decode_tool_choice(
                 "supported.",
                 param="tool_choice",
             )
+
+
+def _echo(body: schema.ResponsesBody, usual: Mapping[str, float]) -> dict[str, Any]:
+    """Return the settings that the response repeats, as they are used."""
+    choice = "auto" if body.tool_choice is None else body.tool_choice
+    reasoning, text = body.reasoning or schema.ReasoningSettings(), body.text or schema.TextSettings()
+    extra = body.model_extra or {}
+    return {
+        **{name: usual[name] if (given := getattr(body, name)) is None else given for name in USUAL},
+        **{name: getattr(body, name) or 0.0 for name in ("presence_penalty", "frequency_penalty")},
+        **{name: extra.get(name) for name in ("safety_identifier", "prompt_cache_key", "user")},
+        "top_logprobs": body.top_logprobs or 0,
+        "max_tool_calls": body.max_tool_calls,
+        "service_tier": "default",
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "store": body.store is not False,
+        "background": bool(body.background),
+        "text": {
+            "format": {"type": "text"} if text.format is None else _echoed_format(text.format),
+            "verbosity": (text.model_extra or {}).get("verbosity") or "medium",
+        },
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_unset=True),
+        "tools": [_echoed_tool(tool) for tool in body.tools or ()],
+        "truncation": "disabled",
+    }
+
+
+def _echoed_format(format_: SchemaFormat) -> dict[str, Any]:
+    fixed = {"description": None, "strict": True} if format_.type == "json_schema" else {}  # it is always enforced
+    return {**fixed, **format_.model_dump(by_alias=True, exclude_unset=True)}
+
+
+def _echoed_tool(tool: schema.AnyTool) -> dict[str, Any]:
+    fixed = {"description": None, "parameters": None, "strict": False} if tool.type == "function" else {}
+    return {**fixed, **tool.model_dump(exclude_unset=True, exclude_none=True)}

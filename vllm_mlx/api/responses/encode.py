@@ -1,6 +1,6 @@
 """Events → one response, streamed or complete. A streamed text costs one escape and one join."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from pydantic_core import to_json
@@ -17,7 +17,7 @@ class ResponseStream:
     """The `StreamEncoder` of Responses. `reply` is the response after the last event."""
 
     def __init__(self, spec: replies.ResponseSpec, names: TokenNames | None = None) -> None:
-        """`names`: of the tokens, if the reply has log-probabilities."""
+        """Begin a stream. `names`: of the tokens, if the reply has log-probabilities."""
         self._spec = spec
         self._names = names
         self._new_logprobs: list[ContentLogprob] = []  # of text that is not sent yet
@@ -45,8 +45,7 @@ class ResponseStream:
         status: replies.ItemStatus = replies.final_status(event) if isinstance(event, Finished) else "completed"
         wire = searched + b"".join([self._block(block, status) for block in self._blocks.feed(event)])
         if isinstance(event, Finished):
-            for call in self._searches.values():  # the reply ended before they ran
-                wire += self._ended(call.index, replies.item(self._spec, call, status))
+            wire += self._unsearched(status)
             self.reply = replies.response(self._spec, replies.final_status(event), self._output, end=event)
         return wire
 
@@ -60,9 +59,7 @@ class ResponseStream:
     def fail(self, error: VLLMMLXError) -> bytes:
         """End the open items first, so that the failed response keeps what was written. A cut call has no end."""
         wire = b"".join([self._block(block, "incomplete") for block in self._blocks.close()])
-        wire += b"".join(
-            [self._ended(call.index, replies.item(self._spec, call, "incomplete")) for call in self._searches.values()]
-        )
+        wire += self._unsearched("incomplete")
         self.reply = replies.response(self._spec, "failed", self._output, error=error)
         return wire + self._response("failed")
 
@@ -75,13 +72,9 @@ class ResponseStream:
         return f"event: response.{name}\ndata: {data}\n\n".encode()
 
     def _block(self, event: BlockEvent, status: replies.ItemStatus) -> bytes:
-        match event:
-            case BlockDelta():
-                return self._delta(event)
-            case BlockStart():
-                return self._start(event)
-            case BlockEnd():
-                return self._end(event, status)
+        if isinstance(event, BlockDelta):
+            return self._delta(event)
+        return self._start(event) if isinstance(event, BlockStart) else self._end(event, status)
 
     def _delta(self, event: BlockDelta) -> bytes:
         delta = f'"delta":{escape(event.text)}'
@@ -129,6 +122,11 @@ class ResponseStream:
         ended = replies.item(self._spec, call, "completed", found)
         place = f'"item_id":"{ended.id}","output_index":{call.index}'
         return self._event("web_search_call.completed", place) + self._ended(call.index, ended)
+
+    def _unsearched(self, status: replies.ItemStatus) -> bytes:
+        """End the items of searches that did not run before the reply ended."""
+        items = {call.index: replies.item(self._spec, call, status) for call in self._searches.values()}
+        return b"".join([self._ended(index, item) for index, item in items.items()])
 
     def _end(self, event: BlockEnd, status: replies.ItemStatus) -> bytes:
         if event.call is not None and replies.is_search(self._spec, event.call):
@@ -184,7 +182,7 @@ class ResponseStream:
 def response_fold(
     spec: replies.ResponseSpec, keep: Callable[[replies.ResponseReply], None], names: TokenNames | None = None
 ) -> ReplyFold:
-    """`keep` gets the response when it is complete or has failed. `names`: as of a stream."""
+    """Make a fold. `keep` gets the response when it is complete or has failed. `names`: as of a stream."""
 
     def items(choice: FoldedChoice, status: replies.ItemStatus) -> list[replies.OutputItem]:
         last = len(choice.blocks) - 1 if choice.ended_in_block else None
@@ -193,7 +191,7 @@ def response_fold(
                 spec,
                 block,
                 status if number == last else "completed",
-                _found(block, choice.searches),
+                None if block.call is None else choice.searches.get(block.call.call_id),
                 _named(choice.logprobs_of(number), names),
             )
             for number, block in enumerate(choice.blocks)
@@ -215,7 +213,3 @@ def response_fold(
 
 def _named(tokens: Sequence[TokenLogprob], names: TokenNames | None) -> list[ContentLogprob]:
     return [] if names is None or not tokens else ChatLogprobs.of(tokens, names).content
-
-
-def _found(block: BlockEnd, searches: Mapping[str, SearchDone]) -> SearchDone | None:
-    return None if block.call is None else searches.get(block.call.call_id)

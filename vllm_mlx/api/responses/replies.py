@@ -306,9 +306,10 @@ def _result(item_id: str, found: SearchDone, *, is_complete: bool) -> Reasoning:
 
     It is an item of reasoning, because clients keep the `encrypted_content` of reasoning alone.
     """
-    status: ItemStatus = "completed" if is_complete else "in_progress"
-    sealed = seal(packed_search(found)) if is_complete else None
-    return Reasoning(id=item_id, status=status, summary=[], content=[], **given(encrypted_content=sealed))
+    if not is_complete:
+        return Reasoning(id=item_id, status="in_progress", summary=[], content=[])
+    sealed = seal(packed_search(found))
+    return Reasoning(id=item_id, status="completed", summary=[], content=[], encrypted_content=sealed)
 
 
 def _call(

@@ -12,7 +12,7 @@ from ...core.request import MAX_LOGPROBS
 from ..guides import SchemaFormat
 from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort, TokenLimit
 from ..search import ContextSize, UserLocation
-from ..wire import AtMost, Body, ExtraFields, Ignored, Items, LeftOut, Refused, Wire
+from ..wire import AtMost, Body, ExtraFields, Ignored, Items, LeftOut, Refused, Wire, field_of
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -274,7 +274,7 @@ class WebSearchTool(Wire):
 
     @property
     def is_live(self) -> bool:
-        """Return a search without external access asks for an offline index, which this server does not have."""
+        """Return whether the search may reach the web: this server has no offline index."""
         return self.external_web_access is not False
 
 
@@ -285,7 +285,7 @@ class BuiltInTool(Wire):
 
 
 def _tool_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = field_of(value, "type")
     if isinstance(kind, str) and kind.startswith("web_search"):
         return "web_search"
     return kind if kind in ("function", "custom", "namespace") else "other"

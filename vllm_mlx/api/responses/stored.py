@@ -48,7 +48,7 @@ def _num_bytes(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """`input` and `output` are wire items, each with an id."""
+    """A response with its input. `input` and `output` are wire items, each with an id."""
 
     reply: ResponseReply
     input: tuple[Mapping[str, Any], ...]
@@ -64,7 +64,7 @@ class StoredResponse:
         return tuple(item.model_dump(exclude_unset=True) for item in self.reply.output)
 
     def to_value(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the response as JSON."""
         return {
             "reply": self.reply.model_dump(mode="json", exclude_unset=True),
             "input": self.input,
