@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..api.blocks import BlockEnd, BlockSplitter, ReasoningMode
-from ..api.replies import predicted
+from ..api.replies import total_usage
 from ..api.search import SEARCH_NAME, SearchTool, result_part
 from ..api.text import decode_arguments
 from ..core.errors import ContextLengthExceeded
@@ -19,7 +19,6 @@ from ..core.events import (
     Counted,
     Finished,
     FinishReason,
-    FoundPage,
     GenerationEvent,
     PromptProgress,
     SearchDone,
@@ -126,7 +125,7 @@ class SearchingReply:
     def __init__(
         self, engine: EngineClient, client: SearchClient, request: Request, tool: SearchTool, reasoning: ReasoningMode
     ):
-        """`reasoning`: the form in which the client gets it, and in which it would send it back."""
+        """Make a reply. `reasoning`: the form in which the client gets it, and in which it would send it back."""
         self._engine = engine
         self._client = client
         self._request = request
@@ -213,10 +212,8 @@ class SearchingReply:
             pages = await self._client.search(query.strip(), self._tool.suffix)
         except SearchFailed as failed:
             return self._failed(call, query, failed.error)
-        return SearchDone(call.call_id, query, self._chosen(pages), arguments=call.arguments)
-
-    def _chosen(self, pages: tuple[FoundPage, ...]) -> tuple[FoundPage, ...]:
-        return tuple(page for page in pages if self._tool.allows(page.url))[: self._tool.num_pages]
+        chosen = [page for page in pages if self._tool.allows(page.url)][: self._tool.num_pages]
+        return SearchDone(call.call_id, query, tuple(chosen), arguments=call.arguments)
 
     @staticmethod
     def _failed(call: ToolCallPart, query: str, error: SearchError) -> SearchDone:
@@ -245,15 +242,7 @@ class SearchingReply:
 
     def _with_earlier(self, usage: Usage) -> Usage:
         """Add the usage of the generations that have ended."""
-        before = self._usage
-        return Usage(
-            prompt_tokens=before.prompt_tokens + usage.prompt_tokens,
-            cached_tokens=before.cached_tokens + usage.cached_tokens,
-            completion_tokens=before.completion_tokens + usage.completion_tokens,
-            reasoning_tokens=before.reasoning_tokens + usage.reasoning_tokens,
-            **predicted(before, usage),
-            receipt=before.receipt or usage.receipt,
-        )
+        return replace(total_usage({0: self._usage, 1: usage}, 1), clamped_max_tokens=None)
 
     def _finished(self, end: Finished, reason: FinishReason) -> Finished:
         """Return the end of the reply. Its usage is the sum of all generations, with the first receipt."""

@@ -1,4 +1,4 @@
-"""Who may ask for what: guards refuse requests by host name, API key or rate, before a route or a body is read.
+"""Access rules: guards refuse requests by host name, API key or rate, before a route or a body is read.
 
 The tenant of a request is the API key that owns it. Tenants share no cached state, so none can time another's prompts.
 A tenant cannot cancel, clear or read what another one owns; an administrator may cancel and clear it.
@@ -69,7 +69,7 @@ def refuse_host(names: frozenset[str], scope: Scope) -> Response | None:
     A web page may point its own name at this machine. Addresses and missing names are accepted: no page can own them.
     """
     asked = [_bare(value) for value in Headers(scope=scope).getlist("host") if value]
-    foreign = [name for name in asked if name not in names and not (name.endswith(".localhost") or is_address(name))]
+    foreign = [name for name in asked if name not in names and not name.endswith(".localhost") and not _address(name)]
     if not foreign or ANY in names:
         return None
     name = shown(foreign[0])
@@ -101,12 +101,11 @@ def refuse_site(allowed: Collection[str], scope: Scope) -> Response | None:
     return http_error(scope, 403, message)
 
 
-def is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _bare(host: str) -> str:
@@ -213,7 +212,7 @@ def is_admin(scope: Scope) -> bool:
 
 
 def shown_model(scope: Scope, model: str) -> str:
-    """Return a checkpoint as the sender may see it: only who manages the server sees the path of a folder."""
+    """Return a checkpoint as the sender may see it: only an administrator sees the path of a folder."""
     return model if is_admin(scope) or not Path(model).is_absolute() else Path(model).name
 
 
@@ -253,12 +252,8 @@ def _salts_of(tenant: str) -> str:
 
 def _comes_from_this_machine(scope: Scope) -> bool:
     """Return whether the client is on this machine. A client of a Unix socket has no address."""
-    client = scope.get("client")
-    if client is None:
+    if (client := scope.get("client")) is None:
         return True
-    try:
-        address = ipaddress.ip_address(client[0].partition("%")[0])
-    except ValueError:
-        return False
+    address = _address(client[0].partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    return address is not None and (mapped or address).is_loopback
