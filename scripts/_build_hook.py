@@ -12,7 +12,7 @@ class CommitHook(BuildHookInterface):
     """Adds `vllm_mlx/commit.txt`. A build outside of a clone has none."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before a wheel is made; an editable installation asks its clone instead."""
+        """Add the file before a wheel is made; an editable installation asks its clone instead."""
         command = ["git", "-C", self.root, "rev-parse", "--short=10", "HEAD"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if version == "standard" and result.returncode == 0:

@@ -54,7 +54,7 @@ class Service:
         self._client = client
 
     def findings(self, pins: list[Pin]) -> list[Finding]:
-        """Raises NoAnswer."""
+        """Return the known vulnerabilities. Raise NoAnswer."""
         queries = [{"package": {"ecosystem": "PyPI", "name": pin.name}, "version": pin.version} for pin in pins]
         results = self._ask("POST", "/querybatch", {"queries": queries}).get("results")
         if not isinstance(results, list) or len(results) != len(pins):
@@ -64,7 +64,7 @@ class Service:
         return [finding for finding in findings if finding is not None]
 
     def _finding(self, pin: Pin, advisory: str) -> Finding | None:
-        """None for an advisory that was withdrawn."""
+        """Return the details, or None for an advisory that was withdrawn."""
         try:
             details = self._ask("GET", f"/vulns/{advisory}")
         except NoAnswer:
@@ -82,7 +82,7 @@ class Service:
 
 
 def _advisories(result: Any) -> list[str]:
-    """The ids in the answer about one package, which is empty where nothing is known."""
+    """Return the ids in the answer about one package, which is empty where nothing is known."""
     try:
         return [str(advisory["id"]) for advisory in (result or {}).get("vulns", [])]
     except (AttributeError, KeyError, TypeError) as error:

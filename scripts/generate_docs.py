@@ -81,7 +81,7 @@ def honoured(names: Iterable[str]) -> str:
 
 
 def honoured_fields() -> str:
-    """A field that two endpoints of one protocol share is listed once."""
+    """Make the table of honoured fields. A field that two endpoints of one protocol share is listed once."""
     shared = GenerationBody.model_fields
     counted = CountTokensBody.model_fields
     rows = {
@@ -118,7 +118,7 @@ def refused_fields() -> str:
 
 
 def mac_budget(memory: int) -> int:
-    """The default budget of a Mac with that many bytes of memory."""
+    """Return the default budget of a Mac with that many bytes of memory."""
     recommended = memory * 2 // 3 if memory <= SMALL_MAC else memory * 3 // 4
     return DeviceMemory(memory, recommended).default_budget_bytes
 
@@ -147,7 +147,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def render(page: str) -> str:
-    """The page with every table in it made anew. A name that no table has is a KeyError."""
+    """Return the page with every table made again. Raise KeyError for a name that no table has."""
     block = re.compile(r"(<!-- (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
     return block.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], page)
 
@@ -157,7 +157,7 @@ PLOT_STYLE = """text { font: 13px sans-serif; fill: #333 } .bar { fill: #3b6fd4 
 
 
 def plot(page: str) -> str:
-    """An SVG with a bar for each row of the page's table, as long as the number in its last column."""
+    """Return an SVG with a bar for each row of the page's table, as long as the number in its last column."""
     left, unit, height, step = 420, 280, 40, 26  # pixels: of the labels, of a bar of 1, above the bars, of a bar
     rows = re.findall(r"^\| ([^|]+) \|.*\| ([\d.]+) \|$", page, re.MULTILINE)
     bars = []

@@ -21,12 +21,12 @@ from `tests/requirements.toml` and the `@row(…)` marks of the tests.
 
 
 def requirements() -> dict[str, dict[str, str]]:
-    """Sections by name; in each its `title` and the sentence of every row."""
+    """Return sections by name; in each its `title` and the sentence of every row."""
     return tomllib.loads((ROOT / "tests" / "requirements.toml").read_text(encoding="utf-8"))
 
 
 def marks() -> dict[str, list[str]]:
-    """The tests of each row, as `tests/file.py::name`, sorted."""
+    """Return the tests of each row, as `tests/file.py::name`, sorted."""
     found: dict[str, list[str]] = defaultdict(list)
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         source = file.read_text(encoding="utf-8")

@@ -37,13 +37,13 @@ class Link:
     bytes_per_ms: float
 
     def sum_ms(self, width: int, num_macs: int) -> float:
-        """A ring sends `2 (N - 1)` times a part of the hidden state."""
+        """Compute the time of a sum: a ring sends `2 (N - 1)` times a part of the hidden state."""
         hops = 2 * (num_macs - 1)
         return self.fixed_ms + hops * (self.hop_ms + width * BYTES / num_macs / self.bytes_per_ms)
 
 
 def computed(name: str, num_layers: int, width: int, read_bytes: float) -> Model:
-    """A model without a published rate: `read_bytes` are the weights that a token reads."""
+    """Make a model without a published rate: `read_bytes` are the weights that a token reads."""
     return Model(name, num_layers, width, 1000 / (read_bytes / BANDWIDTH * 1000 + LAYER_MS * num_layers))
 
 
@@ -65,13 +65,13 @@ LINKS = (
 
 
 def rate(model: Model, link: Link, num_macs: int) -> float:
-    """Tokens a second of one reply."""
+    """Return tokens a second of one reply."""
     shared_ms = model.token_ms * (FIXED + (1 - FIXED) / num_macs)
     return 1000 / (shared_ms + 2 * model.num_layers * link.sum_ms(model.width, num_macs))
 
 
 def rows(num_macs: int = 2) -> list[list[str]]:
-    """A row for each model: what it does on one Mac, and over each link; bold where several Macs are faster."""
+    """Return a row for each model: what it does on one Mac, and over each link; bold where several Macs are faster."""
     found = []
     for model in MODELS:
         rates = [rate(model, link, num_macs) for link in LINKS]

@@ -1,6 +1,6 @@
 """The table of real clients: the package of each, and the command of a session without a terminal.
 
-How a client is pointed at a server is what `vllm-mlx launch` does: this module has no settings of its own.
+`vllm-mlx launch` points a client at a server: this module has no settings of its own.
 """
 
 import json
@@ -61,7 +61,7 @@ class Client:
         return LAUNCHED[self.launched].program
 
     def for_server(self, place: Place) -> Launched:
-        """The client as `launch` sets it up, with the additions of this table."""
+        """Return the client as `launch` sets it up, with the additions of this table."""
         target = Target(
             url=place.url,
             model=place.model,
@@ -79,7 +79,7 @@ class Client:
         return replace(client, environment={**changed, **self.environment})
 
     def runs(self, place: Place, prompt: str) -> list[list[str]]:
-        """The arguments of each run: to sign in, if the client needs that, and the session."""
+        """Return the arguments of each run: to sign in, if the client needs that, and the session."""
         if self.project:
             trimmed = {"tools": {"*": False, "bash": True}} if place.is_trimmed else {}
             (place.work / "opencode.json").write_text(json.dumps({**self.project, **trimmed}))

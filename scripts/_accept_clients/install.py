@@ -58,7 +58,7 @@ def binary(client: Client, folder: Path) -> Path:
 
 
 def search_path(folder: Path) -> str:
-    """The value of PATH, with the installed Node.js first."""
+    """Return the value of PATH, with the installed Node.js first."""
     return f"{_bin(folder)}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -71,7 +71,7 @@ def _venv(client: Client, folder: Path) -> Path:
 
 
 def _installed(client: Client, folder: Path) -> str | None:
-    """The installed version, or None. An interrupted installation may lack the program."""
+    """Return the installed version, or None. An interrupted installation may lack the program."""
     if not binary(client, folder).exists():
         return None
     if client.manager == "pip":

@@ -10,7 +10,7 @@ _REFUSAL = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\
 
 @contextlib.contextmanager
 def walled_in(wanted: list[str]) -> Iterator[dict[str, str]]:
-    """The environment that sends every client there. Hosts that were asked for are added to `wanted`."""
+    """Yield the environment that sends every client there. Hosts that were asked for are added to `wanted`."""
 
     class Refusing(socketserver.StreamRequestHandler):
         def handle(self) -> None:

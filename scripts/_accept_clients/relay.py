@@ -36,12 +36,12 @@ class Seen:
 
     @property
     def is_main(self) -> bool:
-        """Whether the agent itself asks: requests for titles and counts have no tools."""
+        """Return whether the agent itself asks: requests for titles and counts have no tools."""
         return self.path in REPLY_PATHS and isinstance(self.body, dict) and bool(self.body.get("tools"))
 
     @property
     def results(self) -> list[str]:
-        """The results of the tools that the client ran, as JSON."""
+        """Return the results of the tools that the client ran, as JSON."""
         if not isinstance(self.body, dict):
             return []
         items = self.body.get("messages") or self.body.get("input") or []

@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def complaints(self) -> list[str]:
-        """Why the session is not accepted. The list is empty if it is."""
+        """Return the reasons against the session. The list is empty if it is accepted."""
         if self.end is not None:
             return self._sent_again
         found = []
@@ -106,12 +106,12 @@ class Outcome:
 
     @property
     def num_calls(self) -> int:
-        """The number of calls that the client ran and of which the model got the result."""
+        """Return the number of calls that the client ran and of which the model got the result."""
         return max((len(each.results) for each in self.seen if each.is_main), default=0)
 
 
 def _is_refused(seen: Seen) -> bool:
-    """Whether a request failed. A client may look for a path that is missing, to learn which server this is."""
+    """Return whether a request failed. A client may look for a path that is missing, to learn which server this is."""
     is_look = seen.method in ("GET", "HEAD") and seen.status == 404
     return not is_look and not 200 <= seen.status < 300
 

@@ -30,7 +30,7 @@ class CacheLoad:
     ttft_ms: dict[str, float] = field(default_factory=dict)
 
     def play(self) -> float:
-        """Returns the cold time to the first token, in milliseconds."""
+        """Return the cold time to the first token, in milliseconds."""
         system = {"role": "system", "content": self.prompts.text(SYSTEM_PROMPT)}
         first = [system, self._question()]
         self.ttft_ms["cold"] = self._ttft_ms([first])
@@ -56,13 +56,13 @@ class CacheLoad:
         return {"role": "user", "content": self.prompts.text(QUESTION)}
 
     def _ttft_ms(self, conversations: list[Messages]) -> float:
-        """The time of the last of all requests that are sent at once."""
+        """Return the time of the last of all requests that are sent at once."""
         return max(1000 * reply.ttft_s for reply in ask(self.port, conversations, REPLY))
 
 
 @contextlib.contextmanager
 def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
-    """The figures of this set, measurable while the block runs."""
+    """Yield the figures of this set, measurable while the block runs."""
     prompts = Prompts(load(str(model))[1])
     ports = {OURS: free_port(), rival.name: free_port()}
     with (
@@ -76,7 +76,7 @@ def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
 
 
 def figures(loads: dict[str, CacheLoad], rival: Rival) -> list[Figure]:
-    """The figures in their order: the first one plays, the others read."""
+    """Return the figures in their order: the first one plays, the others read."""
     at_most_theirs = (rival.aim(1.0, at_least=False),)
     found = [
         Figure(

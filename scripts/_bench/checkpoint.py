@@ -56,7 +56,7 @@ def load_weights(file: Path) -> dict[str, mx.array]:
 
 
 def is_word_token(token: str) -> bool:
-    """Whether a vocabulary entry is a space and lower-case English letters. Tokenizers write the space as Ġ or ▁."""
+    """Return whether an entry is a space and lower-case English letters. Tokenizers write the space as Ġ or ▁."""
     return len(token) > 2 and token[0] in "Ġ▁" and token[1:].isascii() and token[1:].isalpha() and token[1:].islower()
 
 

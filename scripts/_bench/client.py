@@ -51,13 +51,13 @@ class Reply:
         return int(self.usage["completion_tokens"])
 
     def tokens_after(self, start_s: float, end_s: float) -> float:
-        """Tokens that came in `(start_s, end_s]`, by their share of the characters: deltas may carry several."""
+        """Return tokens that came in `(start_s, end_s]`, by their share of the characters: deltas may carry several."""
         total = sum(delta.num_chars for delta in self.deltas)
         inside = sum(delta.num_chars for delta in self.deltas if start_s < delta.at_s <= end_s)
         return self.num_tokens * inside / total
 
     def worst_gap_s(self, start_s: float) -> float:
-        """The longest time between two neighbouring deltas, the later of which came after `start_s`."""
+        """Return the longest time between two neighbouring deltas, the later of which came after `start_s`."""
         moments = [delta.at_s for delta in self.deltas]
         return max(later - earlier for earlier, later in pairwise(moments) if later > start_s)
 
@@ -108,7 +108,7 @@ class Stream:
         return Reply(self._sent_s, tuple(deltas), usage)
 
     def message(self) -> dict[str, Any]:
-        """The reply as the message that an agent sends back: its content, its reasoning and its tool calls."""
+        """Return the reply as the message that an agent sends back: its content, its reasoning and its tool calls."""
         content = reasoning = ""
         calls: dict[int, dict[str, Any]] = {}
         for _, event in _events(self._received):
@@ -189,7 +189,7 @@ def _request(port: int, prompt: Prompt, max_tokens: int, fields: Mapping[str, An
 
 
 def _events(received: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The JSON of each server-sent event, with the moment its last byte came."""
+    """Yield the JSON of each server-sent event, with the moment its last byte came."""
     raw = b"".join(data for _, data in received)
     ends = list(accumulate(len(data) for _, data in received))
     head, separator, _ = raw.partition(b"\r\n\r\n")
@@ -211,7 +211,7 @@ def _events(received: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[s
 
 
 def _chunks(raw: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """The places of the data of each complete chunk of a chunked message."""
+    """Yield the places of the data of each complete chunk of a chunked message."""
     while (line_end := raw.find(b"\r\n", start)) >= 0:
         begin = line_end + 2
         end = begin + int(raw[start:line_end], 16)

@@ -95,7 +95,7 @@ def longest(tree: PrefixTree) -> Node:
 
 
 def dropped(folder: Path) -> Iterator[int]:
-    """The records as open files, no byte of which is in the page cache."""
+    """Yield the records as open files, no byte of which is in the page cache."""
     for path in sorted(folder.rglob("*.kv")):
         file = os.open(path, os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
@@ -106,7 +106,7 @@ def dropped(folder: Path) -> Iterator[int]:
 
 
 def loaded(model: Path, folder: Path) -> Driver:
-    """An engine that keeps its cache in the folder."""
+    """Return an engine that keeps its cache in the folder."""
     settings = {**_SETTINGS, "cache_dir": str(folder)}
     config = EngineConfig(model=str(model), **settings)
     driver = Driver(model, **settings)
@@ -117,7 +117,7 @@ def loaded(model: Path, folder: Path) -> Driver:
 
 @contextlib.contextmanager
 def started(model: Path, folder: Path) -> Iterator[Driver]:
-    """The engine of one server, from its start to its clean stop."""
+    """Run the engine of one server, from its start to its clean stop."""
     driver = loaded(model, folder)
     yield driver
     end_s = time.monotonic() + _STOP_S
@@ -162,7 +162,7 @@ class Restarts:
             first_token(driver, prompt)
 
     def play(self) -> float:
-        """Returns milliseconds to the first token from disk, beyond what it takes from memory."""
+        """Return milliseconds to the first token from disk."""
         with started(self.model, self.folder) as driver:
             for _ in dropped(self.folder):
                 pass
@@ -218,7 +218,7 @@ class Beside:
         self._records = folder / RECORDS
 
     def decode_ms(self, *, is_writing: bool) -> float:
-        """The time of a step of one row."""
+        """Return the time of a step of one row."""
         row = self._driver.add(ids(32, self._next()), max_tokens=10_000)
         while self._driver.seqs[row].num_output_tokens < 3:
             self._driver.step()
@@ -281,7 +281,7 @@ class Beside:
 
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
-    """The figures of this set."""
+    """Yield the figures of this set."""
     with tempfile.TemporaryDirectory(prefix="vllm-mlx-disk-") as root:
         restarts = Restarts(model, Path(root) / "restarts")
         restarts.fill()

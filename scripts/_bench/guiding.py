@@ -39,7 +39,7 @@ _SHAPE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "intermedia
 
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
-    """The figures of this set. `model`, a tiny checkpoint, is not used, because its vocabulary is too small."""
+    """Yield the figures of this set. `model`, a tiny checkpoint, is not used, because its vocabulary is too small."""
     loads = (Load.prepared(model.parent, vocab_size) for vocab_size in (VOCAB_SIZE, CROWD_VOCAB_SIZE))
     alone, crowd = loads
     yield [*alone.figures(), *crowd.crowd_figures()]
@@ -52,7 +52,7 @@ def write_large(folder: Path, vocab_size: int) -> Path:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """Bytes, numbers, punctuation, and words of two to nine letters with and without a space before them."""
+    """Make a vocabulary of bytes, numbers, punctuation, and words of two to nine letters, with and without a space."""
     draw = random.Random(1)
     added = (*SPECIAL_TOKENS, *MARKER_TOKENS)
     words = dict.fromkeys([*pre_tokenizers.ByteLevel.alphabet(), *map(str, range(1000))])
@@ -84,7 +84,7 @@ class Load:
         return cls(write_large(folder / f"vocabulary-{vocab_size}", vocab_size), vocab_size)
 
     def figures(self) -> list[Figure]:
-        """The figures of one row."""
+        """Return the figures of one row."""
         at_least: dict[str, Any] = {"at_least": True, "against": UNGUIDED}
         return [
             Figure(
@@ -112,7 +112,7 @@ class Load:
         ]
 
     def crowd_figures(self) -> list[Figure]:
-        """The figures of eight rows."""
+        """Return the figures of eight rows."""
         return [
             self._decode_figure(BESIDE + 1, 0.85),
             *(
@@ -143,7 +143,7 @@ class Load:
         return token_id
 
     def _rate(self, num_rows: int, *, is_guided: bool = True, thinks: bool = False) -> float:
-        """Tokens/s of all rows. No row ends its reasoning by itself; prompts and settings are the same either way."""
+        """Return the speed of all rows. No row ends its reasoning by itself; prompts and settings are always equal."""
         return self._decoded([self._add(is_guided, thinks) for _ in range(num_rows)])
 
     def _step_beside_ms(self, *, is_guided: bool = True, thinks: bool = False) -> float:
@@ -152,7 +152,7 @@ class Load:
         return float(np.median(self._step_seconds([*others, self._add(False, False)]))) * 1e3
 
     def _budget_rate(self) -> float:
-        """Tokens/s of a row whose budget is never spent."""
+        """Return the speed of a row whose budget is never spent."""
         ids = self._prompt()
         constraint = self._guiding.constraint(ids, thinking_token_budget=10**6)
         assert constraint is not None
@@ -167,7 +167,7 @@ class Load:
         return self._driver.add(ids, NUM_TOKENS, self._sampling, constraint=constraint)
 
     def _decoded(self, rows: list[int]) -> float:
-        """Tokens/s of these rows, which decode together."""
+        """Return tokens/s of these rows, which decode together."""
         seconds = self._step_seconds(rows)
         return len(rows) * len(seconds) / sum(seconds)
 
@@ -189,7 +189,7 @@ class Load:
         return constraint if thinks else replace(constraint, reasoning=None)
 
     def _mask_us(self, share: int) -> float:
-        """A percentile over the masks of one drawn reply, in processor time."""
+        """Return a percentile over the masks of one drawn reply, in processor time."""
         ids = [1, 2, 3]
         seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=tuple(ids)), sampling=TokenSampling(), max_tokens=10**6)
         row = RowConstraint(self._constraint(ids, thinks=False), seq)

@@ -44,7 +44,7 @@ def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
 
 
 def _against(series: Series, subject: str | None) -> tuple[str, str, str]:
-    """The other subject, its value and the ratio. All are empty if only ours was measured."""
+    """Return the other subject, its value and the ratio. All are empty if only ours was measured."""
     if subject is None:
         return "", "", ""
     return subject, _value(series.spread(subject).median, series.figure.unit), _ratio(series.ratio(subject))

@@ -42,7 +42,7 @@ class Rival:
     checkout: Path | None = None
 
     def aim(self, bound: float, *, at_least: bool) -> Aim:
-        """An aim for the ratio of ours to theirs. `bound` is for mlx-lm's; a checkout may be better by 5 %."""
+        """Return an aim for the ratio of ours to theirs. `bound` is for mlx-lm's; a checkout may be better by 5 %."""
         if self.checkout is not None:
             bound = 0.95 if at_least else 1.05
         return Aim(bound=bound, at_least=at_least, against=self.name)

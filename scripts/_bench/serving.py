@@ -35,7 +35,7 @@ _STALL_S = 1.5 * EngineConfig(model="").stall_ms / 1000
 
 
 def tokens_per_s(replies: list[Reply]) -> float:
-    """Tokens/s of all replies together, between the last one's first token and the first one's last token."""
+    """Return tokens/s of all replies together, between the last one's first token and the first one's last token."""
     start_s = max(reply.deltas[0].at_s for reply in replies)
     end_s = min(reply.deltas[-1].at_s for reply in replies)
     if end_s <= start_s:
@@ -51,7 +51,7 @@ class ServerLoad:
     prompts: Prompts
 
     def decode_rate(self, num_streams: int) -> float:
-        """Tokens/s of all streams together."""
+        """Return tokens/s of all streams together."""
         texts = [self.prompts.text(SHORT_PROMPT) for _ in range(num_streams)]
         return tokens_per_s(self._ask(texts, NUM_DECODED[num_streams]))
 
@@ -71,7 +71,7 @@ class ServerLoad:
         return max(stream.reply().worst_gap_s(long.sent_s) for stream in decoders)
 
     def ttft_ms(self, num_tokens: int, num_requests: int = 1) -> float:
-        """The median of requests one after the other, each on an idle server."""
+        """Return the median of requests one after the other, each on an idle server."""
         values = []
         for _ in range(num_requests):
             [reply] = self._ask([self.prompts.text(num_tokens)], FEW_TOKENS)
@@ -114,7 +114,7 @@ class BareLoop:
         return len(prompts) * (num_tokens - 1) / (time.perf_counter() - start)
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[list[Any], mx.array]:
-        """Caches of all rows and their first tokens: (rows,). One row keeps its plain caches."""
+        """Compute the caches of all rows and their first tokens: (rows,). One row keeps its plain caches."""
         rows, firsts = [], []
         for prompt in prompts:
             caches = make_prompt_cache(self._model)
@@ -131,7 +131,7 @@ class BareLoop:
 
 @contextlib.contextmanager
 def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
-    """The figures of this set, measurable while the block runs."""
+    """Yield the figures of this set, measurable while the block runs."""
     module, tokenizer = load(str(model))[:2]
     prompts, loop = Prompts(tokenizer), BareLoop(module)
     ports = {OURS: free_port(), rival.name: free_port()}

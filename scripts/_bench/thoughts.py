@@ -51,7 +51,7 @@ class PolicyLoad:
     values: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def play(self, kind: str) -> float:
-        """Returns the share of prompt tokens, from the second turn on, that came from the cache, in %."""
+        """Return the share of prompt tokens, from the second turn on, that came from the cache, in %."""
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False) as client:
             client.delete("/v1/cache").raise_for_status()
             conversations = [self._begin() for _ in range(self.size.num_conversations[kind])]
@@ -101,7 +101,7 @@ class PolicyLoad:
 
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
-    """The figures of this set. `model` is not used, because it does not end its reasoning by itself."""
+    """Yield the figures of this set. `model` is not used, because it does not end its reasoning by itself."""
     folder = model.parent / f"{model.name}-thoughts"
     folder.mkdir()
     size = Size()
@@ -117,7 +117,7 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
 
 
 def figures(loads: Mapping[str, PolicyLoad]) -> list[Figure]:
-    """The figures in their order. For each kind of conversation the first one plays, the others read."""
+    """Return the figures in their order. For each kind of conversation the first one plays, the others read."""
     found = []
     for kind in (QUESTIONS, TOOL_LOOP):
         plays = {subject: _play(load, kind) for subject, load in loads.items()}

@@ -54,7 +54,7 @@ class VisionLoad:
     ttft_ms: dict[str, float] = field(default_factory=dict)
 
     def play(self) -> float:
-        """Returns the cold time to the first token, in milliseconds."""
+        """Return the cold time to the first token, in milliseconds."""
         picture = new_picture()
         self.ttft_ms["cold"] = self._ttft_ms(self._about(picture))
         encoded = self._images()["encoded"]
@@ -68,7 +68,7 @@ class VisionLoad:
         return 100 * self.ttft_ms[scenario] / self.ttft_ms["cold"]
 
     def worst_gap(self) -> float:
-        """The longest pause of any of four decoding streams while a new image is answered, in bounds.
+        """Return the longest pause of any of four decoding streams while a new image is answered, in bounds.
 
         A bound is one encoding, the longest so far, and the stall budget.
         """
@@ -83,7 +83,7 @@ class VisionLoad:
         return gap_s / (float(self._images()["longest_encode_s"]) + _STALL_S)
 
     def _about(self, picture: str) -> Messages:
-        """A message of the image and a new question."""
+        """Return a message of the image and a new question."""
         image = {"type": "image_url", "image_url": {"url": picture}}
         return [{"role": "user", "content": [image, {"type": "text", "text": self.prompts.text(QUESTION)}]}]
 
@@ -113,7 +113,7 @@ class Screenshots:
         self._first_s = self._second_s = 0.0
 
     def play(self) -> float:
-        """Returns seconds of processor time of the first turn."""
+        """Return seconds of processor time of the first turn."""
         shown = tuple(ImagePart(new_picture(SCREENSHOT)) for _ in range(NUM_SCREENSHOTS))
         asked = Message("user", (*shown, TextPart("What changed?")))
         said, more = Message("assistant", (TextPart("Nothing."),)), Message("user", (TextPart("Sure?"),))
@@ -122,11 +122,11 @@ class Screenshots:
         return self._first_s
 
     def percent(self) -> float:
-        """The time of the second turn as a share of the first."""
+        """Return the time of the second turn as a share of the first."""
         return 100 * self._second_s / self._first_s
 
     def peak_mb(self) -> float:
-        """The peak of this process so far, with the model, the images, and all that is kept of them."""
+        """Return the peak of this process so far, with the model, the images, and all that is kept of them."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (1e6 if platform.system() == "Darwin" else 1e6 / 1024)
 
@@ -160,7 +160,7 @@ def write_tiny(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
-    """The figures of this set, measurable while the block runs."""
+    """Yield the figures of this set, measurable while the block runs."""
     prompts = Prompts(load(str(model))[1])
     port = free_port()
     with (
@@ -181,7 +181,7 @@ def _screenshots(model: Path) -> Iterator[list[Figure]]:
 
 
 def _screenshot_figures(screenshots: Screenshots) -> list[Figure]:
-    """The figures in their order: the first one plays, the next ones read."""
+    """Return the figures in their order: the first one plays, the next ones read."""
     name = f"{NUM_SCREENSHOTS} screenshots prepared"
     share = (Aim(bound=_SECOND_SHARE, at_least=False),)
     return [
@@ -192,7 +192,7 @@ def _screenshot_figures(screenshots: Screenshots) -> list[Figure]:
 
 
 def figures(vision: VisionLoad) -> list[Figure]:
-    """The figures in their order: the first one plays, the next ones read."""
+    """Return the figures in their order: the first one plays, the next ones read."""
     share = (Aim(bound=_SHARE, at_least=False),)
     return [
         Figure(name="cold TTFT, 4 megapixels", unit="ms", measures={OURS: vision.play}, aims=()),

@@ -68,7 +68,7 @@ class _Comparison:
         self._seen: set[tuple[Any, type[Wire]]] = set()
 
     def of(self, params: Any) -> dict[str, str]:
-        """The answers by `Type.field`, or by `Type` where a type is answered as a whole."""
+        """Return the answers by `Type.field`, or by `Type` where a type is answered as a whole."""
         self._visit(params, self._wire, is_tolerated=False)
         read = {theirs.__name__ for theirs, _ in self._seen}
         for name in read & self._found.keys():  # a union in another place has no such member
@@ -125,14 +125,14 @@ def _extra_answer(ours: type[Wire], name: str, is_tolerated: bool) -> str:
 
 
 def _is_refused(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> bool:
-    """Whether decoding refuses values of this kind, although the wire type takes them."""
+    """Return whether decoding refuses values of this kind, although the wire type takes them."""
     if ours is ResponsesToolChoice:
         return not tags.get("type", frozenset()) & {"function", "custom"}
     return ours is OtherItem and not _is_left_out(ours, tags)
 
 
 def _is_left_out(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> bool:
-    """Whether values of this kind are taken, and not shown to the model."""
+    """Return whether values of this kind are taken, and not shown to the model."""
     kinds = tags.get("type", frozenset())
     if ours in (BuiltInTool, OtherBlock):
         return True
@@ -178,12 +178,12 @@ def _is_wire(hint: Any) -> bool:
 
 
 def _is_free(hint: Any) -> bool:
-    """Whether the field takes any JSON object."""
+    """Return whether the field takes any JSON object."""
     return hint is Any or get_origin(hint) is dict or any(_is_free(inner) for inner in get_args(hint))
 
 
 def _inside(hint: Any, is_wanted: Any) -> Iterator[Any]:
-    """The wanted types that a hint names, each once."""
+    """Yield the wanted types that a hint names, each once."""
     seen: dict[Any, None] = {}
 
     def walk(inner: Any) -> None:
@@ -216,7 +216,7 @@ def differences(kept: Answers, found: Answers) -> list[str]:
 
 
 def load() -> tuple[dict[str, str], Answers]:
-    """The versions of the packages whose fields were kept, and the answers."""
+    """Return the versions of the packages whose fields were kept, and the answers."""
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     return kept["versions"], kept["answers"]
 

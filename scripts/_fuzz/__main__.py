@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _parts(options: argparse.Namespace) -> list[str]:
-    """The parts to run. `harm` is one part for each protocol."""
+    """Return the parts to run. `harm` is one part for each protocol."""
     attacked = [f"{HARM} {protocol}" for protocol in options.protocol or PROTOCOLS]
     parts = options.what or [HTTP, HARM, *PROPERTIES]
     return [part for what in parts for part in (attacked if what == HARM else [what])]

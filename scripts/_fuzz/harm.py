@@ -44,7 +44,7 @@ class Attacks:
         self._driver = None
 
     def round(self, number: int, until_s: float) -> tuple[list[str], dict[str, float]]:
-        """The findings, and the totals of this round."""
+        """Return the findings, and the totals of this round."""
         self._totals = {}
         found = []
         for seed in range(number * CASES, (number + 1) * CASES):
@@ -54,12 +54,12 @@ class Attacks:
         return found, self._totals
 
     def try_again(self, seed: int, scale: float) -> list[str]:
-        """The name of one case, and its faults."""
+        """Return the name of one case, and its faults."""
         faults = self._faults_of(seed, scale)
         return [self._case(seed, scale).attack.name, *map(str, faults)]
 
     def try_case(self, seed: int, scale: float = 1.0) -> list[str]:
-        """The finding, if there is a new one, for the smallest case that still shows it."""
+        """Return the finding, if it is new, for the smallest case that still shows it."""
         started_s = time.monotonic()
         if not (faults := self._confirmed(seed, scale)):
             return []
@@ -121,7 +121,7 @@ class Attacks:
         return self._driver
 
     def _usual_of(self, case: Case) -> Observation:
-        """What was observed of benign requests of nearly this size."""
+        """Return the observation of benign requests of nearly this size."""
         key = (case.benign.path, case.benign.num_bytes.bit_length(), len(case.benign.shots))
         seen_s, usual = self._usual.get(key, (0.0, None))
         if usual is None or time.monotonic() - seen_s > FRESH_S:

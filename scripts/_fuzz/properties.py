@@ -32,6 +32,6 @@ def run_properties(what: str, number: int, until_s: float) -> list[str]:
 
 
 def _peak_mb() -> int:
-    """The peak memory of the largest child that has ended, in MB."""
+    """Return the peak memory of the largest child that has ended, in MB."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak >> (20 if sys.platform == "darwin" else 10)

@@ -173,7 +173,7 @@ class MacChecks:
         return verdict(peak <= total + _CACHED_BYTES, text)
 
     def _tight_budget(self, status: Status) -> int:
-        """Bytes in which about half of the clients' rows fit."""
+        """Return bytes in which about half of the clients' rows fit."""
         memory, row_tokens = status["memory"], self.sizes.client_prompt + self.sizes.reply
         rows_bytes = int(status["model_facts"]["bytes_per_token"]) * row_tokens * self.sizes.many_clients // 2
         needed = 1.1 * (int(memory["weights_bytes"]) + int(memory["transient_bytes"]) + rows_bytes)
@@ -217,7 +217,7 @@ class MacChecks:
         return demanded(all_of_them > 1.5 * one, text)
 
     def _fitting_lengths(self, status: Status) -> list[int]:
-        """The mixed lengths, shortened alike so that rows and cached prompts fit side by side."""
+        """Return the mixed lengths, shortened alike so that rows and cached prompts fit side by side."""
         facts, lengths = status["model_facts"], self.sizes.mixed
         all_bytes = 2 * sum(lengths) * int(facts["bytes_per_token"])
         longest = int(facts["max_model_len"]) - 2 * self.sizes.reply

@@ -80,7 +80,7 @@ class Server:
         return Stream(num_tokens, sent_s, tuple(moments))
 
     def streams(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Stream]:
-        """Streams of all prompts at once."""
+        """Stream the replies to all prompts together."""
         with ThreadPoolExecutor(max(1, len(prompts))) as pool:
             asked: list[Future[Stream]] = [pool.submit(self.stream, prompt, num_tokens) for prompt in prompts]
             return [future.result() for future in asked]

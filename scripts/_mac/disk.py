@@ -30,7 +30,7 @@ class DiskChecks:
     log: Path
 
     def restart(self) -> Result:
-        """A session resumes from disk after a restart, with the same reply, past the system's cache of files."""
+        """Check that a session resumes from disk after a restart, with the same reply, past the system's file cache."""
         with _folder() as folder:
             with self._server(folder) as server:
                 prompt = server.prompt(self.session)
@@ -54,7 +54,7 @@ class DiskChecks:
         return verdict(reply == computed and (read["hits"] >= 1 or not IS_MAC), f"{text}.")
 
     def kill(self) -> Result:
-        """The records of a killed server are whole, and the next server resumes a long prompt from them."""
+        """Check that a killed server's records are whole, and that the next server resumes a long prompt from them."""
         with _folder() as folder:
             with self._server(folder) as server:
                 prompt = server.prompt(self.session)
@@ -85,7 +85,7 @@ class DiskChecks:
         return verdict(beside >= 0.97 * alone, text) if IS_MAC else Result(Outcome.FIGURE, text)
 
     def apart(self) -> Result:
-        """Time Machine and Spotlight leave the folder out."""
+        """Check that Time Machine and Spotlight leave the folder out."""
         with _folder() as folder, self._server(folder) as server:
             server.complete(server.prompt(self.session), 1)
             _settle(server)

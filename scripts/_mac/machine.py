@@ -28,7 +28,7 @@ class VirtualMemory:
 
 
 def output_of(*command: str) -> str:
-    """The output of a tool. It is empty if this machine does not have the tool, or if it fails."""
+    """Return the output of a tool. It is empty if this machine does not have the tool, or if it fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -67,7 +67,7 @@ def parse_power(text: str) -> str | None:
 
 
 def cached_file_bytes() -> int | None:
-    """The memory that holds parts of files. Returns None without `vm_stat`."""
+    """Return the memory that holds parts of files. Returns None without `vm_stat`."""
     return parse_cached_files(output_of("vm_stat"))
 
 
@@ -86,7 +86,7 @@ def virtual_memory() -> VirtualMemory | None:
 
 
 def boot_time() -> int | None:
-    """When the machine was started. Returns None if that cannot be read."""
+    """Return the time at which the machine was started, or None if that cannot be read."""
     if IS_MAC:
         return parse_boot_time(sysctl("kern.boottime"))
     found = re.search(r"^btime (\d+)", output_of("cat", "/proc/stat"), re.M)
@@ -102,7 +102,7 @@ def memory_bytes() -> int:
 
 
 def describe() -> dict[str, str]:
-    """The machine and the versions, for a report: no serial number, no name of a user or a machine."""
+    """Return the machine and the versions, for a report: no serial number, no name of a user or a machine."""
     facts = {
         "chip": sysctl("machdep.cpu.brand_string") or platform.machine(),
         "model": sysctl("hw.model"),

@@ -22,7 +22,7 @@ _EMBEDDING = "model.embed_tokens"
 
 
 def checkpoint(source: Source, form: str = "bfloat16", folder: Path = FOLDER) -> Path:
-    """The folder of a checkpoint. `form`: `bfloat16`, `float32`, or for SmolLM2 `4bit`, the bits of its GGUF file."""
+    """Return the folder of a checkpoint. `form`: `bfloat16`, `float32`, or the `4bit` of SmolLM2's GGUF file."""
     made = folder / (source.name if form == "bfloat16" else f"{source.name}-{form}")
     if not made.is_dir():
         file = gguf_file(source, folder)

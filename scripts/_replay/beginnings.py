@@ -54,7 +54,7 @@ def _is_reply(item: dict[str, Any]) -> bool:
 
 
 def shortened(trace: Iterable[Recorded]) -> dict[str, Any]:
-    """The lengths of an agent's shared lines, and its first requests as numbers of lines and lines."""
+    """Return the lengths of an agent's shared lines, and its first requests as numbers of lines and lines."""
     requests = first_requests(trace)
     texts = [_said(recorded.body or {}) for recorded in requests]
     shared = set.intersection(*(set(_lines(text)) for text in texts))
@@ -110,7 +110,7 @@ def _replaced(value: Any, numbers: dict[str, int]) -> Any:
 
 
 def _numbered(text: str, numbers: dict[str, int]) -> list[list[int] | str]:
-    """The lines of a text: its own, and the first and last numbers of runs of shared ones."""
+    """Return the lines of a text: its own, and the first and last numbers of runs of shared ones."""
     result: list[list[int] | str] = []
     for line in text.split("\n"):
         number, last = numbers.get(line), result[-1] if result else None

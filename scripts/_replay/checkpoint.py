@@ -56,7 +56,7 @@ def train(texts: list[str]) -> Tokenizer:
 
 
 def write_plainly(weights_file: Path, tokenizer: Tokenizer, ends: tuple[str, ...]) -> None:
-    """Makes greedy replies words, and one token in ten or so one of the `ends`."""
+    """Make greedy replies words, and one token in ten or so one of the `ends`."""
     weights = load_weights(weights_file)
     [name] = [name for name in weights if name.endswith("lm_head.weight")]
     scales = [0.0] * weights[name].shape[0]

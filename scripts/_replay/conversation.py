@@ -41,7 +41,7 @@ class Conversations:
                 asked[keys[-1]] = recorded.number
 
     def parents(self, recorded: Recorded) -> tuple[int, ...]:
-        """The requests whose replies this one goes on from."""
+        """Return the requests whose replies stand in this one."""
         return tuple(self._asked_by.get(recorded.number, {}).values())
 
     def answered(self, recorded: Recorded, reply: Reply) -> None:
@@ -104,7 +104,7 @@ def _turns(protocol: Protocol, items: Sequence[Item]) -> Iterator[tuple[int, int
 
 
 def _keys(items: Sequence[Item]) -> list[bytes]:
-    """Of the first 0, 1, 2… items."""
+    """Return the keys of the first 0, 1, 2… items."""
     digest = hashlib.blake2b(digest_size=16)
     keys = [digest.digest()]
     for item in items:
@@ -125,7 +125,7 @@ def _said(value: Any) -> Any:
 
 
 def _answered(protocol: Protocol, items: Sequence[Item], old: list[str], new: list[str]) -> list[Item]:
-    """The items after a turn, with the results given to the calls of the reply that replaced it.
+    """Return the items after a turn, in which the results answer the calls of the reply that replaced it.
 
     A reply that called nothing is answered with the same words from the user.
     """

@@ -1,4 +1,4 @@
-"""How clients send a reply back: told from their user-agent, as each was seen to do. Pure."""
+"""The form in which each client, known by its user-agent, was seen to send a reply back. Pure."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def _compact(arguments: str) -> str:
 
 
 def _compact_calls(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
-    """Arguments are read and written again, in their order."""
+    """Read and write arguments again, in their order."""
     return [{**message, **_rewritten(message)} for message in turn]
 
 
@@ -69,7 +69,7 @@ def _compact_items(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[It
 
 
 def _schema_order(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
-    """Arguments in the order of the tool's schema; defaults that it names are filled in, ahead of the rest."""
+    """Put arguments in the order of the tool's schema, and the defaults that it names ahead of the rest."""
     schemas = {tool.get("name"): (tool.get("input_schema") or {}).get("properties") or {} for tool in tools}
     return [{**message, "content": [_ordered(block, schemas) for block in message["content"]]} for message in turn]
 

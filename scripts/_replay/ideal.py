@@ -51,7 +51,7 @@ class _Prompt:
         return self.outcome.reply.prompt_tokens
 
     def tokens_before(self, num_chars: int) -> int:
-        """Tokens of the server's prompt in its first characters; behind a reply, counted from the end."""
+        """Return tokens of the server's prompt in its first characters; behind a reply, counted from the end."""
         plain = bisect_right(self.ends, num_chars)
         if self.parent is None:
             return plain
@@ -81,7 +81,7 @@ class Ideals:
         self._tokenizer = self._processor.tokenizer
 
     def of(self, outcomes: Iterable[Outcome]) -> dict[int, Ideal]:
-        """By the number of the request; of those that got a reply."""
+        """Return the ideal of each request that got a reply, by the request's number."""
         result: dict[int, Ideal] = {}
         seen: dict[int, _Prompt] = {}
         for outcome in sorted(outcomes, key=lambda each: each.sent_s):
@@ -121,7 +121,7 @@ class Ideals:
         return min(earlier.tokens_before(num_chars), prompt.tokens_before(num_chars))
 
     def _goes_on(self, prompt: _Prompt, earlier: _Prompt) -> bool:
-        """Whether the prompt holds the earlier one's reply, and its template shows all of that, thoughts included."""
+        """Return whether the prompt holds the earlier one's reply, and its template shows all of it, reasoning too."""
         if earlier.outcome.recorded.number not in prompt.outcome.bodies.parents:
             return False
         if earlier.outcome.ended_s > prompt.outcome.sent_s:

@@ -45,7 +45,7 @@ class Player:
         self._keys = {"authorization": f"Bearer {api_key}", "x-api-key": api_key}
 
     async def play(self, trace: Sequence[Recorded], done: Callable[[Outcome], None]) -> None:
-        """Session after session. `done` hears of each request when its reply has ended."""
+        """Play session after session. Call `done` when a reply has ended."""
         async with httpx.AsyncClient(timeout=httpx.Timeout(_SILENCE_S), trust_env=False) as client:
             for _, session in groupby(trace, key=lambda each: each.session):
                 await self._play_session(client, list(session), done)
@@ -97,7 +97,7 @@ class Player:
 
 
 async def _read(protocol: Protocol, response: httpx.Response) -> tuple[Reply, float | None, str]:
-    """The reply, the moment of its first part, and the error, which is empty for a complete reply."""
+    """Read the reply, the moment of its first part, and the error, which is empty for a complete reply."""
     reply, first_s = Reply(), None
     if "text/event-stream" not in response.headers.get("content-type", ""):
         raise ReplayError("The trace asks for a reply that is not streamed; this player reads streams only.")

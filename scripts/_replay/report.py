@@ -15,7 +15,7 @@ _ERROR_CHARS = 60
 
 
 class Sums:
-    """Over several requests."""
+    """The sums over several requests."""
 
     def __init__(self, outcomes: Iterable[Outcome], ideals: Mapping[int, Ideal]):
         replied = [each for each in outcomes if each.reply is not None and not each.error]
@@ -49,7 +49,7 @@ class Sums:
 
 
 def groups(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal]) -> dict[str, Sums]:
-    """Each session, all, and, where the ideal is known, by where the longest known beginning came from."""
+    """Sum up each session, all, and, if the ideal is known, those whose longest beginning came from one place."""
     names = dict.fromkeys(each.recorded.session for each in outcomes)
     found = {name: [each for each in outcomes if each.recorded.session == name] for name in names}
     if ideals:
@@ -64,7 +64,7 @@ def groups(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal]) -> dict[str
 
 
 def print_table(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal], console: Console, *, brief: bool) -> None:
-    """In Markdown, as the docs hold it. `brief`: sums only."""
+    """Print the table in Markdown, as the docs show it. `brief`: sums only."""
     table = Table(box=box.MARKDOWN)
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "request" else "right", no_wrap=True)

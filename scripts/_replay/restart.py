@@ -63,7 +63,7 @@ class Server:
 async def played(
     trace: list[Recorded], model: Path, folder: Path, after: Callable[[Server], None] | None
 ) -> list[Outcome]:
-    """The outcomes of one request after the other. `after` is called after each reply but the last."""
+    """Return the outcomes of one request after the other. `after` is called after each reply but the last."""
     server = Server(model, folder)
     server.start()
     outcomes: list[Outcome] = []
@@ -104,7 +104,7 @@ def print_table(trace: list[Recorded], model: Path, root: Path, stops: list[str]
 
 
 def _computed_row(session: str, stop: str, outcomes: list[Outcome], ideals: Ideals) -> str:
-    """A row of the table; a line on stderr names each request that computed more than it had to."""
+    """Return a row of the table; a line on stderr names each request that computed more than it had to."""
     prompts = computed = wanted = num_replies = 0
     for number, ideal in ideals.of(outcomes).items():
         [reply] = [each.reply for each in outcomes if each.recorded.number == number]

@@ -31,13 +31,13 @@ class Recorded:
 
     @property
     def protocol(self) -> Protocol | None:
-        """The protocol. Returns None if the request asks for no reply or its body does not fit its endpoint."""
+        """Return the protocol, or None if the request asks for no reply or its body does not fit its endpoint."""
         protocol = protocol_of(self.endpoint) if self.body is not None else None
         return protocol if protocol is not None and isinstance((self.body or {}).get(protocol.items), list) else None
 
     @property
     def thread(self) -> str:
-        """The name of the client's thread, which sends one request at a time: its main loop, a sub-agent, a title."""
+        """Return the client's thread, which sends one request at a time: its main loop, a sub-agent, a title."""
         if self.protocol is None or self.body is None:
             return f"request {self.number}"
         tools = [tool.get("name") or tool.get("function", {}).get("name") for tool in self.body.get("tools") or ()]
@@ -45,7 +45,7 @@ class Recorded:
 
 
 def load(path: Path, sessions: Iterable[str] = ()) -> list[Recorded]:
-    """The requests in the order of the file: those of the named sessions, or all."""
+    """Return the requests in the order of the file: those of the named sessions, or all."""
     wanted = set(sessions)
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     found = [_recorded(number, line) for number, line in enumerate(lines, 1)]

@@ -30,11 +30,11 @@ class Protocol(Interface):
     def is_reply(self, item: Item) -> bool: ...
 
     def feed(self, reply: Reply, event: dict[str, Any]) -> bool:
-        """Takes an event; True if it shows the user something."""
+        """Take an event. Return whether it shows the user something."""
         ...
 
     def calls(self, turn: Sequence[Item]) -> list[str]:
-        """The ids of a turn's calls."""
+        """Return the ids of a turn's calls."""
         ...
 
 
@@ -154,13 +154,13 @@ def protocol_of(endpoint: str) -> Protocol | None:
 
 
 def blocks(item: Item) -> list[Item]:
-    """A message's content as blocks, whichever way it was sent."""
+    """Return a message's content as blocks, also if it was sent as a text."""
     content = item.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The arguments as an object, empty if they cannot be read, as a client sends them back."""
+    """Return the arguments as an object, empty if they cannot be read, as a client sends them back."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

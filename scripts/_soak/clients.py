@@ -132,7 +132,7 @@ class Client:
         return QUESTIONS[self._chance.choice(list(QUESTIONS))]
 
     def _is_answered(self, what: str, answer: httpx.Response) -> bool:
-        """Whether the reply is complete. A full queue is not a finding, any other refusal of a valid request is."""
+        """Return whether the reply is complete. Of valid requests, only the refusal by a full queue is no finding."""
         if answer.status_code == BUSY:
             self._tally.refused[what.split()[0]] += 1
         elif answer.status_code != 200:

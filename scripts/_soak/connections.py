@@ -57,7 +57,7 @@ async def _forever(visit: Any, port: int, tally: Counter[str]) -> None:
 
 
 async def _idle(port: int, tally: Counter[str]) -> None:
-    """One request, then nothing until the server closes."""
+    """Send one request, then nothing until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEALTH)
     if b"200" in await reader.readline():
@@ -67,7 +67,7 @@ async def _idle(port: int, tally: Counter[str]) -> None:
 
 
 async def _drip(port: int, tally: Counter[str]) -> None:
-    """A header that never ends, a byte at a time, until the server refuses it."""
+    """Send a header that never ends, a byte at a time, until the server refuses it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEALTH[:-2] + b"X-Slow: ")
     tally["slow"] += 1

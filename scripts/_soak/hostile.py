@@ -64,7 +64,7 @@ class Row:
     num_refused: int
 
     def ratio(self, share: float) -> float | None:
-        """None where the other client had no reply at all."""
+        """Return beside over alone, or None if the other client had no reply at all."""
         if not self.alone_s or not self.beside_s:
             return None
         return round(_at(self.beside_s, share) / _at(self.alone_s, share), 2)
@@ -139,7 +139,7 @@ async def _forever(visit: Callable[[int], Awaitable[None]], port: int) -> None:
 
 
 async def _ask(port: int, body: Body | bytes) -> None:
-    """Reads a reply to its end. A client that is refused comes again soon."""
+    """Read a reply to its end. A client that is refused comes again soon."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request(CHAT, body if isinstance(body, bytes) else dumps(body), ATTACKER))
@@ -178,12 +178,12 @@ async def _odd_schema(port: int) -> None:
 
 
 async def _grammar_of_escapes(port: int) -> None:
-    """Its quotes never close."""
+    """Make a grammar whose quotes never close."""
     await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "guided_grammar": 'start: "a"\n' + '\\"' * 30_000})
 
 
 async def _nested_counts(port: int) -> None:
-    """A regular expression of 28 characters whose automaton has millions of states. Each one is new."""
+    """Make a regular expression of 28 characters whose automaton has millions of states. Each one is new."""
     counts = f"((((a{{{100 + next(_numbers) % 16}}}){{100}}){{100}}){{100}})"
     await _ask(port, {"messages": [user("Go.")], "max_tokens": 4, "guided_regex": counts})
 
@@ -203,7 +203,7 @@ async def _small_parts(port: int) -> None:
 
 @cache
 def _strip_body() -> bytes:
-    """An image of one row of pixels."""
+    """Return an image of one row of pixels."""
     image = {"type": "image_url", "image_url": {"url": blank_png(49_000_000, height=1)}}
     return dumps({"messages": [user(image, "What is this?")], "max_tokens": 1})
 
@@ -228,7 +228,7 @@ async def _heavy_documents(port: int) -> None:
 
 @cache
 def _heavy_document_body() -> bytes:
-    """A PDF of a hundred pages, each of thousands of shapes."""
+    """Return a PDF of a hundred pages, each of thousands of shapes."""
     page = b"0 0 1 rg " + b"0 0 200 200 re f " * 5000
     file = base64.b64encode(pdf(*[page] * 100)).decode()
     part = {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{file}"}}
@@ -236,7 +236,7 @@ def _heavy_document_body() -> bytes:
 
 
 async def _dripping_body(port: int) -> None:
-    """Nearly the largest body, whose last bytes come one by one."""
+    """Send nearly the largest body, whose last bytes come one by one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         body = b'{"messages":[{"role":"user","content":"' + b"x" * (MAX_BODY - 100_000)
@@ -282,6 +282,6 @@ def _is_fair(row: Row) -> bool:
 
 
 def _line(name: str, fields: dict[str, Any]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     values = (", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in fields.values())
     return f"{name:26}" + "".join(f"{value:>18}" for value in values)

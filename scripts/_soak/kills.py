@@ -49,7 +49,7 @@ def many_kills(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _temporary() -> Iterator[Path]:
-    """An empty temporary folder for servers, with the kernels that MLX has compiled on this machine before."""
+    """Make an empty temporary folder for servers, with the kernels that MLX has compiled on this machine before."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / KERNELS).symlink_to(Path(tempfile.gettempdir()) / KERNELS)
         yield Path(folder)
@@ -61,7 +61,7 @@ def _answer(url: str, name: str) -> Any:
 
 
 def _kill_under_load(kill: Any, url: str, chance: random.Random) -> int:
-    """The number of running requests that broke."""
+    """Kill the server under load. Return the number of requests that broke."""
     broken: list[str] = []
     seeds = [chance.random() for _ in range(CLIENTS)]
     threads = [threading.Thread(target=_ask_until_broken, args=(url, random.Random(seed), broken)) for seed in seeds]

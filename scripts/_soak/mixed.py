@@ -65,7 +65,7 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _inside(engine: EngineClient) -> dict[str, Any]:
-    """Raises AssertionError where the cache is not sound or something was left behind."""
+    """Return the engine's counts. Raise AssertionError if the cache is not sound or something was left behind."""
 
     def look(loaded: Engine) -> dict[str, Any]:
         tree = loaded.cache_tree
@@ -83,5 +83,5 @@ async def _inside(engine: EngineClient) -> dict[str, Any]:
 
 
 def _memory_mb() -> int:
-    """The memory of this process in MB."""
+    """Return the memory of this process in MB."""
     return Vitals(os.getpid()).memory_bytes() >> 20

@@ -1,4 +1,4 @@
-"""`/health` and, if asked, a short request, again and again beside a load. Prints the seconds as JSON.
+"""A client beside a load: `/health` and, if asked, a short request, again and again. Prints the seconds as JSON.
 
 It is another process than the load, whose work would be counted as the server's time.
 """
@@ -46,7 +46,7 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 
 async def ask(port: int, body: dict[str, Any]) -> tuple[int, float | None]:
-    """The status, and the seconds to the first text of a reply, which is read to its end."""
+    """Return the status, and the seconds to the first text of a reply, which is read to its end."""
     data = json.dumps(body).encode()
     started_s, ttft_s, seen = time.monotonic(), None, b""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

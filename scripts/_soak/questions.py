@@ -63,7 +63,7 @@ QUESTIONS: dict[str, Body] = {
 
 
 def said(choices: list[Any]) -> list[Any]:
-    """The parts of a reply that are equal each time: all but the ids of calls."""
+    """Return the parts of a reply that are equal each time: all but the ids of calls."""
     return [
         (
             choice["message"].get("content"),
@@ -76,7 +76,7 @@ def said(choices: list[Any]) -> list[Any]:
 
 
 def oracles(http: httpx.Client) -> dict[str, list[Any]]:
-    """The reply to each question when nothing else runs."""
+    """Return the reply to each question when nothing else runs."""
     return {name: _oracle(http, name, body) for name, body in QUESTIONS.items()}
 
 

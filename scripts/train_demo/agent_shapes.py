@@ -71,7 +71,7 @@ def declared(rng: random.Random, tool: Declared, scale: float) -> Tool:
 
 
 def shaped(rng: random.Random, shape: Shape, scale: float = 1.0) -> tuple[str, Kit]:
-    """A system prompt and tools of `scale` times the lengths that the agent has."""
+    """Return a system prompt and tools of `scale` times the lengths that the agent has."""
     tools = tuple(declared(rng, tool, scale) for tool in shape.tools)
     by_name = {tool.name: tool for tool in tools}
     kit = Kit(tools, {action: by_name[name] for action, name in shape.actions.items()})

@@ -80,7 +80,7 @@ def parameter(rng: random.Random, kind: str, verbose: bool) -> dict:
 def declare(
     rng: random.Random, name: str, required: tuple[str, ...], about: str, extra: tuple[str, ...], size: int
 ) -> Tool:
-    """A tool with its optional parameters anywhere among the required ones."""
+    """Return a tool with its optional parameters anywhere among the required ones."""
     verbose = rng.random() < (0.4 if size else 0.1)
     names = [*required, *extra]
     if rng.random() < 0.2:
@@ -99,7 +99,7 @@ def action_tool(rng: random.Random, action: str, dialect: tuple[str, tuple[str, 
 
 
 def bystander(rng: random.Random, size: int) -> Tool:
-    """A tool that is never called."""
+    """Return a tool that is never called."""
     if rng.random() < 0.8:
         name, required = rng.choice(CROWD)
     else:

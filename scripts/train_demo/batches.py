@@ -40,7 +40,7 @@ def collate(examples: Sequence[Example], pad_id: int) -> Batch:
 
 
 def pack(examples: list[Example], max_tokens: int) -> list[list[Example]]:
-    """Groups of similar length whose padded size stays within `max_tokens` where one example does."""
+    """Yield groups of similar length whose padded size stays within `max_tokens` where one example does."""
     groups: list[list[Example]] = []
     for example in sorted(examples, key=lambda e: len(e.ids)):
         if groups and (len(groups[-1]) + 1) * len(example.ids) <= max_tokens:

@@ -72,7 +72,7 @@ def ask(text: str) -> User:
 
 
 def value_text(value: object) -> str:
-    """How the wire format writes an argument: strings as they are, all else as JSON."""
+    """Return how the wire format writes an argument: strings as they are, all else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -88,7 +88,7 @@ def reply_text(turn: Assistant) -> str:
 
 
 def messages(turns: tuple[Turn, ...]) -> list[dict]:
-    """The turns as OpenAI messages, the way a chat template wants them."""
+    """Return the turns as OpenAI messages, the way a chat template wants them."""
     return [message(turn) for turn in turns]
 
 

@@ -46,7 +46,7 @@ def tool_text(tool: Tool) -> str:
 
 
 def opening(conversation: Conversation) -> str:
-    """The first system turn: tools, then the system prompt."""
+    """Return the first system turn: tools, then the system prompt."""
     head = "".join(map(tool_text, conversation.tools))
     first = conversation.turns[0]
     prompt = first.text.strip() if isinstance(first, System) else ""
@@ -57,7 +57,7 @@ def opening(conversation: Conversation) -> str:
 
 
 def user_text(turn: User) -> str:
-    """Number several images, each on a line of its own."""
+    """Write numbers before several images, each on a line of its own."""
     numbered = sum(isinstance(p, Picture) for p in turn.parts) > 1
     text, number = "", 0
     for part in turn.parts:
@@ -85,7 +85,7 @@ def reply_segments(turn: Assistant, *, block: bool, thinks: bool) -> Iterator[Se
 
 
 def segments(conversation: Conversation, thinks: ThinkAt, *, all_blocks: bool = False) -> Iterator[Segment]:
-    """The segments of a conversation. `all_blocks` shows the reasoning of every reply, unlike the template."""
+    """Yield the segments of a conversation. `all_blocks` shows the reasoning of every reply, unlike the template."""
     turns = conversation.turns
     last_user = max((i for i, t in enumerate(turns) if isinstance(t, User)), default=-1)
     if text := opening(conversation):
@@ -136,7 +136,7 @@ class Encoder:
         return result
 
     def add_picture(self, example: Example, picture: Picture, place: int) -> int:
-        """Appends its tokens and gives the next position: text goes on after the longer side."""
+        """Append its tokens and return the next position: text goes on after the longer side."""
         pixels, grid = patches(picture.image)
         rows, columns = grid[1] // MERGE, grid[2] // MERGE
         example.pixels.append(pixels)

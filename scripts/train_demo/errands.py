@@ -72,7 +72,7 @@ DrawSteps = Callable[[random.Random, int], list[Step]]
 
 
 def call(kit: Kit, step: Step) -> Call:
-    """The step as a call of the tool that the kit has for it, arguments in the declared order.
+    """Return the step as a call of the tool that the kit has for it, arguments in the declared order.
 
     Without a tool to write, the shell writes.
     """
@@ -88,7 +88,7 @@ def call(kit: Kit, step: Step) -> Call:
 
 
 def by_echo(conversation: Conversation) -> Conversation:
-    """The same conversation, in which the shell writes files by `echo`."""
+    """Return the same conversation, in which the shell writes files by `echo`."""
     return replace(conversation, turns=tuple(map(echoing, conversation.turns)))
 
 
@@ -109,7 +109,7 @@ def sentence(text: str) -> str:
 
 
 def request(rng: random.Random, pieces: list[str]) -> str:
-    """The steps as a user types them: one line, a list, or a sentence with first and finally."""
+    """Return the steps as a user types them: one line, a list, or a sentence with first and finally."""
     kind = rng.random()
     if len(pieces) > 1 and kind < 0.15:
         return "\n".join(f"{i}. {sentence(p)}" for i, p in enumerate(pieces, 1))
@@ -127,7 +127,7 @@ def request(rng: random.Random, pieces: list[str]) -> str:
 
 
 def result(rng: random.Random, action: str) -> str:
-    """The result of the tool. Its first line is short."""
+    """Return the result of the tool. Its first line is short."""
     if action == WRITE:
         target = words.path(rng)
         return rng.choice(("ok", "Wrote file successfully.", f"File created successfully at: {target}", "File written"))
@@ -183,7 +183,7 @@ def two_reads(rng: random.Random, kit: Kit) -> list[Turn]:
 
 
 def with_surroundings(rng: random.Random, turns: list[Turn], size: int) -> list[Turn]:
-    """The turns behind a system prompt, a reminder or a later system message, as clients send them."""
+    """Return the turns behind a system prompt, a reminder or a later system message, as clients send them."""
     first = turns[0]
     if rng.random() < 0.2 and isinstance(first, User) and isinstance(first.parts[0], str):
         turns = [ask(filler.reminder(rng, rng.randint(40, 300)) + first.parts[0]), *turns[1:]]
@@ -201,7 +201,7 @@ def without_calls(rng: random.Random) -> list[Turn]:
 
 
 def act(rng: random.Random, kit: Kit, long: bool) -> list[Turn]:
-    """One request to an agent: mostly errands, at times talk that needs no tool."""
+    """Make one request to an agent: mostly errands, at times talk that needs no tool."""
     kind = rng.random()
     if kind < 0.78 or long:
         return errand(rng, kit, rng.choice((3, 3, 3, 2) if long else (1, 1, 1, 2, 3, 3)))
@@ -233,5 +233,5 @@ def agent_chain(rng: random.Random) -> Conversation:
 
 
 def agent_far(rng: random.Random) -> Conversation:
-    """A whole errand behind a prompt of two to four thousand tokens."""
+    """Return a whole errand behind a prompt of two to four thousand tokens."""
     return agent(rng, (rng.randint(1_500, 4_500), rng.randint(3, 8), rng.randint(150, 400)), long=True)

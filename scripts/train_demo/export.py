@@ -34,7 +34,7 @@ def complete_config(path: Path, ids: TokenIds) -> None:
 
 
 def name_class(path: Path) -> None:
-    """The class name that older and newer releases of transformers both know."""
+    """Return the class name that older and newer releases of transformers both know."""
     config = json.loads(path.read_text())
     write_json(path, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
 

@@ -17,7 +17,7 @@ def odd_path(rng: random.Random) -> str:
 
 
 def odd_phrase(rng: random.Random) -> str:
-    """A text of one to four words, most of them odd, as long as the texts of `errands.write_step`."""
+    """Return a text of one to four words, most of them odd, as long as the texts of `errands.write_step`."""
     length = rng.randint(1, rng.choice((1, 2, 4)))
     return " ".join(words.odd(rng) if rng.random() < 0.6 else words.word(rng) for _ in range(length))
 

@@ -33,7 +33,7 @@ HEADINGS = ("Tone and style", "Doing tasks", "Tool use", "Code style", "Environm
 
 
 def prose(rng: random.Random, high: int = 8) -> str:
-    """A few words as agent prompts mix them: many small ones, some of the trade, some unknown."""
+    """Return a few words as agent prompts mix them: many small ones, some of the trade, some unknown."""
     pools = (words.COMMON, words.COMMON, words.WORK, words.WORDS)
     picked = [
         words.coined(rng) if rng.random() < 0.12 else rng.choice(rng.choice(pools)) for _ in range(rng.randint(2, high))
@@ -83,11 +83,11 @@ def blocks(rng: random.Random, size: int) -> str:
 
 
 def system_prompt(rng: random.Random, size: int) -> str:
-    """An opening, then about `size` characters more."""
+    """Return an opening, then about `size` characters more."""
     text = rng.choice(OPENINGS)
     return text if size <= 0 else text + "\n\n" + blocks(rng, size)
 
 
 def reminder(rng: random.Random, size: int) -> str:
-    """The texts that clients put before the user's own words."""
+    """Return the texts that clients put before the user's own words."""
     return f"<system-reminder>\n{blocks(rng, size)}\n</system-reminder>\n"

@@ -12,7 +12,7 @@ from .scoring import Item, Verdict
 
 
 def reply_places(labels: list[int]) -> list[range]:
-    """Where the tokens of each reply stand."""
+    """Return where the tokens of each reply stand."""
     found: list[range] = []
     for place, label in enumerate(labels):
         if label == IGNORED:
@@ -54,6 +54,6 @@ class Forced:
         return dict(zip(places, logits.argmax(-1).tolist(), strict=True))
 
     def difference(self, wanted: list[int], given: list[int]) -> tuple[str, str]:
-        """The expected text, and the given one up to its first wrong token."""
+        """Return the expected text, and the given one up to its first wrong token."""
         first = next(i for i, (a, b) in enumerate(zip(wanted, given, strict=True)) if a != b)
         return self.known.tokenizer.decode(wanted), self.known.tokenizer.decode([*wanted[:first], given[first]])

@@ -15,7 +15,7 @@ from .tokenizer import token_ids
 
 
 def drawn(color: str, shape: str, side: int) -> Picture:
-    """An image as the tests draw it: a shape of pure colour, in the middle, on white."""
+    """Return an image as the tests draw it: a shape of pure colour, in the middle, on white."""
     image = Image.new("RGB", (side, side), "white")
     paint(ImageDraw.Draw(image), shape, (side / 2, side / 2, side * 0.375), color)
     return Picture(image, color, shape)
@@ -32,7 +32,7 @@ class Torch:
 
     @torch.no_grad()
     def agrees(self, prompt: str, pictures: list[Picture], reply: str) -> bool:
-        """True if greedy decoding would give just this reply and then end the turn."""
+        """Return whether greedy decoding would give just this reply and then end the turn."""
         parts = [Segment(prompt), Segment(f"{reply}<|im_end|>", learned=True)]
         logits, targets = learned_logits(self.model, collate([self.encoder.encode(parts, pictures)], self.pad_id))
         return bool((logits.argmax(-1) == targets).all())

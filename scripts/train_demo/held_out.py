@@ -41,7 +41,7 @@ def held_out_examples(encoder: Encoder, *, seed: int, per_kind: int = 40) -> lis
 
 @torch.no_grad()
 def teacher_forced(model: nn.Module, held_out: list[HeldOut], pad_id: int) -> dict[str, float]:
-    """The share of replies whose tokens are all the likeliest, so that greedy decoding would get them right."""
+    """Return the share of replies whose tokens are all the likeliest, so that greedy decoding would get them right."""
     right: dict[str, list[bool]] = defaultdict(list)
     for item in held_out:
         batch = collate([item.example], pad_id)
@@ -53,7 +53,7 @@ def teacher_forced(model: nn.Module, held_out: list[HeldOut], pad_id: int) -> di
 
 
 def whole_replies(labels: list[int], hits: Iterator[bool]) -> list[bool]:
-    """One verdict for each run of learned labels."""
+    """Return one verdict for each run of learned labels."""
     verdicts: list[bool] = []
     inside = False
     for label in labels[1:]:

@@ -33,7 +33,7 @@ def no_image(rng: random.Random) -> list[Turn]:
 
 
 def around(rng: random.Random, text: str, pictures: list[Picture]) -> User:
-    """The text before the pictures or after them; at times a line on each side."""
+    """Return the text before the pictures or after them; at times a line on each side."""
     if rng.random() < 0.5:
         return User((*pictures, text))
     return User((text, *pictures))
@@ -59,7 +59,7 @@ def several(rng: random.Random, amount: int) -> list[Turn]:
 
 
 def beside(rng: random.Random) -> list[Turn]:
-    """A question in words only, with a picture that does not matter."""
+    """Return a question in words only, with a picture that does not matter."""
     source = rng.choice((text_skills.say, text_skills.arithmetic, text_skills.greet, text_skills.count))
     question, reply = source(rng)
     pictures = [picture(rng, small=True) for _ in range(rng.choice((1, 1, 2)))]

@@ -40,7 +40,7 @@ class Course:
     max_tokens: int = MAX_TOKENS  # longer conversations are drawn again
 
     def rate(self, step: int) -> float:
-        """The factor on the learning rates."""
+        """Return the factor on the learning rates."""
         fall = 1 - (1 - LAST_RATE) * step / self.steps
         return self.top * min(1.0, (step + 1) / WARMUP_STEPS) * fall
 
@@ -82,7 +82,7 @@ class Stage:
         self.step = 0
 
     def advance(self, pad_id: int) -> tuple[float, int]:
-        """One step; gives its loss and its number of tokens, padding included."""
+        """Take one step. Return its loss and its number of tokens, padding included."""
         batch = collate(self.source.next_batch(self.course.shares_at(self.step)), pad_id)
         loss = learn(self.model, batch, self.weights)
         self.optimiser.step(self.course.rate(self.step))

@@ -16,7 +16,7 @@ class Weights:
     """Give more weight to the tokens that decide an answer: colours, shapes, digits, and names and values of a call."""
 
     def __init__(self, encoder: Encoder, vocab_size: int, *, opening: float, blanks: float, ends: float, echoed: float):
-        """`opening` and `echoed`: least weights of a reply's first tokens, and of where a shell's text begins.
+        """Take `opening` and `echoed`: least weights of a reply's first tokens, and of where a shell's text begins.
 
         `blanks`: weight of what goes between words or after them; `ends`: of what else ends a text.
         """
@@ -33,7 +33,7 @@ class Weights:
         self.blank, self.leads = encoder.ids(" ")[0], torch.tensor(encoder.ids("echo>"))
 
     def of(self, batch: Batch, learned: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """One weight for each learned token; `learned`: (rows, tokens - 1)."""
+        """Return one weight for each learned token; `learned`: (rows, tokens - 1)."""
         ids = batch.ids
         value_next = torch.zeros_like(ids, dtype=torch.bool)
         value_next[:, 1:] = (ids[:, 1:] == self.line_break) & (ids[:, :-1] == self.end_of_tag)

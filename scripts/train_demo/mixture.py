@@ -1,4 +1,4 @@
-"""Which conversation comes next, so that every kind gets its share of the tokens."""
+"""The choice of the next conversation, so that every kind gets its share of the tokens."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def recall_near(rng: random.Random) -> Conversation:
 
 
 def sums(rng: random.Random) -> Conversation:
-    """A conversation of sums alone: there are few sums, and each must be learned by heart."""
+    """Return a conversation of sums alone: there are few sums, and each must be learned by heart."""
     return Conversation(tuple(turn for _ in range(8) for turn in text_skills.arithmetic(rng)))
 
 

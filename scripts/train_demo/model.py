@@ -73,7 +73,7 @@ def vision_config() -> dict:
 
 
 def build(ids: TokenIds) -> Qwen3_5ForConditionalGeneration:
-    """The model with its starting weights; uses torch's global seed."""
+    """Return the model with its starting weights; uses torch's global seed."""
     config = Qwen3_5Config(
         text_config=text_config(ids),
         vision_config=vision_config(),

@@ -27,13 +27,13 @@ class Picture:
     shape: str
 
     def phrase(self) -> str:
-        """`a red circle`, `an orange star`."""
+        """Return `a red circle`, `an orange star`."""
         article = "an" if self.color[0] in "aeiou" else "a"
         return f"{article} {self.color} {self.shape}"
 
 
 def tint(rng: random.Random, color: str) -> tuple[int, int, int]:
-    """A shade of the colour: half the time one of its exact values, else a near one."""
+    """Return a shade of the colour: half the time one of its exact values, else a near one."""
     base = rng.choice(COLORS[color])
     if rng.random() < 0.5:
         return base

@@ -98,7 +98,7 @@ def recall_system(rng: random.Random) -> list[Turn]:
 
 
 def notes(rng: random.Random, size: int) -> list[Turn]:
-    """A long text that the user pastes."""
+    """Return a long text that the user pastes."""
     lead = rng.choice(("Here is some text:\n", "Here are my notes:\n", "Here is a long text:\n"))
     reply = Assistant("OK, I have read it.", "The user shows me a text.", "note")
     return [ask(lead + filler.blocks(rng, size)), reply]

@@ -86,7 +86,7 @@ def take(
     *,
     stretch: float,
 ) -> None:
-    """One course after the other, each with an optimiser and a seed of its own."""
+    """Return one course after the other, each with an optimiser and a seed of its own."""
     ids, num_words = tokenizer.token_ids(words), len(words) - len(SPECIAL) - len(MARKERS)
     states = [folder.with_name(f"{folder.name}.state{COURSES.index(course)}") for course in courses]
     for course, state in zip(courses, states, strict=True):
@@ -99,7 +99,7 @@ def take(
 
 
 def trained_model(folder: Path, words: PreTrainedTokenizerFast) -> Qwen3_5ForConditionalGeneration:
-    """The checkpoint in `folder`, which must have been made with this tokenizer. A course needs nothing else of it."""
+    """Return the checkpoint in `folder`, which must have been made with this tokenizer. A course needs no more."""
     if PreTrainedTokenizerFast.from_pretrained(folder).get_vocab() != words.get_vocab():
         raise SystemExit(f"{folder} has another tokenizer than the one built here: train from nothing")
     net = model.build(tokenizer.token_ids(words))
@@ -109,7 +109,7 @@ def trained_model(folder: Path, words: PreTrainedTokenizerFast) -> Qwen3_5ForCon
 
 
 def checked_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer with the chat template, which must write the texts that training reads."""
+    """Return the tokenizer with the chat template, which must write the texts that training reads."""
     words = tokenizer.build(TOKENIZER_SEED)
     rng = random.Random(TOKENIZER_SEED + 1)
     check_template(words, [make(rng) for _ in range(50) for make in (*KINDS.values(), *PRACTICE.values())])
@@ -117,7 +117,7 @@ def checked_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def starting_model(words: PreTrainedTokenizerFast, log: Callable[[str], None]) -> Qwen3_5ForConditionalGeneration:
-    """A model that sees and copies already, and knows nothing yet."""
+    """Return a model that sees and copies already, and knows nothing yet."""
     torch.manual_seed(WEIGHT_SEED)
     net = model.build(tokenizer.token_ids(words))
     log(f"{sum(p.numel() for p in net.parameters())} parameters, {len(words)} tokens")

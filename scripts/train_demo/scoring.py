@@ -60,7 +60,7 @@ class Score:
         self.prompt_tokens.setdefault(skill, []).append(verdict.prompt_tokens)
 
     def overall(self) -> float:
-        """The share of right replies over all skills, without the far tests."""
+        """Return the share of right replies over all skills, without the far tests."""
         names = [s for s in self.asked if s in SKILLS]
         return sum(self.right[s] for s in names) / max(1, sum(self.asked[s] for s in names))
 
@@ -77,7 +77,7 @@ class Score:
 
 
 def answer_of(text: str) -> str:
-    """The text after the reasoning."""
+    """Return the text after the reasoning."""
     return text.rpartition("</think>")[2].strip()
 
 
@@ -120,7 +120,7 @@ FAR: dict[str, Callable[[random.Random], Conversation]] = {
 
 
 def far_items(seed: int, amount: int) -> Iterator[Item]:
-    """The last recall over a long text, and whole errands behind agents' prompts: all replies of one must be right."""
+    """Test the last recall over a long text, and errands behind agents' prompts: all replies of one must be right."""
     for name, make in FAR.items():
         rng = random.Random(f"{seed} {name}")
         for i in range(amount):
@@ -130,7 +130,7 @@ def far_items(seed: int, amount: int) -> Iterator[Item]:
 
 
 def with_thoughts(turns: tuple[Turn, ...], thinking: bool) -> tuple[Turn, ...]:
-    """The history as a client sends it back: reasoning only where there was some."""
+    """Return the history as a client sends it back: reasoning only where there was some."""
     if thinking:
         return turns
     return tuple(replace(t, thought="") if isinstance(t, Assistant) else t for t in turns)

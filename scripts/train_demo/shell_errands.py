@@ -23,7 +23,7 @@ def mixed_phrase(rng: random.Random, length: int) -> str:
 
 
 def shell_line(rng: random.Random) -> str:
-    """A command, mostly an `echo`."""
+    """Return a command, mostly an `echo`."""
     kind, text = rng.random(), mixed_phrase(rng, rng.randint(1, 3))
     if kind < 0.4:
         return f"echo {text}"

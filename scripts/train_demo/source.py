@@ -42,7 +42,7 @@ class Source:
         return self.encoder.example(conversation, decided.__getitem__, all_blocks=self.rng.random() < ALL_BLOCKS)
 
     def next_batch(self, shares: dict[str, float]) -> list[Example]:
-        """From a pool that is sorted by length into batches, which come in random order."""
+        """Draw from a pool that is sorted by length into batches, which come in random order."""
         if not self.waiting:
             self.mixture.change(shares)
             pool, size = [], 0

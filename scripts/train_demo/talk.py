@@ -16,7 +16,7 @@ ONE_SHOT = {k: v for k, v in SHORT.items() if k not in (recall_system, recall)}
 
 
 def chat(rng: random.Random) -> list[Turn]:
-    """One to three skills in a row; the system prompt, if any, comes first."""
+    """Draw one to three skills in a row; the system prompt, if any, comes first."""
     turns: list[Turn] = []
     for i in range(rng.randint(1, 3)):
         pool = SHORT if i == 0 else {**ONE_SHOT, recall: 2.0}

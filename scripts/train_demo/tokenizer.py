@@ -30,7 +30,7 @@ NUM_CONVERSATIONS = 9_000
 
 
 def corpus(seed: int) -> list[str]:
-    """Rendered conversations without the markers, and every known word often enough to become one token."""
+    """Return rendered conversations without the markers, and every known word often enough to become one token."""
     rng = random.Random(seed)
     kinds = ("text", "tools", "agent", "recall", "image")
     markers = re.compile("|".join(map(re.escape, SPECIAL + MARKERS)))
@@ -63,7 +63,7 @@ def train(texts: list[str]) -> Tokenizer:
 
 
 def build(seed: int) -> PreTrainedTokenizerFast:
-    """A new tokenizer with the chat template on it."""
+    """Return a new tokenizer with the chat template on it."""
     return wrapped(train(corpus(seed)))
 
 
@@ -80,7 +80,7 @@ def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def portable(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The same tokens and ids under Qwen's own cut, which transformers imposes on this architecture when it loads one.
+    """Return the same tokens and ids under Qwen's own cut, which transformers imposes on this architecture.
 
     That cut is coarser, so what kept our tokens apart must sit elsewhere: merges across kinds of characters go, and the
     four strings of a call become added tokens. Only words after an apostrophe (`'test`) may fall apart differently.

@@ -33,7 +33,7 @@ def double(rng: random.Random, case: Case) -> list[Turn]:
 
 
 def missing(rng: random.Random) -> list[Turn]:
-    """An agent's request where nothing is declared."""
+    """Make an agent's request where nothing is declared."""
     step = rng.choice((read_step, write_step, lambda r: run_step(r, True)))(rng)
     text = weather(rng).request if rng.random() < 0.3 else request(rng, [step.words])
     return [ask(text), Assistant(NO_TOOL, "There is no tool for this.", "no_tool")]

@@ -15,7 +15,7 @@ COLOR_NAMES = list(COLORS)
 
 
 def features(tower: nn.Module, pictures: list[Picture]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merged image tokens (tokens, hidden) and the number of tokens of each picture."""
+    """Return merged image tokens (tokens, hidden) and the number of tokens of each picture."""
     pixels, grids = zip(*(patches(p.image) for p in pictures), strict=True)
     grid = torch.tensor(grids)
     merged = tower(torch.from_numpy(np.concatenate(pixels)), grid_thw=grid).pooler_output

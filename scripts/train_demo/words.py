@@ -69,7 +69,7 @@ STEMS = listed("notes readme README main app test data config hello out output i
 
 
 def coined(rng: random.Random) -> str:
-    """An invented word of syllables, or now and then of single letters."""
+    """Return an invented word of syllables, or now and then of single letters."""
     if rng.random() < 0.3:
         return "".join(rng.choices(LETTERS, k=rng.randint(2, 6)))
     return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
@@ -108,7 +108,7 @@ def plain_phrase(rng: random.Random, low: int = 1, high: int = 4) -> str:
 
 
 def marker(rng: random.Random) -> str:
-    """The word that an agent is to say at the end: DONE, ALL_DONE, finished."""
+    """Return the word that an agent is to say at the end: DONE, ALL_DONE, finished."""
     first = rng.choice(("DONE", "done", "finished", "OK", "Done", "ready", word(rng), word(rng).upper()))
     return first if rng.random() < 0.6 else f"{word(rng).upper()}_{rng.choice(('DONE', 'OK', 'END'))}"
 
@@ -122,7 +122,7 @@ def city(rng: random.Random) -> str:
 
 
 def odd(rng: random.Random) -> str:
-    """A word that the tokenizer must cut: a known one in capitals, or one or two coined ones, perhaps with a number."""
+    """Return a word that the tokenizer must cut: a known one in capitals, or coined ones, perhaps with a number."""
     if rng.random() < 0.35:
         known = rng.choice(WORDS)
         return known.capitalize() if rng.random() < 0.6 else known.upper()
@@ -156,7 +156,7 @@ def path(rng: random.Random) -> str:
 
 
 def command(rng: random.Random) -> str:
-    """A shell line without backticks."""
+    """Return a shell line without backticks."""
     target = path(rng)
     return rng.choice(
         (

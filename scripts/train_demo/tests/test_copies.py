@@ -27,7 +27,7 @@ def original() -> float:
 
 
 def overall(folder: Path) -> float:
-    """The share that is right of a few new questions on every skill."""
+    """Return the share that is right of a few new questions on every skill."""
     asked = scoring.Greedy(folder)
     return scoring.score(scoring.judged(asked, item) for item in scoring.items(SEED, PER_SKILL)).overall()
 

@@ -10,7 +10,7 @@ from scripts.train_demo.__main__ import offer
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """A fresh checkpoint, and a bundled one that scores 90 % and has a page beside it."""
+    """Make a fresh checkpoint, and a bundled one that scores 90 % and has a page beside it."""
     fresh, bundled = tmp_path / "fresh", tmp_path / "bundled"
     for folder, weights in ((fresh, "new"), (bundled, "old")):
         folder.mkdir()
