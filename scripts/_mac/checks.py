@@ -14,10 +14,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from scripts.served import Fields, Server, serving
 from tests.support.commands import COMMAND
 from vllm_mlx.core.memory import SHORTEST_CHUNK
 
-from .client import Server, Status, serving
 from .disk import DiskChecks
 from .machine import IS_MAC, PACKAGES, footprint, sysctl, version_of, virtual_memory
 from .progress import Check, Outcome, Result, verdict
@@ -172,7 +172,7 @@ class MacChecks:
         text = f"Peak {peak / 1e9:.2f} GB, budget {total / 1e9:.2f} GB. {_pressure(status)}"
         return verdict(peak <= total + _CACHED_BYTES, text)
 
-    def _tight_budget(self, status: Status) -> int:
+    def _tight_budget(self, status: Fields) -> int:
         """Return bytes in which about half of the clients' rows fit."""
         memory, row_tokens = status["memory"], self.sizes.client_prompt + self.sizes.reply
         rows_bytes = int(status["model_facts"]["bytes_per_token"]) * row_tokens * self.sizes.many_clients // 2
@@ -216,7 +216,7 @@ class MacChecks:
         text = f"One row {one:.1f} tokens/s, {rows} {all_of_them:.1f}: {all_of_them / one:.2f} times."
         return demanded(all_of_them > 1.5 * one, text)
 
-    def _fitting_lengths(self, status: Status) -> list[int]:
+    def _fitting_lengths(self, status: Fields) -> list[int]:
         """Return the mixed lengths, shortened alike so that rows and cached prompts fit side by side."""
         facts, lengths = status["model_facts"], self.sizes.mixed
         all_bytes = 2 * sum(lengths) * int(facts["bytes_per_token"])
@@ -347,7 +347,7 @@ def _run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def _pressure(status: Status) -> str:
+def _pressure(status: Fields) -> str:
     pressure = sysctl("kern.memorystatus_vm_pressure_level")
     counts = ", ".join(f"{name} {count}" for name, count in status["shrinking"].items() if count)
     return f"Under pressure: {counts or 'nothing'}." + (f" Pressure level {pressure}." if pressure else "")

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from scripts.served import Server, serving
 from tests.support.commands import COMMAND
 
-from .client import Server, serving
 from .machine import IS_MAC, cached_file_bytes, output_of
 from .progress import Outcome, Result, verdict
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from .client import Server, serving
+from scripts.served import Server, serving
+
 from .machine import virtual_memory
 from .progress import Check, Outcome, Result, verdict
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scripts.served import Server, serving
+
 from .checkpoints import checkpoint
 from .sources import SMOLLM2, Source
-from .talking import Server, serving
 
 _SHOWS_TOOLS = Path(__file__).parents[2] / "tests/templates/qwen3.jinja"  # in the markers that SmolLM2 knows
 _FACT = "Paris is the capital of France."
@@ -39,11 +40,11 @@ Finding = tuple[str, bool, str]
 
 def check(source: Source, form: str) -> tuple[bool, list[str]]:
     folder = checkpoint(source, form)
-    with serving(folder) as server:
+    with serving(None, str(folder)) as server:
         found = list(_chat(server) if source == SMOLLM2 else _completions(server))
     if source == SMOLLM2:
         template = ("--chat-template", str(_SHOWS_TOOLS), "--tool-call-parser", "hermes")
-        with serving(folder, *template) as server:
+        with serving(None, str(folder), *template) as server:
             found.append(_forced_call(server))
     lines = [f"{name}: {'' if is_right else 'WRONG, '}{text}" for name, is_right, text in found]
     return all(is_right for _, is_right, _ in found), lines

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from scripts.served import Server, serving
+
 from .checkpoints import checkpoint
 from .sources import SMOLLM2, Source
-from .talking import Server, serving
 
 QUESTIONS = (
     "What is the capital of France?", "Which river flows through it?", "Name a museum there.",
@@ -46,7 +47,7 @@ def check(source: Source, form: str) -> tuple[bool, list[str]]:
     conversation = Conversation(is_chat=source == SMOLLM2)
     prompt, known, cached, missing, reply = 0, 0, 0, 0, ""
     first_reply = ""
-    with serving(checkpoint(source, form)) as server:
+    with serving(None, str(checkpoint(source, form))) as server:
         for question in QUESTIONS:
             conversation.ask(question)
             reply, usage = conversation.send(server)

@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
+from scripts.served import Server, serving
+
 from .checkpoints import checkpoint
 from .sources import Source
-from .talking import Server, serving
 
 _FILE = "\n".join(f"def area_{name}(width, height):\n    return width * height\n" for name in ("door", "wall", "roof"))
 _LOOP = "\n".join(json.dumps({"tool": "read", "path": f"src/file_{number}.py"}) for number in range(4))
@@ -21,10 +22,10 @@ SETTINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 1, "
 
 def check(source: Source, form: str) -> tuple[bool, list[str]]:
     path, lines, is_right = checkpoint(source, form), [], True
-    with serving(path, "--num-draft-tokens", "0") as server:
+    with serving(None, str(path), "--num-draft-tokens", "0") as server:
         plain = {kind: [_reply(server, text, **settings) for settings in SETTINGS] for kind, text in TEXTS.items()}
     for wanted in ("7", "auto"):
-        with serving(path, "--num-draft-tokens", wanted) as server:
+        with serving(None, str(path), "--num-draft-tokens", wanted) as server:
             for kind, text in TEXTS.items():
                 before = _counts(server)
                 replies = [_reply(server, text, **settings) for settings in SETTINGS]
@@ -36,7 +37,7 @@ def check(source: Source, form: str) -> tuple[bool, list[str]]:
                     f"--num-draft-tokens {wanted}, {kind}: {num_equal} of {len(SETTINGS)} replies are equal; "
                     f"{accepted} of {drafted} drafts accepted, {gain}"
                 )
-            parked = server.get("/v1/status")["drafts"]["parked"]
+            parked = server.status()["drafts"]["parked"]
             lines.append(
                 f"--num-draft-tokens {wanted}: " + (f"parked: {parked}" if parked else "not parked at the end")
             )
@@ -51,5 +52,5 @@ def _reply(server: Server, text: str, **settings: Any) -> str:
 
 def _counts(server: Server) -> tuple[int, int, int]:
     """Drafted and accepted tokens, and how often a row had drafts, since the start."""
-    drafts = server.get("/v1/status")["drafts"]
+    drafts = server.status()["drafts"]
     return sum(drafts["drafted_tokens"].values()), sum(drafts["accepted_tokens"].values()), drafts["num_drafts"]

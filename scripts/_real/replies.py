@@ -11,15 +11,16 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import Tokenizer
 
+from scripts.served import COMPLETIONS, Server, serving
+
 from .checkpoints import checkpoint
 from .judging import Found, Judge, largest_deviation
 from .sources import Source, say
-from .talking import Server, serving
 
 _GOLDEN = Path(__file__).with_name("golden.json")
 _NUM_TOKENS = {"float32": 48, "bfloat16": 16, "4bit": 16}
 _NUM_AGAIN = 16  # tokens of a reply that is asked for again
-_COMPLETIONS = "/v1/completions"
+
 _BESIDE = 4
 _NUM_SAMPLES, _AT_ONCE = 1024, 32
 _MOST_ON_CPU = 200  # prompt tokens in other types than float32, which MLX multiplies slowly on a CPU
@@ -65,13 +66,13 @@ def _ways(folder: Path, entries: list[Entry]) -> Iterator[tuple[str, list[Entry]
     again = [_shorter(entry, _NUM_AGAIN) for entry in entries]
     with tempfile.TemporaryDirectory() as kept:
         arguments = ("--cache-dir", kept, "--cache-disk", "2GB")
-        with serving(folder, *arguments) as server:
+        with serving(None, str(folder), *arguments) as server:
             yield "cold", entries, [_reply(server, entry) for entry in entries]
             yield "cached", again, [_reply(server, entry) for entry in again]
             with ThreadPoolExecutor(_BESIDE) as pool:
                 yield "beside others", again, list(pool.map(lambda entry: _reply(server, entry), again))
-            server.begin_stream({"prompt": entries[1]["prompt"]})
-        with serving(folder, *arguments) as server:
+            server.stream(entries[1]["prompt"], 400, most_events=8)  # of a long reply
+        with serving(None, str(folder), *arguments) as server:
             yield "after kill -9", again, [_reply(server, entry) for entry in again]
 
 
@@ -95,7 +96,7 @@ def _reply(server: Server, entry: Entry) -> Found:
         [choice] = found["choices"]
         pairs = [(token["token"], token["logprob"]) for token in choice["logprobs"]["content"]]
     else:
-        found = server.post(_COMPLETIONS, {**body, "prompt": entry.get("text", entry["prompt"]), "logprobs": 0})
+        found = server.post(COMPLETIONS, {**body, "prompt": entry.get("text", entry["prompt"]), "logprobs": 0})
         [choice] = found["choices"]
         pairs = list(zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True))
     tokens, logprobs = zip(*pairs, strict=True)
@@ -105,10 +106,10 @@ def _reply(server: Server, entry: Entry) -> Found:
 def _draw(folder: Path, entry: Entry, tokenizer: Tokenizer) -> tuple[float, bool]:
     """Return the largest distance between shares of drawn next tokens and torch's, and whether chance explains it."""
     counts: Counter[str] = Counter()
-    with serving(folder) as server:
+    with serving(None, str(folder)) as server:
         for seed in range(0, _NUM_SAMPLES, _AT_ONCE):
             body = {"prompt": entry["prompt"], "max_tokens": 1, "temperature": 1, "top_p": 1, "n": _AT_ONCE}
-            counts.update(choice["text"] for choice in server.post(_COMPLETIONS, {**body, "seed": seed})["choices"])
+            counts.update(choice["text"] for choice in server.post(COMPLETIONS, {**body, "seed": seed})["choices"])
     shares: Counter[str] = Counter()
     for number, share in entry["next"].items():
         shares[tokenizer.decode([int(number)], skip_special_tokens=False)] += share

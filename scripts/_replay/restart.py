@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
 from itertools import groupby
 from pathlib import Path
 
-from scripts._bench.servers import await_ready, free_port
+from tests.support.commands import address, served
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import SHAPES, write
@@ -30,67 +29,31 @@ from .trace import Recorded, load
 ALL_WRITTEN_S = 1.0  # after a reply, the state of its turn must survive a kill
 _STOP_S = 60.0
 _MODEL = "model"
+_FLAGS = ("--served-model-name", _MODEL, "--cache-disk", "4GB", "--log-level", "error")
 
 
-@dataclass(slots=True)
-class Server:
-    """A process of this server, with one folder for its cache on disk."""
-
-    model: Path
-    folder: Path
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "vllm_mlx", "serve", str(self.model), "--served-model-name", _MODEL]
-        command += ["--port", str(self.port), "--cache-dir", str(self.folder), "--cache-disk", "4GB"]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        if not await_ready(self.process, self.port):
-            raise SystemExit("The server did not start.")
-
-    def stop(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_STOP_S)
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-
-async def played(
-    trace: list[Recorded], model: Path, folder: Path, after: Callable[[Server], None] | None
-) -> list[Outcome]:
-    """Return the outcomes of one request after the other. `after` is called after each reply but the last."""
-    server = Server(model, folder)
-    server.start()
+async def played(trace: list[Recorded], model: Path, folder: Path, end: signal.Signals | None) -> list[Outcome]:
+    """Play one request after the other. With `end`, the server gets this signal after each reply."""
     outcomes: list[Outcome] = []
-    try:
-        conversations = Conversations(trace, model=_MODEL, max_tokens=32, echo=True)
-        player = Player(f"http://127.0.0.1:{server.port}", conversations)
-        for number, recorded in enumerate(trace, 1):
-            await player.play([recorded], outcomes.append)
-            if after is not None and recorded.protocol is not None and number < len(trace):
-                after(server)
-    finally:
-        server.stop(signal.SIGTERM)
+    conversations = Conversations(trace, model=_MODEL, max_tokens=32, echo=True)
+    waiting = deque(trace)
+    while waiting:
+        with served(str(model), *_FLAGS, "--cache-dir", str(folder)) as (process, printed):
+            player = Player(address(printed), conversations)
+            is_over = False
+            while waiting and not is_over:
+                recorded = waiting.popleft()
+                await player.play([recorded], outcomes.append)
+                is_over = end is not None and recorded.protocol is not None
+            if waiting and end is signal.SIGKILL:
+                time.sleep(ALL_WRITTEN_S)
+            process.send_signal(end if end is not None and waiting else signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
     return outcomes
 
 
-def stopped(server: Server) -> None:
-    server.stop(signal.SIGTERM)
-    server.start()
-
-
-def killed(server: Server) -> None:
-    time.sleep(ALL_WRITTEN_S)
-    server.stop(signal.SIGKILL)
-    server.start()
-
-
-AFTER: dict[str, Callable[[Server], None] | None] = {"not stopped": None, "SIGTERM": stopped, "kill -9": killed}
+ENDS = {"not stopped": None, "SIGTERM": signal.SIGTERM, "kill -9": signal.SIGKILL}
 
 
 def print_table(trace: list[Recorded], model: Path, root: Path, stops: list[str]) -> None:
@@ -99,7 +62,7 @@ def print_table(trace: list[Recorded], model: Path, root: Path, stops: list[str]
         requests = list(group)
         for name in stops:
             folder = root / f"{session} {name}".replace(" ", "-")
-            outcomes = asyncio.run(played(requests, model, folder, AFTER[name]))
+            outcomes = asyncio.run(played(requests, model, folder, ENDS[name]))
             print(_computed_row(session, name, outcomes, Ideals(model)), flush=True)
 
 
@@ -129,7 +92,7 @@ def main() -> None:
     parser.add_argument("--session", action="append", default=[], metavar="S", help="play this session only")
     parser.add_argument("--architecture", choices=SHAPES, default="qwen3")
     parser.add_argument("--model", metavar="M", help="a folder of a checkpoint, or demo (default: a tiny random one)")
-    parser.add_argument("--stop", action="append", choices=AFTER, help="only this kind of stop; may repeat")
+    parser.add_argument("--stop", action="append", choices=ENDS, help="only this kind of stop; may repeat")
     arguments = parser.parse_args()
     trace = load(arguments.trace, arguments.session)
     with tempfile.TemporaryDirectory(prefix="vllm-mlx-restart-") as folder:
@@ -139,7 +102,7 @@ def main() -> None:
             write(model, load(arguments.trace), arguments.architecture)
         else:
             model = find_checkpoint(arguments.model).path
-        print_table(trace, model, root, arguments.stop or list(AFTER))
+        print_table(trace, model, root, arguments.stop or list(ENDS))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,11 @@ import httpx
 
 from vllm_mlx.cli.remote import events_of
 
-from .questions import CHAT, QUESTIONS, TOOLS, greedy, oracles, said, shown, user
+from .questions import CHAT, PATIENCE_S, QUESTIONS, TOOLS, greedy, oracles, said, shown, user
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 NO_PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 BUSY = 429
-PATIENCE_S = 900  # of a client, on a machine that does much else
 
 
 @dataclass

@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 
 from tests.support.commands import address, served
+from tests.support.harm.heartbeat import HEALTH, Heartbeat, Seen
 from vllm_mlx.server.connection import allow_open_files
 
-from .probe import HEALTH, Seen, ask, milliseconds, seen_by, start_probe
-from .questions import greedy, user
+from .mixed import milliseconds
+from .questions import PATIENCE_S, ask, greedy, user
 
 DRIP_S = 5.0
 LONG = greedy(user("The fox sees the river and the hill. " * 20), max_tokens=24, stream=True)
@@ -29,7 +30,7 @@ def many_connections(options: argparse.Namespace) -> dict[str, Any]:
         "health_ms": milliseconds(seen.health_s),
         "ttft_beside_load_ms": milliseconds(seen.ttft_s),
         "short_requests": len(seen.ttft_s),
-        "wrong": seen.wrong,
+        "wrong": seen.faults,
     }
 
 
@@ -40,7 +41,11 @@ async def _crowd(port: int, options: argparse.Namespace) -> tuple[Counter[str], 
     crowd += [_forever(_load, port, tally) for _ in range(options.active)]
     tasks = [asyncio.create_task(each) for each in crowd]
     await asyncio.sleep(min(5.0, 10 * options.minutes))  # for all to be there
-    seen = await asyncio.to_thread(seen_by, start_probe(port, options.minutes, short=True))
+    heart = Heartbeat(port, "none", patience_s=PATIENCE_S)
+    heart.beat("health", "chat")
+    await asyncio.sleep(60 * options.minutes)
+    seen = await asyncio.to_thread(heart.rest)
+    heart.close()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -80,5 +85,4 @@ async def _drip(port: int, tally: Counter[str]) -> None:
 
 
 async def _load(port: int, tally: Counter[str]) -> None:
-    status, _ = await ask(port, LONG)
-    tally[f"active, {status}"] += 1
+    tally[f"active, {await ask(port, LONG)}"] += 1

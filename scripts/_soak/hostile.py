@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ from tests.support.harm.target import ATTACKER, OTHER, target
 from tests.support.harm.values import dumps
 from tests.support.harm.wire import request
 
-from .questions import CHAT, Body, user
+from .questions import CHAT, Body, ask, user
 
 MOST_RATIO = 2.0  # of the time to the first token beside a hostile client to that alone
 PHASE_S = 8.0
@@ -51,7 +51,7 @@ class Hostility:
 
     name: str
     num: int
-    visit: Callable[[int], Awaitable[None]]
+    body: Callable[[], Body | bytes] | None  # None: a body that drips
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ async def _met(hostility: Hostility, port: int, heart: Heartbeat, driver: Driver
     num_refused = 0
     for _ in range(turns):
         alone_s += (await asyncio.to_thread(_measured, heart)).ttft_s
-        tasks = [asyncio.create_task(_forever(hostility.visit, port)) for _ in range(hostility.num)]
+        tasks = [asyncio.create_task(_forever(hostility, port)) for _ in range(hostility.num)]
         await asyncio.sleep(1.0)  # for all to be there
         seen = await asyncio.to_thread(_measured, heart)
         beside_s += seen.ttft_s
@@ -130,109 +130,84 @@ def _measured(heart: Heartbeat) -> Seen:
     return heart.rest()
 
 
-async def _forever(visit: Callable[[int], Awaitable[None]], port: int) -> None:
+async def _forever(hostility: Hostility, port: int) -> None:
+    """Send the same again and again. A client that is refused comes again soon."""
     while True:
         try:
-            await visit(port)
+            if hostility.body is None:
+                await _dripping_body(port)
+            elif await ask(port, hostility.body(), ATTACKER) != 200:
+                await asyncio.sleep(0.2)
         except OSError:
             await asyncio.sleep(0.2)
 
 
-async def _ask(port: int, body: Body | bytes) -> None:
-    """Read a reply to its end. A client that is refused comes again soon."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(request(CHAT, body if isinstance(body, bytes) else dumps(body), ATTACKER))
-        await writer.drain()
-        if b" 200 " not in await reader.readline():
-            await asyncio.sleep(0.2)
-            return
-        while part := await reader.read(65536):
-            if b"[DONE]" in part or b'"usage"' in part:
-                break
-    finally:
-        writer.close()
+def _chat(*content: str | Body, max_tokens: int = 1, **fields: Any) -> Body:
+    return {"messages": [user(*content)], "max_tokens": max_tokens, **fields}
 
 
-async def _stream(port: int) -> None:
-    await _ask(port, {"messages": [user("Go on.")], "max_tokens": 2000, "ignore_eos": True, "stream": True})
+def _stream() -> Body:
+    return _chat("Go on.", max_tokens=2000, ignore_eos=True, stream=True)
 
 
-async def _long_prompt(port: int) -> None:
-    text = f"{next(_numbers)} The fox sees the river and the hill. " * 240
-    await _ask(port, {"messages": [user(text)], "max_tokens": 1})
+def _long_prompt() -> Body:
+    return _chat(f"{next(_numbers)} The fox sees the river and the hill. " * 240)
 
 
-async def _slow_grammar(port: int) -> None:
-    await _ask(port, {"messages": [user("Go.")], "max_tokens": 400, "guided_grammar": AMBIGUOUS, "stream": True})
+def _slow_grammar() -> Body:
+    return _chat("Go.", max_tokens=400, guided_grammar=AMBIGUOUS, stream=True)
 
 
-async def _long_text(port: int) -> None:
-    await _ask(port, {"messages": [user("the fox sees a river " * 100_000)], "max_tokens": 1})
+def _long_text() -> Body:
+    return _chat("the fox sees a river " * 100_000)
 
 
-async def _odd_schema(port: int) -> None:
+def _odd_schema() -> Body:
     schema = alternatives(random.Random(next(_numbers)), 4000)
     tool = {"type": "function", "function": {"name": "x", "parameters": schema}}
-    await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "tools": [tool], "tool_choice": "required"})
+    return _chat("Go.", tools=[tool], tool_choice="required")
 
 
-async def _grammar_of_escapes(port: int) -> None:
+def _grammar_of_escapes() -> Body:
     """Make a grammar whose quotes never close."""
-    await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "guided_grammar": 'start: "a"\n' + '\\"' * 30_000})
+    return _chat("Go.", guided_grammar='start: "a"\n' + '\\"' * 30_000)
 
 
-async def _nested_counts(port: int) -> None:
+def _nested_counts() -> Body:
     """Make a regular expression of 28 characters whose automaton has millions of states. Each one is new."""
     counts = f"((((a{{{100 + next(_numbers) % 16}}}){{100}}){{100}}){{100}})"
-    await _ask(port, {"messages": [user("Go.")], "max_tokens": 4, "guided_regex": counts})
+    return _chat("Go.", max_tokens=4, guided_regex=counts)
 
 
-async def _empty_pieces(port: int) -> None:
-    await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "guided_regex": "(|a)" * (29_000 + next(_numbers))})
-
-
-@cache
-def _small_parts_body() -> bytes:
-    return dumps({"messages": [user(*["a"] * 24_000)], "max_tokens": 1})
-
-
-async def _small_parts(port: int) -> None:
-    await _ask(port, _small_parts_body())
+def _empty_pieces() -> Body:
+    return _chat("Go.", guided_regex="(|a)" * (29_000 + next(_numbers)))
 
 
 @cache
-def _strip_body() -> bytes:
-    """Return an image of one row of pixels."""
+def _small_parts() -> bytes:
+    return dumps(_chat(*["a"] * 24_000))
+
+
+@cache
+def _strip() -> bytes:
+    """Make an image of one row of pixels."""
     image = {"type": "image_url", "image_url": {"url": blank_png(49_000_000, height=1)}}
-    return dumps({"messages": [user(image, "What is this?")], "max_tokens": 1})
-
-
-async def _strip(port: int) -> None:
-    await _ask(port, _strip_body())
+    return dumps(_chat(image, "What is this?"))
 
 
 @cache
-def _settings_body() -> bytes:
-    settings = {f"k{number}": number for number in range(70_000)}
-    return dumps({"messages": [user("Hi")], "max_tokens": 1, "chat_template_kwargs": settings})
-
-
-async def _settings_of_templates(port: int) -> None:
-    await _ask(port, _settings_body())
-
-
-async def _heavy_documents(port: int) -> None:
-    await _ask(port, _heavy_document_body())
+def _settings_of_templates() -> bytes:
+    return dumps(_chat("Hi", chat_template_kwargs={f"k{number}": number for number in range(70_000)}))
 
 
 @cache
-def _heavy_document_body() -> bytes:
-    """Return a PDF of a hundred pages, each of thousands of shapes."""
+def _heavy_documents() -> bytes:
+    """Make a PDF of a hundred pages, each of thousands of shapes."""
     page = b"0 0 1 rg " + b"0 0 200 200 re f " * 5000
     file = base64.b64encode(pdf(*[page] * 100)).decode()
-    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{file}"}}
-    return dumps({"messages": [user(part)], "max_tokens": 1})
+    return dumps(
+        _chat({"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{file}"}})
+    )
 
 
 async def _dripping_body(port: int) -> None:
@@ -254,7 +229,7 @@ async def _dripping_body(port: int) -> None:
 HOSTILITIES = (
     Hostility("a full line", 200, _stream),
     Hostility("many open streams", 16, _stream),
-    Hostility("bodies that drip", 8, _dripping_body),
+    Hostility("bodies that drip", 8, None),
     Hostility("slow grammars", 4, _slow_grammar),
     Hostility("long prompts", 8, _long_prompt),
     Hostility("texts beyond the context", 4, _long_text),

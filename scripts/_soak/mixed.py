@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.support.harm.heartbeat import Heartbeat
 from tests.support.harm.vitals import Vitals
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
@@ -16,7 +17,7 @@ from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server.run import freeze_garbage_collector
 
-from .probe import milliseconds, seen_by, start_probe
+from .questions import PATIENCE_S
 
 SAMPLE_S = 10.0  # from one look at the process's memory to the next
 KEPT = ("num_preemptions", "shrinking", "outcomes", "total_requests_processed")
@@ -40,7 +41,8 @@ def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
 def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
     told = ("--minutes", str(options.minutes), "--clients", str(options.clients), "--seed", str(options.seed))
     load = subprocess.Popen([sys.executable, "-m", "scripts._soak.clients", server.url, *told], stdout=subprocess.PIPE)
-    probe = start_probe(server.port, options.minutes)
+    heart = Heartbeat(server.port, "none", patience_s=PATIENCE_S)
+    heart.beat("health")
     memory_mb = [_memory_mb()]
     while True:
         try:
@@ -48,7 +50,8 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
             break
         except subprocess.TimeoutExpired:
             memory_mb.append(_memory_mb())
-    seen = seen_by(probe)
+    seen = heart.rest()
+    heart.close()
     eventually(lambda: not server.server.server_state.tasks)
     with server.http() as http:
         status = http.get("/v1/status").json()
@@ -56,7 +59,7 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
         "minutes": options.minutes,
         "requests": tally["done"],
         "refused": tally["refused"],
-        "wrong": tally["wrong"] + seen.wrong,
+        "wrong": tally["wrong"] + seen.faults,
         "slowest_s": tally["slowest_s"],
         "health_ms": milliseconds(seen.health_s),
         "memory_mb": memory_mb[:: max(1, len(memory_mb) // 20)],
@@ -80,6 +83,13 @@ async def _inside(engine: EngineClient) -> dict[str, Any]:
     found = await engine.ask(look)
     assert found["rows"] == 0, "rows are left on the device"
     return found
+
+
+def milliseconds(seconds: list[float]) -> dict[str, float]:
+    """Return durations as a report shows them."""
+    ordered = sorted(1000 * each for each in seconds) or [0.0]
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[min(len(ordered) - 1, int(len(ordered) * at))], 1) for name, at in places.items()}
 
 
 def _memory_mb() -> int:

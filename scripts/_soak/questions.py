@@ -1,14 +1,18 @@
 """Greedy questions and their replies when nothing else runs: text, long replies, images, tools, conversations."""
 
+import asyncio
 import base64
 import io
 from typing import Any
 
 import httpx
 
+from tests.support.harm.values import dumps
+from tests.support.harm.wire import request
 from tests.support.shapes import draw_shape
 
 CHAT = "/v1/chat/completions"
+PATIENCE_S = 900  # of a client, on a machine that does much else
 Body = dict[str, Any]
 
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -84,3 +88,20 @@ def _oracle(http: httpx.Client, name: str, body: Body) -> list[Any]:
     answer = http.post(CHAT, json=body)
     assert answer.status_code == 200, f"{name}: {answer.text}"
     return said(answer.json()["choices"])
+
+
+async def ask(port: int, body: Body | bytes, key: str = "none") -> int:
+    """Read a reply to its end, over a connection of its own. Return the status, or 0 without an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request(CHAT, body if isinstance(body, bytes) else dumps(body), key))
+        await writer.drain()
+        words = (await reader.readline()).split()
+        status, seen = int(words[1]) if words else 0, b""
+        while status == 200 and not (b"[DONE]" in seen or b'"usage"' in seen):
+            if not (part := await reader.read(65536)):
+                break
+            seen = seen[-16:] + part
+        return status
+    finally:
+        writer.close()

@@ -1,13 +1,15 @@
-"""A served model for the checks: prompts of an exact length, and streams with the moments of their text."""
+"""A served model for the tools: requests to it, prompts of an exact length, and streams with the moments of their text.
+
+It judges no reply.
+"""
 
 import itertools
-import json
 import random
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,12 @@ from typing import Any
 import httpx
 
 from tests.support.commands import address, served
+from vllm_mlx.cli.remote import events_of
 
 _SILENCE_S = 1800.0  # a long prompt on a slow Mac takes minutes
+COMPLETIONS = "/v1/completions"
 Fields = dict[str, Any]
-Status = dict[str, Any]  # the reply of /v1/status
+Prompt = Sequence[int] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,58 +50,70 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[str], printed: str):
         self.process = process
-        self.printed = printed
         self._url = address(printed)
         self._chance = random.Random(0)
-        self._vocabulary = int(self.status()["model_facts"]["vocab_size"])
+        status = self.status()
+        self._model, self._vocabulary = str(status["model"]), int(status["model_facts"]["vocab_size"])
 
-    def status(self) -> Status:
+    def status(self) -> Fields:
         return dict(httpx.get(f"{self._url}/v1/status", timeout=60, trust_env=False).raise_for_status().json())
 
+    def answer(self, path: str, body: Fields) -> httpx.Response:
+        return httpx.post(self._url + path, json=self._full(body), timeout=_SILENCE_S, trust_env=False)
+
+    def post(self, path: str, body: Fields) -> Fields:
+        return dict(self.answer(path, body).raise_for_status().json())
+
     def prompt(self, num_tokens: int) -> list[int]:
-        """Random ids from the middle of the vocabulary, where no special tokens are: no prompt repeats another."""
+        """Draw ids from the middle of the vocabulary, where no special tokens are: no prompt repeats another."""
         low, high = self._vocabulary // 4, self._vocabulary // 2
         return [self._chance.randrange(low, high) for _ in range(num_tokens)]
 
-    def complete(self, prompt: Sequence[int] | str, num_tokens: int, **fields: Any) -> Fields:
+    def complete(self, prompt: Prompt, num_tokens: int, **fields: Any) -> Fields:
         """Ask for one greedy reply of exactly `num_tokens` tokens."""
-        answer = httpx.post(
-            f"{self._url}/v1/completions", json=_body(prompt, num_tokens, fields), timeout=_SILENCE_S, trust_env=False
-        )
-        return dict(answer.raise_for_status().json())
+        return self.post(COMPLETIONS, _body(prompt, num_tokens, fields))
 
-    def stream(self, prompt: Sequence[int] | str, num_tokens: int, **fields: Any) -> Stream:
-        body = _body(prompt, num_tokens, {**fields, "stream": True})
+    def stream(self, prompt: Prompt, num_tokens: int, *, most_events: int | None = None) -> Stream:
+        """Stream such a reply. After `most_events`, leave it where it is."""
+        body = self._full(_body(prompt, num_tokens, {"stream": True}))
         sent_s, moments = time.perf_counter(), list[float]()
-        url = f"{self._url}/v1/completions"
+        url = self._url + COMPLETIONS
         with httpx.stream("POST", url, json=body, timeout=_SILENCE_S, trust_env=False) as answer:
             answer.raise_for_status()
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    choices = json.loads(line[6:]).get("choices")
-                    if choices and choices[0].get("text"):
-                        moments.append(time.perf_counter())
+            for event in itertools.islice(events_of(answer.iter_lines()), most_events):
+                if (choices := event.get("choices")) and choices[0].get("text"):
+                    moments.append(time.perf_counter())
         return Stream(num_tokens, sent_s, tuple(moments))
 
     def streams(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Stream]:
         """Stream the replies to all prompts together."""
         with ThreadPoolExecutor(max(1, len(prompts))) as pool:
-            asked: list[Future[Stream]] = [pool.submit(self.stream, prompt, num_tokens) for prompt in prompts]
+            asked = [pool.submit(self.stream, prompt, num_tokens) for prompt in prompts]
             return [future.result() for future in asked]
 
     def stop(self) -> int:
-        """Send SIGTERM. Returns the exit code."""
+        """Send SIGTERM. Return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
 
+    def _full(self, body: Fields) -> Fields:
+        return {"model": self._model, **body}
 
-def _body(prompt: Sequence[int] | str, num_tokens: int, fields: Fields) -> Fields:
+
+def _body(prompt: Prompt, num_tokens: int, fields: Fields) -> Fields:
     return {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, **fields}
 
 
 @contextmanager
-def serving(log: Path, *arguments: str, **variables: str) -> Iterator[Server]:
-    """Serve a model until the block ends. Its log is appended to `log`. `variables` are of the environment."""
+def serving(log: Path | None, *arguments: str, **variables: str) -> Iterator[Server]:
+    """Serve a model until the block ends, then kill the server. `variables` are of the environment.
+
+    Its log is appended to `log`; without one, it goes to stderr.
+    """
+    if log is None:
+        with served(*arguments, "--log-level", "warning", **variables) as (process, printed):
+            yield Server(process, printed)
+        return
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file, served(*arguments, stderr=file, **variables) as (process, printed):
         if process.poll() is not None or "Ctrl-C" not in printed:
