@@ -2,61 +2,54 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_lm.utils import load
 
 from .checkpoint import Prompts
 from .client import Messages, ask
-from .figures import OURS, Aim, Figure, Measure
-from .servers import Rival, free_port, our_command, running
+from .figures import Figure, Played, at_most, read_off
+from .servers import Rival, both_running
 
 SYSTEM_PROMPT = 5000  # tokens
 QUESTION = 24
 REPLY = 8
 CROWD = 4
-_SHARE = 3.0  # % of the cold time that a known prompt may take
-_CROWD_SHARE = 1.05  # of one alone
+_SHARE = at_most(3.0)  # % of the cold time that a known prompt may take
+_CROWD_SHARE = at_most(1.05)  # of one alone
+_SCENARIOS = ("new question", "next turn")
+_CROWD = f"{CROWD} at once, one new prefix"
 
 
 @dataclass(slots=True)
-class CacheLoad:
-    """One server. `play` runs all scenarios on new prompts; the figures are read from the last play."""
+class CacheLoad(Played):
+    """One server. `play` runs all scenarios on new prompts."""
 
     port: int
     prompts: Prompts
     repeats_prompts: bool  # mlx-lm's server does not survive a prompt that it holds whole
-    ttft_ms: dict[str, float] = field(default_factory=dict)
 
     def play(self) -> float:
         """Return the cold time to the first token, in milliseconds."""
         system = {"role": "system", "content": self.prompts.text(SYSTEM_PROMPT)}
         first = [system, self._question()]
-        self.ttft_ms["cold"] = self._ttft_ms([first])
-        self.ttft_ms["new question"] = self._ttft_ms([[system, self._question()]])
+        cold = self._ttft_ms([first])
+        new_question = self._ttft_ms([[system, self._question()]])
         turn = [*first, {"role": "assistant", "content": self.prompts.text(REPLY)}, self._question()]
-        self.ttft_ms["next turn"] = self._ttft_ms([turn])
+        for scenario, ms in zip(_SCENARIOS, (new_question, self._ttft_ms([turn])), strict=True):
+            self.values |= {f"{scenario}, TTFT": ms, f"{scenario}, of cold": 100 * ms / cold}
         if self.repeats_prompts:
-            self.ttft_ms["identical"] = self._ttft_ms([first])
+            self.values["identical prompt, of cold"] = 100 * self._ttft_ms([first]) / cold
         shared = {"role": "system", "content": self.prompts.text(SYSTEM_PROMPT)}
-        self.ttft_ms["crowd"] = self._ttft_ms([[shared, self._question()] for _ in range(CROWD)])
-        return self.ttft_ms["cold"]
-
-    def ms(self, scenario: str) -> Measure:
-        return lambda: self.ttft_ms[scenario]
-
-    def percent(self, scenario: str) -> Measure:
-        return lambda: 100 * self.ttft_ms[scenario] / self.ttft_ms["cold"]
-
-    def times(self, scenario: str) -> Measure:
-        return lambda: self.ttft_ms[scenario] / self.ttft_ms["cold"]
+        self.values[_CROWD] = self._ttft_ms([[shared, self._question()] for _ in range(CROWD)]) / cold
+        return cold
 
     def _question(self) -> dict[str, str]:
         return {"role": "user", "content": self.prompts.text(QUESTION)}
 
     def _ttft_ms(self, conversations: list[Messages]) -> float:
-        """Return the time of the last of all requests that are sent at once."""
+        """Return the time of the last of all requests that are sent together."""
         return max(1000 * reply.ttft_s for reply in ask(self.port, conversations, REPLY))
 
 
@@ -64,55 +57,18 @@ class CacheLoad:
 def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
     """Yield the figures of this set, measurable while the block runs."""
     prompts = Prompts(load(str(model))[1])
-    ports = {OURS: free_port(), rival.name: free_port()}
-    with (
-        running(our_command(model, ports[OURS]), ports[OURS]),
-        rival.running(model, ports[rival.name]),
-    ):
-        loads = {
-            name: CacheLoad(port, prompts, name == OURS or rival.checkout is not None) for name, port in ports.items()
-        }
-        yield figures(loads, rival)
+    with both_running(model, rival) as ports:
+        repeats = {name: name != rival.name or rival.checkout is not None for name in ports}
+        yield figures({name: CacheLoad(port, prompts, repeats[name]) for name, port in ports.items()}, rival)
 
 
 def figures(loads: dict[str, CacheLoad], rival: Rival) -> list[Figure]:
     """Return the figures in their order: the first one plays, the others read."""
-    at_most_theirs = (rival.aim(1.0, at_least=False),)
-    found = [
-        Figure(
-            name=f"cold TTFT, {SYSTEM_PROMPT:,} tokens",
-            unit="ms",
-            measures={name: load.play for name, load in loads.items()},
-            aims=(rival.aim(1.05, at_least=False),),
-        )
-    ]
-    for scenario in ("new question", "next turn"):
-        found += [
-            Figure(
-                name=f"{scenario}, TTFT",
-                unit="ms",
-                measures={name: load.ms(scenario) for name, load in loads.items()},
-                aims=at_most_theirs,
-            ),
-            Figure(
-                name=f"{scenario}, of cold",
-                unit="%",
-                measures={name: load.percent(scenario) for name, load in loads.items()},
-                aims=(Aim(bound=_SHARE, at_least=False),),
-            ),
-        ]
-    return [
-        *found,
-        Figure(
-            name="identical prompt, of cold",
-            unit="%",
-            measures={name: load.percent("identical") for name, load in loads.items() if load.repeats_prompts},
-            aims=(Aim(bound=_SHARE, at_least=False),),
-        ),
-        Figure(
-            name=f"{CROWD} at once, one new prefix",
-            unit="× cold",
-            measures={name: load.times("crowd") for name, load in loads.items()},
-            aims=(Aim(bound=_CROWD_SHARE, at_least=False),),
-        ),
-    ]
+    plays = {name: load.play for name, load in loads.items()}
+    found = [Figure(f"cold TTFT, {SYSTEM_PROMPT:,} tokens", "ms", plays, (rival.aim(1.05, at_least=False),))]
+    for scenario in _SCENARIOS:
+        found.append(read_off(f"{scenario}, TTFT", "ms", loads, rival.aim(1.0, at_least=False)))
+        found.append(read_off(f"{scenario}, of cold", "%", loads, _SHARE))
+    repeating = {name: load for name, load in loads.items() if load.repeats_prompts}
+    found.append(read_off("identical prompt, of cold", "%", repeating, _SHARE))
+    return [*found, read_off(_CROWD, "× cold", loads, _CROWD_SHARE)]

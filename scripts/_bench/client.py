@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from scripts._replay import wire
 from vllm_mlx.cli.remote import event_of
 
 Messages = list[dict[str, Any]]
@@ -109,24 +110,10 @@ class Stream:
 
     def message(self) -> dict[str, Any]:
         """Return the reply as the message that an agent sends back: its content, its reasoning and its tool calls."""
-        content = reasoning = ""
-        calls: dict[int, dict[str, Any]] = {}
+        whole = wire.Reply()
         for _, event in _events(self._received):
-            for choice in event.get("choices", ()):
-                delta = choice["delta"]
-                content += delta.get("content") or ""
-                reasoning += delta.get("reasoning_content") or ""
-                for piece in delta.get("tool_calls") or ():
-                    call = calls.setdefault(piece["index"], {"function": {"name": "", "arguments": ""}})
-                    call |= {name: piece[name] for name in ("id", "type") if piece.get(name)}
-                    for name, text in piece["function"].items():
-                        call["function"][name] += text or ""
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if calls:
-            message["tool_calls"] = [calls[index] for index in sorted(calls)]
-        return message
+            wire.CHAT.feed(whole, event)
+        return whole.turn[0]
 
 
 def start(

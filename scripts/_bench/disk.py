@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import speak_in_words
 from .client import BenchmarkError
-from .figures import OURS, Aim, Figure, Measure
+from .figures import OURS, Figure, Played, at_most, read_off
 
 _COMPUTED = 1024
 NUM_TOKENS = 30 * _COMPUTED + 1
 BARE_READ, ALONE = "bare read", "no writer"
+FROM_MEMORY, BEYOND = "first token, from memory", "from disk, beyond memory"
 _MOST = 1.5  # bare reads, beyond what the same takes from memory
 _SHAPE: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
 _LAYERS: dict[str, dict[str, Any]] = {
@@ -144,12 +145,11 @@ def first_token(driver: Driver, prompt: list[int]) -> tuple[float, int]:
 
 
 @dataclass(slots=True)
-class Restarts:
-    """`play` starts an engine anew and asks twice for one token; the other figures are read off the last play."""
+class Restarts(Played):
+    """`play` starts another engine and asks twice for one token."""
 
     model: Path
     folder: Path
-    values: dict[str, float] = field(default_factory=dict)
 
     def fill(self) -> None:
         prompt = ids(NUM_TOKENS)
@@ -166,20 +166,14 @@ class Restarts:
         with started(self.model, self.folder) as driver:
             for _ in dropped(self.folder):
                 pass
-            self.values["disk"], num_cached = first_token(driver, ids(NUM_TOKENS))
-            self.values["memory"], num_in_memory = first_token(driver, ids(NUM_TOKENS))
+            disk_ms, num_cached = first_token(driver, ids(NUM_TOKENS))
+            memory_ms, num_in_memory = first_token(driver, ids(NUM_TOKENS))
             disk = driver.engine.report().disk
         if num_cached != num_in_memory or disk is None or disk.hits != 1:
             raise BenchmarkError(f"{num_cached} tokens came from disk, {num_in_memory} from memory.")
+        self.values = {FROM_MEMORY: memory_ms, BEYOND: disk_ms - memory_ms, BARE_READ: self._bare_ms(disk.bytes_read)}
         self.values["read"] = disk.bytes_read / 1e6
-        self.values["bare"] = self._bare_ms(disk.bytes_read)
-        return self.values["disk"]
-
-    def value(self, name: str) -> Measure:
-        return lambda: self.values[name]
-
-    def beyond(self) -> float:
-        return self.values["disk"] - self.values["memory"]
+        return disk_ms
 
     def _bare_ms(self, num_bytes: int) -> float:
         """Read as many bytes of the same files into new memory, which holds them all."""
@@ -194,13 +188,12 @@ class Restarts:
         return 1000 * elapsed_s
 
     def figures(self) -> list[Figure]:
-        aim = Aim(bound=_MOST, at_least=False, against=BARE_READ)
-        beyond = {OURS: self.beyond, BARE_READ: self.value("bare")}
+        loads, beyond = {OURS: self}, {OURS: self.read(BEYOND), BARE_READ: self.read(BARE_READ)}
         return [
-            Figure(name="first token, from disk", unit="ms", measures={OURS: self.play}, aims=()),
-            Figure(name="first token, from memory", unit="ms", measures={OURS: self.value("memory")}, aims=()),
-            Figure(name="from disk, beyond memory", unit="ms", measures=beyond, aims=(aim,)),
-            Figure(name="read", unit="MB", measures={OURS: self.value("read")}, aims=()),
+            Figure("first token, from disk", "ms", {OURS: self.play}),
+            read_off(FROM_MEMORY, "ms", loads),
+            Figure(BEYOND, "ms", beyond, (at_most(_MOST, BARE_READ),)),
+            read_off("read", "MB", loads),
         ]
 
 
@@ -274,8 +267,7 @@ class Beside:
                 OURS: lambda measure=measure: measure(is_writing=True),
                 ALONE: lambda measure=measure: measure(is_writing=False),
             }
-            aims = (Aim(bound=bound, at_least=False, against=ALONE),)
-            found.append(Figure(name=f"{name} beside the writer", unit="ms", measures=measures, aims=aims))
+            found.append(Figure(f"{name} beside the writer", "ms", measures, (at_most(bound, ALONE),)))
         return found
 
 

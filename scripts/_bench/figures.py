@@ -22,12 +22,35 @@ class Aim:
         return value >= self.bound if self.at_least else value <= self.bound
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def at_least(bound: float, against: str | None = None) -> Aim:
+    return Aim(bound=bound, at_least=True, against=against)
+
+
+def at_most(bound: float, against: str | None = None) -> Aim:
+    return Aim(bound=bound, at_least=False, against=against)
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     name: str
     unit: str
     measures: Mapping[str, Measure]  # subject → one measured value
-    aims: tuple[Aim, ...]
+    aims: tuple[Aim, ...] = ()
+
+
+@dataclass(slots=True)
+class Played:
+    """Several figures of one subject: the first plays the load, the others are read from the last play."""
+
+    values: dict[str, float] = field(default_factory=dict, init=False)  # by the figure's name
+
+    def read(self, name: str) -> Measure:
+        return lambda: self.values[name]
+
+
+def read_off(name: str, unit: str, loads: Mapping[str, Played], *aims: Aim) -> Figure:
+    """Return a figure that is read from the last play of each subject."""
+    return Figure(name, unit, {subject: load.read(name) for subject, load in loads.items()}, aims)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from vllm_mlx.core.request import JsonSchema, TokenSampling
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence
 from vllm_mlx.runner.row_constraint import RowConstraint
 
-from .figures import OURS, Aim, Figure
+from .figures import OURS, Figure, Measure, at_least, at_most
 
 VOCAB_SIZE = 151_936
 CROWD_VOCAB_SIZE = 16_384  # eight rows of the large one take longer than 10 ms a step on a CPU
@@ -85,57 +85,33 @@ class Load:
 
     def figures(self) -> list[Figure]:
         """Return the figures of one row."""
-        at_least: dict[str, Any] = {"at_least": True, "against": UNGUIDED}
+        thinking = partial(self._rate, 1, thinks=True)
         return [
-            Figure(
-                name="decode, a schema while the model thinks",
-                unit="tok/s",
-                measures={OURS: partial(self._rate, 1, thinks=True), UNGUIDED: partial(self._rate, 1, is_guided=False)},
-                aims=(Aim(bound=0.98, **at_least),),
-            ),
-            Figure(
-                name="decode, a budget while the model thinks",
-                unit="tok/s",
-                measures={OURS: self._budget_rate, UNGUIDED: partial(self._rate, 1, is_guided=False)},
-                aims=(Aim(bound=0.98, **at_least),),
-            ),
-            self._decode_figure(1, 0.9),
+            self._rate_figure("decode, a schema while the model thinks", 1, 0.98, thinking),
+            self._rate_figure("decode, a budget while the model thinks", 1, 0.98, self._budget_rate),
+            self._rate_figure("decode in a schema, 1 row", 1, 0.9, partial(self._rate, 1)),
             *(
-                Figure(
-                    name=f"mask of a schema, p{share}",
-                    unit="µs",
-                    measures={OURS: partial(self._mask_us, share)},
-                    aims=(Aim(bound=bound, at_least=False),),
-                )
+                Figure(f"mask of a schema, p{share}", "µs", {OURS: partial(self._mask_us, share)}, (at_most(bound),))
                 for share, bound in ((50, 300), (99, 5000))
             ),
         ]
 
     def crowd_figures(self) -> list[Figure]:
         """Return the figures of eight rows."""
-        return [
-            self._decode_figure(BESIDE + 1, 0.85),
-            *(
-                Figure(
-                    name=f"median step of a row beside {BESIDE} that {what}",
-                    unit="ms",
-                    measures={
-                        OURS: partial(self._step_beside_ms, thinks=thinks),
-                        UNGUIDED: partial(self._step_beside_ms, is_guided=False),
-                    },
-                    aims=(Aim(bound=1.02, at_least=False, against=UNGUIDED),),
-                )
-                for what, thinks in (("think before a schema", True), ("follow a schema", False))
-            ),
-        ]
+        rows = BESIDE + 1
+        found = [self._rate_figure(f"decode in a schema, {rows} rows", rows, 0.85, partial(self._rate, rows))]
+        for what, thinks in (("think before a schema", True), ("follow a schema", False)):
+            measures: dict[str, Measure] = {
+                OURS: partial(self._step_beside_ms, thinks=thinks),
+                UNGUIDED: partial(self._step_beside_ms, is_guided=False),
+            }
+            name = f"median step of a row beside {BESIDE} that {what}"
+            found.append(Figure(name, "ms", measures, (at_most(1.02, UNGUIDED),)))
+        return found
 
-    def _decode_figure(self, rows: int, bound: float) -> Figure:
-        return Figure(
-            name=f"decode in a schema, {rows} row{'s' if rows > 1 else ''}",
-            unit="tok/s",
-            measures={OURS: partial(self._rate, rows), UNGUIDED: partial(self._rate, rows, is_guided=False)},
-            aims=(Aim(bound=bound, at_least=True, against=UNGUIDED),),
-        )
+    def _rate_figure(self, name: str, rows: int, bound: float, ours: Measure) -> Figure:
+        measures: dict[str, Measure] = {OURS: ours, UNGUIDED: partial(self._rate, rows, is_guided=False)}
+        return Figure(name, "tok/s", measures, (at_least(bound, UNGUIDED),))
 
     def _tag_id(self, tag: str) -> int:
         token_id = self._guiding.tokenizer.token_id(tag)

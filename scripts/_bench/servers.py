@@ -10,12 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .client import MODEL_NAME, BenchmarkError
-from .figures import Aim
+from .figures import OURS, Aim
 
 _START_S = 300.0
 _STOP_S = 10.0
@@ -47,9 +46,6 @@ class Rival:
             bound = 0.95 if at_least else 1.05
         return Aim(bound=bound, at_least=at_least, against=self.name)
 
-    def running(self, model: Path, port: int) -> AbstractContextManager[None]:
-        return running(self.command(model, port), port, self.checkout)
-
 
 MLX_LM = Rival("mlx-lm server", _mlx_lm_command)
 
@@ -65,6 +61,15 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def both_running(model: Path, rival: Rival) -> Iterator[dict[str, int]]:
+    """Run this server and the other one during the block. Yields their ports."""
+    ports = {OURS: free_port(), rival.name: free_port()}
+    theirs = running(rival.command(model, ports[rival.name]), ports[rival.name], rival.checkout)
+    with running(our_command(model, ports[OURS]), ports[OURS]), theirs:
+        yield ports
+
+
+@contextlib.contextmanager
 def running(command: list[str], port: int, checkout: Path | None = None) -> Iterator[None]:
     """Run the server during the block, with the package of `checkout` if one is given. It is stopped in any case."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MLX_")}
@@ -77,7 +82,7 @@ def running(command: list[str], port: int, checkout: Path | None = None) -> Iter
             command, env=environment, cwd=checkout, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            if not await_ready(process, port):
+            if not _await_ready(process, port):
                 log.seek(0)
                 tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
                 raise BenchmarkError(f"The server did not start: {' '.join(command)}\n{tail}")
@@ -86,7 +91,7 @@ def running(command: list[str], port: int, checkout: Path | None = None) -> Iter
             _stop(process)
 
 
-def await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
+def _await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
     deadline = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < deadline:
         if _is_healthy(port):

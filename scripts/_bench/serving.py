@@ -17,8 +17,8 @@ from vllm_mlx.core.config import EngineConfig
 
 from .checkpoint import Prompts
 from .client import BenchmarkError, Reply, ask, read, start
-from .figures import BARE, OURS, Aim, Figure, Measure
-from .servers import Rival, free_port, our_command, running
+from .figures import BARE, Aim, Figure, Measure, at_least, at_most
+from .servers import Rival, both_running
 
 SHORT_PROMPT = 16  # tokens, without those of the chat template
 NUM_DECODED = {1: 384, 8: 192}  # streams → tokens of each reply
@@ -96,10 +96,15 @@ class ServerLoad:
 class BareLoop:
     """A model over mlx-lm's caches, one step ahead of reading. A server's cost is compared with it."""
 
-    def __init__(self, model: Any):
-        self._model = model
+    def __init__(self, model: Any, tokenizer: Any, prompts: Prompts):
+        self._model, self._tokenizer, self._prompts = model, tokenizer, prompts
 
-    def tokens_per_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+    def decode_rate(self, num_streams: int) -> float:
+        """Return tokens/s of all rows together."""
+        texts = [self._prompts.text(SHORT_PROMPT) for _ in range(num_streams)]
+        return self._tokens_per_s([self._tokenizer.encode(text) for text in texts], NUM_DECODED[num_streams])
+
+    def _tokens_per_s(self, prompts: list[list[int]], num_tokens: int) -> float:
         """Greedy replies to prompts of equal length, decoded together; the first tokens are not timed."""
         caches, first = self._prefill(prompts)
         mx.eval(first)
@@ -133,67 +138,30 @@ class BareLoop:
 def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
     """Yield the figures of this set, measurable while the block runs."""
     module, tokenizer = load(str(model))[:2]
-    prompts, loop = Prompts(tokenizer), BareLoop(module)
-    ports = {OURS: free_port(), rival.name: free_port()}
-    with (
-        running(our_command(model, ports[OURS]), ports[OURS]),
-        rival.running(model, ports[rival.name]),
-    ):
-        loads = {subject: ServerLoad(port, prompts) for subject, port in ports.items()}
-
-        def bare_rate(num_streams: int) -> Measure:
-            def rate() -> float:
-                texts = [prompts.text(SHORT_PROMPT) for _ in range(num_streams)]
-                return loop.tokens_per_s([tokenizer.encode(text) for text in texts], NUM_DECODED[num_streams])
-
-            return rate
-
-        yield _figures(loads, {num_streams: bare_rate(num_streams) for num_streams in NUM_DECODED}, rival)
+    prompts = Prompts(tokenizer)
+    loop = BareLoop(module, tokenizer, prompts)
+    with both_running(model, rival) as ports:
+        yield _figures({subject: ServerLoad(port, prompts) for subject, port in ports.items()}, loop, rival)
 
 
-def _figures(loads: dict[str, ServerLoad], bare_rates: dict[int, Measure], rival: Rival) -> list[Figure]:
+def _figures(loads: dict[str, ServerLoad], loop: BareLoop, rival: Rival) -> list[Figure]:
+    worst = {subject: load.worst_gap for subject, load in loads.items()}
+    short, cold = rival.aim(1.2, at_least=False), rival.aim(1.05, at_least=False)
     return [
-        _decode_figure(loads, 1, bare_rates[1], rival.aim(1.0, at_least=True), against_bare=0.95),
-        _decode_figure(loads, 8, bare_rates[8], rival.aim(1.4, at_least=True), against_bare=0.92),
-        Figure(
-            name=f"worst gap of {NUM_DECODERS}, {LONG_PROMPT:,} prefilling",
-            unit="s",
-            measures={subject: load.worst_gap for subject, load in loads.items()},
-            aims=(Aim(bound=_STALL_S, at_least=False),),
-        ),
-        *(
-            _ttft_figure(loads, f"cold TTFT, {length:,} tokens", length, 1, rival.aim(1.05, at_least=False))
-            for length in COLD_PROMPTS
-        ),
-        _ttft_figure(
-            loads,
-            f"TTFT, {SHORT_PROMPT} tokens, idle",
-            SHORT_PROMPT,
-            NUM_SHORT_REQUESTS,
-            rival.aim(1.2, at_least=False),
-        ),
+        _decode_figure(loads, loop, 1, rival.aim(1.0, at_least=True), at_least(0.95, BARE)),
+        _decode_figure(loads, loop, 8, rival.aim(1.4, at_least=True), at_least(0.92, BARE)),
+        Figure(f"worst gap of {NUM_DECODERS}, {LONG_PROMPT:,} prefilling", "s", worst, (at_most(_STALL_S),)),
+        *(_ttft_figure(loads, f"cold TTFT, {length:,} tokens", length, 1, cold) for length in COLD_PROMPTS),
+        _ttft_figure(loads, f"TTFT, {SHORT_PROMPT} tokens, idle", SHORT_PROMPT, NUM_SHORT_REQUESTS, short),
     ]
 
 
-def _decode_figure(
-    loads: dict[str, ServerLoad], num_streams: int, bare: Measure, against_rival: Aim, *, against_bare: float
-) -> Figure:
+def _decode_figure(loads: dict[str, ServerLoad], loop: BareLoop, num_streams: int, *aims: Aim) -> Figure:
     measures: dict[str, Measure] = {subject: partial(load.decode_rate, num_streams) for subject, load in loads.items()}
-    return Figure(
-        name=f"decode, {num_streams} stream{'s' if num_streams > 1 else ''}",
-        unit="tokens/s",
-        measures={**measures, BARE: bare},
-        aims=(
-            against_rival,
-            Aim(bound=against_bare, at_least=True, against=BARE),
-        ),
-    )
+    measures[BARE] = partial(loop.decode_rate, num_streams)
+    return Figure(f"decode, {num_streams} stream{'s' if num_streams > 1 else ''}", "tokens/s", measures, aims)
 
 
 def _ttft_figure(loads: dict[str, ServerLoad], name: str, num_tokens: int, num_requests: int, aim: Aim) -> Figure:
-    return Figure(
-        name=name,
-        unit="ms",
-        measures={subject: partial(load.ttft_ms, num_tokens, num_requests) for subject, load in loads.items()},
-        aims=(aim,),
-    )
+    measures = {subject: partial(load.ttft_ms, num_tokens, num_requests) for subject, load in loads.items()}
+    return Figure(name, "ms", measures, (aim,))

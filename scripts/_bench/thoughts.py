@@ -8,6 +8,7 @@ checkpoint answers everything with reasoning and a call; the prefix cache has le
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ from tests.support.rote import rote_checkpoint
 from vllm_mlx.cli.bench import Words
 
 from .client import BenchmarkError, Messages, read, start
-from .figures import OURS, Aim, Figure, Measure
+from .figures import OURS, Figure, Measure, Played, at_least, at_most, read_off
 from .servers import free_port, our_command, running
 
 POLICIES = {OURS: "auto", "keep": "keep", "drop": "drop"}  # subject → value of the setting
@@ -42,13 +43,12 @@ class Size:
 
 
 @dataclass(slots=True)
-class PolicyLoad:
-    """One server. `play` holds all conversations of one kind in turn; the figures are read from the last play."""
+class PolicyLoad(Played):
+    """One server. `play` holds all conversations of one kind in turn."""
 
     port: int
     words: Words
     size: Size
-    values: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def play(self, kind: str) -> float:
         """Return the share of prompt tokens, from the second turn on, that came from the cache, in %."""
@@ -65,16 +65,8 @@ class PolicyLoad:
                         total += usage["prompt_tokens"]
                         ttfts_ms.append(1000 * ttft_s)
             cache = client.get("/v1/status").raise_for_status().json()["cache"]
-        self.values = {
-            **self.values,
-            (kind, "hit rate"): 100 * cached / total,
-            (kind, "TTFT p50"): median(ttfts_ms),
-            (kind, "held"): cache["current_memory_mb"],
-        }
-        return self.values[kind, "hit rate"]
-
-    def value(self, kind: str, name: str) -> Measure:
-        return lambda: self.values[kind, name]
+        self.values |= {f"{kind}, TTFT p50": median(ttfts_ms), f"{kind}, held at the end": cache["current_memory_mb"]}
+        return 100 * cached / total
 
     def _begin(self) -> Messages:
         return [{"role": "system", "content": self.words.text(SYSTEM_WORDS)}, self._question()]
@@ -118,27 +110,10 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
 
 def figures(loads: Mapping[str, PolicyLoad]) -> list[Figure]:
     """Return the figures in their order. For each kind of conversation the first one plays, the others read."""
-    found = []
+    others, found = [subject for subject in POLICIES if subject != OURS], []
     for kind in (QUESTIONS, TOOL_LOOP):
-        plays = {subject: _play(load, kind) for subject, load in loads.items()}
-        reads = {
-            name: {subject: load.value(kind, name) for subject, load in loads.items()} for name in ("TTFT p50", "held")
-        }
-        found += [
-            Figure(name=f"{kind}, hit rate", unit="%", measures=plays, aims=_at_least(0.99)),
-            Figure(name=f"{kind}, TTFT p50", unit="ms", measures=reads["TTFT p50"], aims=_at_most(1.05)),
-            Figure(name=f"{kind}, held at the end", unit="MB", measures=reads["held"], aims=()),
-        ]
+        plays: dict[str, Measure] = {subject: partial(load.play, kind) for subject, load in loads.items()}
+        found.append(Figure(f"{kind}, hit rate", "%", plays, tuple(at_least(0.99, other) for other in others)))
+        found.append(read_off(f"{kind}, TTFT p50", "ms", loads, *(at_most(1.05, other) for other in others)))
+        found.append(read_off(f"{kind}, held at the end", "MB", loads))
     return found
-
-
-def _play(load: PolicyLoad, kind: str) -> Measure:
-    return lambda: load.play(kind)
-
-
-def _at_least(bound: float) -> tuple[Aim, ...]:
-    return tuple(Aim(bound=bound, at_least=True, against=subject) for subject in POLICIES if subject != OURS)
-
-
-def _at_most(bound: float) -> tuple[Aim, ...]:
-    return tuple(Aim(bound=bound, at_least=False, against=subject) for subject in POLICIES if subject != OURS)

@@ -3,16 +3,13 @@
 import asyncio
 import base64
 import contextlib
-import http.client
 import io
-import json
 import platform
 import random
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from PIL import Image
 
 from tests.support.vision_checkpoints import write_vision_checkpoint
 from tests.support.vision_families import FAMILIES
+from vllm_mlx.cli.remote import Remote
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
@@ -29,7 +27,7 @@ from vllm_mlx.engine.loading import start_engine
 
 from .checkpoint import Prompts, speak_in_words
 from .client import BenchmarkError, Messages, ask, read, start
-from .figures import OURS, Aim, Figure
+from .figures import OURS, Figure, Played, at_most, read_off
 from .servers import free_port, our_command, running
 
 FAMILY = "qwen3_5"  # a hybrid
@@ -37,6 +35,7 @@ SIDE = 2048  # pixels
 TILES = 32  # a side: random colours, so that no two pictures are alike and files are small
 QUESTION = 24  # tokens
 REPLY = 8
+NEW_QUESTION, ANOTHER_CHAT = (f"same image, {what}, of cold" for what in ("new question", "another chat"))
 NUM_DECODERS = 4
 _PATCH = 32  # pixels: large, since the CPU's attention holds the scores of all pairs of patches
 _WARM_READS = 20
@@ -48,24 +47,21 @@ _STALL_S = EngineConfig(model="").stall_ms / 1000
 
 
 @dataclass(slots=True)
-class VisionLoad:
+class VisionLoad(Played):
     port: int
     prompts: Prompts
-    ttft_ms: dict[str, float] = field(default_factory=dict)
 
     def play(self) -> float:
         """Return the cold time to the first token, in milliseconds."""
         picture = new_picture()
-        self.ttft_ms["cold"] = self._ttft_ms(self._about(picture))
+        cold = self._ttft_ms(self._about(picture))
         encoded = self._images()["encoded"]
-        self.ttft_ms["new question"] = self._ttft_ms(self._about(picture))
-        self.ttft_ms["another chat"] = self._ttft_ms([self._system(), *self._about(picture)])
+        self.values[NEW_QUESTION] = 100 * self._ttft_ms(self._about(picture)) / cold
+        system = {"role": "system", "content": self.prompts.text(QUESTION)}
+        self.values[ANOTHER_CHAT] = 100 * self._ttft_ms([system, *self._about(picture)]) / cold
         if self._images()["encoded"] != encoded:
             raise BenchmarkError("The vision encoder ran again for an image that it had seen.")
-        return self.ttft_ms["cold"]
-
-    def percent(self, scenario: str) -> float:
-        return 100 * self.ttft_ms[scenario] / self.ttft_ms["cold"]
+        return cold
 
     def worst_gap(self) -> float:
         """Return the longest pause of any of four decoding streams while a new image is answered, in bounds.
@@ -87,21 +83,12 @@ class VisionLoad:
         image = {"type": "image_url", "image_url": {"url": picture}}
         return [{"role": "user", "content": [image, {"type": "text", "text": self.prompts.text(QUESTION)}]}]
 
-    def _system(self) -> dict[str, Any]:
-        return {"role": "system", "content": self.prompts.text(QUESTION)}
-
     def _ttft_ms(self, conversation: Messages) -> float:
         [reply] = ask(self.port, [conversation], REPLY)
         return 1000 * reply.ttft_s
 
     def _images(self) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", "/v1/status")
-            images: dict[str, Any] = json.loads(connection.getresponse().read())["images"]
-            return images
-        finally:
-            connection.close()
+        return dict(Remote(f"http://127.0.0.1:{self.port}").status()["images"])
 
 
 class Screenshots:
@@ -180,35 +167,22 @@ def _screenshots(model: Path) -> Iterator[list[Figure]]:
             runner.run(engine.shutdown(0))
 
 
-def _screenshot_figures(screenshots: Screenshots) -> list[Figure]:
+def _screenshot_figures(shots: Screenshots) -> list[Figure]:
     """Return the figures in their order: the first one plays, the next ones read."""
-    name = f"{NUM_SCREENSHOTS} screenshots prepared"
-    share = (Aim(bound=_SECOND_SHARE, at_least=False),)
+    name, share = f"{NUM_SCREENSHOTS} screenshots prepared", (at_most(_SECOND_SHARE),)
     return [
-        Figure(name=f"{name}, CPU", unit="s", measures={OURS: screenshots.play}, aims=()),
-        Figure(name=f"{name}, next turn, of first", unit="%", measures={OURS: screenshots.percent}, aims=share),
-        Figure(name=f"{name}, process, peak", unit="MB", measures={OURS: screenshots.peak_mb}, aims=()),
+        Figure(f"{name}, CPU", "s", {OURS: shots.play}),
+        Figure(f"{name}, next turn, of first", "%", {OURS: shots.percent}, share),
+        Figure(f"{name}, process, peak", "MB", {OURS: shots.peak_mb}),
     ]
 
 
 def figures(vision: VisionLoad) -> list[Figure]:
     """Return the figures in their order: the first one plays, the next ones read."""
-    share = (Aim(bound=_SHARE, at_least=False),)
+    loads = {OURS: vision}
     return [
-        Figure(name="cold TTFT, 4 megapixels", unit="ms", measures={OURS: vision.play}, aims=()),
-        *(
-            Figure(
-                name=f"same image, {scenario}, of cold",
-                unit="%",
-                measures={OURS: partial(vision.percent, scenario)},
-                aims=share if scenario == "new question" else (),
-            )
-            for scenario in ("new question", "another chat")
-        ),
-        Figure(
-            name=f"worst gap of {NUM_DECODERS}, an image encoded",
-            unit="× bound",
-            measures={OURS: vision.worst_gap},
-            aims=(Aim(bound=1.0, at_least=False),),
-        ),
+        Figure("cold TTFT, 4 megapixels", "ms", {OURS: vision.play}),
+        read_off(NEW_QUESTION, "%", loads, at_most(_SHARE)),
+        read_off(ANOTHER_CHAT, "%", loads),
+        Figure(f"worst gap of {NUM_DECODERS}, an image encoded", "× bound", {OURS: vision.worst_gap}, (at_most(1.0),)),
     ]

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from scripts._bench.checkpoint import Prompts
 from scripts._bench.client import Messages, Reply, read, start
-from scripts._bench.figures import OURS, Figure, measure
+from scripts._bench.figures import Figure, measure
 from scripts._bench.report import print_table
-from scripts._bench.servers import MLX_LM, free_port, our_command, running
+from scripts._bench.servers import MLX_LM, both_running
 from scripts._bench.serving import tokens_per_s
 
 from .checkpoints import checkpoint
@@ -63,8 +63,8 @@ class Load:
 
 def check(source: Source, form: str, num_runs: int = NUM_RUNS) -> tuple[bool, list[str]]:
     model = checkpoint(source, form)
-    tokenizer, ports = load(str(model))[1], {OURS: free_port(), MLX_LM.name: free_port()}
-    with running(our_command(model, ports[OURS]), ports[OURS]), MLX_LM.running(model, ports[MLX_LM.name]):
+    tokenizer = load(str(model))[1]
+    with both_running(model, MLX_LM) as ports:
         loads = {name: Load(port, Prompts(tokenizer)) for name, port in ports.items()}
         series = measure(_figures(loads), num_runs=num_runs, progress=partial(print, file=sys.stderr, flush=True))
     output = Console()
@@ -78,7 +78,7 @@ def check(source: Source, form: str, num_runs: int = NUM_RUNS) -> tuple[bool, li
 def _figures(loads: dict[str, Load]) -> list[Figure]:
     def figure(name: str, unit: str, method: str, bound: float, at_least: bool = False) -> Figure:
         measures = {subject: getattr(load, method) for subject, load in loads.items()}
-        return Figure(name=name, unit=unit, measures=measures, aims=(MLX_LM.aim(bound, at_least=at_least),))
+        return Figure(name, unit, measures, (MLX_LM.aim(bound, at_least=at_least),))
 
     return [
         figure(f"first token after {_PROMPT:,} new tokens", "ms", "prefill_ms", 1.05),
