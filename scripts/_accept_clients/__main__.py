@@ -12,22 +12,26 @@ from pathlib import Path
 from typing import get_args
 
 import httpx
-from rich.console import Console
+from rich import box
+from rich.table import Column, Table
 
+from scripts import markdown
 from scripts._bench.client import BenchmarkError
 from scripts._bench.servers import free_port, running
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 from vllm_mlx.cli.remote import Remote
 from vllm_mlx.cli.terminal import CommandFailed
 
-from .clients import CLIENTS, NOT_RUN
+from .clients import CLIENTS, NOT_RUN, Setting
 from .ending import LIMIT_S, End
 from .install import install
-from .report import print_sessions, verdict
-from .session import SCRIPTED_COMMANDS, Outcome, Setting, run_session
+from .session import SCRIPTED_COMMANDS, Outcome, run_session
 
 _ROOT = Path(__file__).parents[2]
 _WIDTH = 200
+_COLUMNS = (
+    "client", "version", "requests", "replies by model", "calls it ran", "seconds", "wanted elsewhere", "accepted",
+)  # fmt: skip
 _LIMIT_S = 900.0  # a model on a CPU takes minutes to read a client's prompt
 _SCRIPTED_LIMIT_S = 180.0
 
@@ -145,17 +149,34 @@ def _timed(what: str) -> Iterator[None]:
 
 
 def _tell(one: Outcome) -> None:
-    _note(f"    {len(one.seen)} requests in {one.wall_s:.1f} s; accepted: {verdict(one)}")
+    _note(f"    {len(one.seen)} requests in {one.wall_s:.1f} s; accepted: {one.verdict}")
     if one.complaints:
         _note(f"{one.client.name} said:\n{one.output[-2000:]}")
 
 
 def _report(outcomes: list[Outcome], failed: list[tuple[str, str]], arguments: argparse.Namespace) -> None:
-    output = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([_facts(one) for one in outcomes], indent=1) + "\n", encoding="utf-8")
     others = [] if arguments.client else [(LAUNCHED[name].title, why) for name, why in NOT_RUN.items()]
-    print_sessions(outcomes, [*failed, *others], output)
+    table = Table(*(Column(name, overflow="fold") for name in _COLUMNS), box=box.MARKDOWN)
+    for one in outcomes:
+        table.add_row(*_row(one))
+    for name, why in [*failed, *others]:
+        table.add_row(name, *[""] * 6, f"not run: {why}")
+    markdown.output(_WIDTH).print(table)
+
+
+def _row(one: Outcome) -> tuple[str, ...]:
+    return (
+        one.client.name,
+        one.client.version,
+        str(len(one.seen)),
+        ", ".join(f"{name} {number}" for name, number in (one.by_model or {}).items() if number),
+        f"{one.num_calls}{', the right ones' if one.is_right else ''}",
+        f"{one.wall_s:.1f}",
+        ", ".join(one.elsewhere) or "nothing",
+        one.verdict,
+    )
 
 
 def _facts(one: Outcome) -> dict[str, object]:

@@ -7,13 +7,15 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 from vllm_mlx.cli.clients import NO_KEY, Target
 from vllm_mlx.cli.clients import Client as Launched
+
+from .ending import End
 
 SHELL_TOOL = "Bash"
 _OPENCODE_PACKAGE = "@ai-sdk/openai-compatible"
@@ -22,19 +24,34 @@ _OPENCODE_PROJECT = {"autoupdate": False, "share": "disabled", "permission": {"b
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The surroundings of one session. `window`: the tokens of context in the client's settings."""
+    """The folders of one session, the address of its server, and the settings of all sessions."""
 
     home: Path
     work: Path
     url: str
-    model: str
-    window: int
-    is_trimmed: bool  # fewest tools, for servers that read slowly
-    small: str = ""  # the model for titles and summaries; empty: the same one
-    small_window: int = 0
+    setting: "Setting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The settings of all sessions. `window`: the tokens of context in the client's settings.
+
+    `is_scripted`: the server asks for a fixed list of calls instead of a model.
+    """
+
+    folder: Path  # of the installed clients
+    url: str
+    model: str
+    window: int
+    small: str  # the model for titles and summaries; empty: the same one
+    small_window: int
+    is_trimmed: bool  # fewest tools, for servers that read slowly
+    limit_s: float
+    is_scripted: bool
+    end: End | None
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """`{prompt}` in the arguments stands for the prompt."""
 
@@ -43,6 +60,7 @@ class Client:
     package: str
     version: str
     arguments: tuple[str, ...]  # a session without a terminal, all of whose calls are allowed
+    _: KW_ONLY
     trimmed: tuple[str, ...] = ()  # further arguments that leave the shell alone
     manager: Literal["npm", "pip"] = "npm"
     program: str | None = None  # its path in the package, where npm gives it another name than `launch` expects
@@ -62,12 +80,13 @@ class Client:
 
     def for_server(self, place: Place) -> Launched:
         """Return the client as `launch` sets it up, with the additions of this table."""
+        setting = place.setting
         target = Target(
             url=place.url,
-            model=place.model,
-            small=place.small,
-            small_context=place.small_window,
-            context=place.window,
+            model=setting.model,
+            small=setting.small,
+            small_context=setting.small_window,
+            context=setting.window,
             api_key=NO_KEY,
             folder=place.home / "launch",
         )
@@ -81,14 +100,13 @@ class Client:
     def runs(self, place: Place, prompt: str) -> list[list[str]]:
         """Return the arguments of each run: to sign in, if the client needs that, and the session."""
         if self.project:
-            trimmed = {"tools": {"*": False, "bash": True}} if place.is_trimmed else {}
+            trimmed = {"tools": {"*": False, "bash": True}} if place.setting.is_trimmed else {}
             (place.work / "opencode.json").write_text(json.dumps({**self.project, **trimmed}))
-        arguments = (*self.arguments, *(self.trimmed if place.is_trimmed else ()))
+        arguments = (*self.arguments, *(self.trimmed if place.setting.is_trimmed else ()))
         commands = self.for_server(place).runs([word.replace("{prompt}", prompt) for word in arguments])
         return [command[1:] for command in commands]
 
 
-_OPENCODE_RUN = ("run", "--format", "json", "{prompt}")
 _GOOSE_PLATFORM = (
     f"{'darwin' if sys.platform == 'darwin' else 'linux'}-"
     f"{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'x64'}"
@@ -97,29 +115,15 @@ _CODEX_FLAGS = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approva
 
 CLIENTS = (
     Client(
-        name="Claude Code",
-        launched="claude",
-        package="@anthropic-ai/claude-code",
-        version="2.1.329",
-        arguments=("-p", "{prompt}", "--allowedTools", SHELL_TOOL, "--output-format", "json"),
-        trimmed=("--tools", SHELL_TOOL),
+        "Claude Code", "claude", "@anthropic-ai/claude-code", "2.1.329",
+        ("-p", "{prompt}", "--allowedTools", SHELL_TOOL, "--output-format", "json"), trimmed=("--tools", SHELL_TOOL),
     ),
-    Client(
-        name="Codex",
-        launched="codex",
-        package="@openai/codex",
-        version="0.171.0",
-        arguments=("exec", *_CODEX_FLAGS, "{prompt}"),  # nothing in the workplace needs the client's own sandbox
-    ),
+    # Nothing in the workplace needs the client's own sandbox.
+    Client("Codex", "codex", "@openai/codex", "0.171.0", ("exec", *_CODEX_FLAGS, "{prompt}")),
     *(
         Client(
-            name=name,
-            launched="opencode",
-            package="opencode-ai",
-            version="1.18.33",
-            arguments=_OPENCODE_RUN,
-            provider=provider,
-            project=_OPENCODE_PROJECT,
+            name, "opencode", "opencode-ai", "1.18.33", ("run", "--format", "json", "{prompt}"),
+            provider=provider, project=_OPENCODE_PROJECT,
         )
         for name, provider in (
             ("opencode", _OPENCODE_PACKAGE),
@@ -127,92 +131,28 @@ CLIENTS = (
             ("opencode, Messages", "@ai-sdk/anthropic"),
         )
     ),
+    # It takes the result when the command exits, before it has read the output.
+    Client("Qwen Code", "qwen", "@qwen-code/qwen-code", "0.24.4", ("--yolo", "-p", "{prompt}"), loses_output=True),
+    Client("Cline", "cline", "cline", "3.0.65", ("{prompt}",)),
     Client(
-        name="Qwen Code",
-        launched="qwen",
-        package="@qwen-code/qwen-code",
-        version="0.24.4",
-        arguments=("--yolo", "-p", "{prompt}"),
-        loses_output=True,  # it takes the result when the command exits, before it has read the output
+        "pi", "pi", "@mariozechner/pi-coding-agent", "0.73.1", ("--print", "{prompt}"), trimmed=("--tools", "bash")
     ),
-    Client(name="Cline", launched="cline", package="cline", version="3.0.65", arguments=("{prompt}",)),
+    Client("Continue", "continue", "@continuedev/cli", "1.5.47", ("--auto", "-p", "{prompt}")),
+    Client("Kilo Code", "kilo", "@kilocode/cli", "7.7.7", ("run", "--auto", "{prompt}")),
+    Client("OpenClaw", "openclaw", "openclaw", "2026.9.6", ("agent", "exec", "{prompt}")),
+    Client("GitHub Copilot CLI", "copilot", "@github/copilot", "1.0.102", ("--allow-all-tools", "-p", "{prompt}")),
+    Client("Droid", "droid", "droid", "0.215.0", ("exec", "--auto", "high", "{prompt}")),
     Client(
-        name="pi",
-        launched="pi",
-        package="@mariozechner/pi-coding-agent",
-        version="0.73.1",
-        arguments=("--print", "{prompt}"),
-        trimmed=("--tools", "bash"),
-    ),
-    Client(
-        name="Continue",
-        launched="continue",
-        package="@continuedev/cli",
-        version="1.5.47",
-        arguments=("--auto", "-p", "{prompt}"),
-    ),
-    Client(
-        name="Kilo Code",
-        launched="kilo",
-        package="@kilocode/cli",
-        version="7.7.7",
-        arguments=("run", "--auto", "{prompt}"),
-    ),
-    Client(
-        name="OpenClaw",
-        launched="openclaw",
-        package="openclaw",
-        version="2026.9.6",
-        arguments=("agent", "exec", "{prompt}"),
-    ),
-    Client(
-        name="GitHub Copilot CLI",
-        launched="copilot",
-        package="@github/copilot",
-        version="1.0.102",
-        arguments=("--allow-all-tools", "-p", "{prompt}"),
-    ),
-    Client(
-        name="Droid",
-        launched="droid",
-        package="droid",
-        version="0.215.0",
-        arguments=("exec", "--auto", "high", "{prompt}"),
-    ),
-    Client(
-        name="goose",
-        launched="goose",
-        package=f"@aaif/goose-binary-{_GOOSE_PLATFORM}",
-        version="1.52.0",
+        "goose", "goose", f"@aaif/goose-binary-{_GOOSE_PLATFORM}", "1.52.0", ("run", "-t", "{prompt}"),
         program="bin/goose",
-        arguments=("run", "-t", "{prompt}"),
     ),
+    Client("Hermes", "hermes", "hermes-agent", "0.19.0", ("chat", "--yolo", "-Q", "-q", "{prompt}"), manager="pip"),
     Client(
-        name="Hermes",
-        launched="hermes",
-        package="hermes-agent",
-        version="0.19.0",
-        manager="pip",
-        arguments=("chat", "--yolo", "-Q", "-q", "{prompt}"),
+        "aider", "aider", "aider-chat", "0.86.2",
+        ("--no-git", "--yes-always", "--no-show-model-warnings", "--no-check-update", "--message", "{prompt}"),
+        manager="pip", environment={"AIDER_ANALYTICS": "false"}, calls=False,
     ),
-    Client(
-        name="aider",
-        launched="aider",
-        package="aider-chat",
-        version="0.86.2",
-        manager="pip",
-        arguments=(
-            "--no-git",
-            "--yes-always",
-            "--no-show-model-warnings",
-            "--no-check-update",
-            "--message",
-            "{prompt}",
-        ),
-        environment={"AIDER_ANALYTICS": "false"},
-        calls=False,
-    ),
-)
+)  # fmt: skip
 
 # The other clients of the table, and why no session of them runs.
 NOT_RUN: Mapping[str, str] = {

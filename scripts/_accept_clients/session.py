@@ -12,7 +12,7 @@ import httpx
 
 from vllm_mlx.cli.clients import write_own
 
-from .clients import Client, Place
+from .clients import Client, Place, Setting
 from .ending import End, ending
 from .install import binary, search_path
 from .outside import walled_in
@@ -26,22 +26,6 @@ SCRIPTED_COMMANDS = (f"cat {NOTES[0]}", f"cat {NOTES[1]}; sleep 0.5")
 
 _IDLE_S = 10.0  # for what a client left behind
 _NOT_STARTED = 127  # the exit code of a shell for a program that it cannot start
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """The settings of all sessions. `is_scripted`: the server asks for a fixed list of calls instead of a model."""
-
-    folder: Path  # of the installed clients
-    url: str
-    model: str
-    window: int
-    is_trimmed: bool
-    limit_s: float
-    is_scripted: bool
-    small: str = ""  # the model for titles and summaries; empty: the same one
-    small_window: int = 0
-    end: End | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +72,12 @@ class Outcome:
         return found
 
     @property
+    def verdict(self) -> str:
+        if self.complaints:
+            return f"no: {'; '.join(self.complaints)}"
+        return "yes, but it lost the output of the command that ended at once" if self.has_lost else "yes"
+
+    @property
     def _sent_again(self) -> list[str]:
         found = ["it had to be ended"] if self.exit_code is None else []
         if self.end != "limit" and not self.cancelled:
@@ -122,13 +112,15 @@ def run_session(client: Client, setting: Setting) -> Outcome:
     elsewhere: list[str] = []
     before = _rows(setting.url)
     with tempfile.TemporaryDirectory(prefix="accept-") as folder, relaying(relay) as url:
-        place = _place(Path(folder), setting, url)
+        place = Place(Path(folder) / "home", Path(folder) / "work", url, setting)
+        for each in (place.home, place.work):
+            each.mkdir()
         for note, mark in zip(NOTES, marks, strict=True):
             (place.work / note).write_text(mark + "\n")
         with walled_in(elsewhere) as environment, ending(setting.url, setting.end) as cancelled:
             started_s = time.monotonic()
             try:
-                exit_code, output = _run(client, setting, place, environment)
+                exit_code, output = _run(client, place, environment)
             except OSError as error:
                 exit_code, output = _NOT_STARTED, f"It did not start: {error}"
             wall_s = time.monotonic() - started_s
@@ -173,25 +165,17 @@ def _grew(row: Mapping[str, Any], before: Mapping[str, Any] | None, name: str) -
     return row["total_requests_processed"] - was["total_requests_processed"], num_loads
 
 
-def _place(folder: Path, setting: Setting, url: str) -> Place:
-    home, work = folder / "home", folder / "work"
-    home.mkdir()
-    work.mkdir()
-    small = (setting.small, setting.small_window)
-    return Place(home, work, url, setting.model, setting.window, setting.is_trimmed, *small)
-
-
-def _run(client: Client, setting: Setting, place: Place, environment: dict[str, str]) -> tuple[int | None, str]:
+def _run(client: Client, place: Place, environment: dict[str, str]) -> tuple[int | None, str]:
     launched = client.for_server(place)
     for path, text in launched.files.items():
         write_own(Path(path), text)
-    clean = {"HOME": str(place.home), "PATH": search_path(setting.folder), "TERM": "dumb", "LANG": "C.UTF-8"}
+    clean = {"HOME": str(place.home), "PATH": search_path(place.setting.folder), "TERM": "dumb", "LANG": "C.UTF-8"}
     variables = {**clean, **environment, **launched.environment}
     outputs = []
     for arguments in client.runs(place, PROMPT):
         code, output = run_program(
-            [str(binary(client, setting.folder)), *arguments],
-            limit_s=setting.limit_s,
+            [str(binary(client, place.setting.folder)), *arguments],
+            limit_s=place.setting.limit_s,
             environment=variables,
             folder=place.work,
         )

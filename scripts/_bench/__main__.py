@@ -19,7 +19,6 @@ from .figures import Figure, measure
 from .report import print_table, to_json
 from .servers import MLX_LM, Rival, other_checkout
 
-_FILE_WIDTH = 140
 Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
 COMPARISONS: dict[str, Callable[[Path, Rival], AbstractContextManager[list[Figure]]]] = {
     "serving": serving.prepared,
@@ -113,11 +112,8 @@ def run(arguments: argparse.Namespace) -> None:
     made = {"reasoning": "replies by rote", "vision": f"tiny {vision.FAMILY}"}
     name = made.get(arguments.workload, f"tiny {arguments.architecture}")
     name = name if arguments.model is None else arguments.model.resolve().name
-    output = Console()
-    if not output.is_terminal:
-        output.width = _FILE_WIDTH
-    output.print(f"{arguments.workload}, {name}, medians of {arguments.runs} runs\n", highlight=False)
-    print_table(series, output)
+    print(f"{arguments.workload}, {name}, medians of {arguments.runs} runs\n")
+    print_table(series)
     if arguments.json is not None:
         facts = to_json(series, workload=arguments.workload, model=name, runs=arguments.runs)
         arguments.json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -56,8 +56,8 @@ def read_off(name: str, unit: str, loads: Mapping[str, Played], *aims: Aim) -> F
 @dataclass(frozen=True, slots=True)
 class Spread:
     median: float
-    low: float
-    high: float
+    min: float
+    max: float
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":

@@ -1,31 +1,23 @@
 """Measured series as a table for people and as JSON for programs."""
 
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from rich import box
-from rich.console import Console, JustifyMethod
-from rich.table import Table
-
+from scripts import markdown
 from vllm_mlx import __version__
 
 from .figures import OURS, Aim, Series, Spread
 
+_FILE_WIDTH = 140
+_COLUMNS = ("figure", "ours", "against", "theirs", "ratio (min … max)", "aim", "met")
 
-def print_table(series: list[Series], console: Console) -> None:
+
+def print_table(series: list[Series]) -> None:
     """Print the table in Markdown, as the docs show it."""
-    table = Table(box=box.MARKDOWN)
-    columns: tuple[tuple[str, JustifyMethod], ...] = (
-        ("figure", "left"), ("ours", "right"), ("against", "left"), ("theirs", "right"),
-        ("ratio (min … max)", "right"), ("aim", "right"), ("met", "left"),
-    )  # fmt: skip
-    for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)
-    for one in series:
-        for aim in one.figure.aims or (None,):
-            table.add_row(*_cells(one, aim))
-    console.print(table)
+    rows = [_cells(one, aim) for one in series for aim in one.figure.aims or (None,)]
+    markdown.output(_FILE_WIDTH).print(markdown.table(_COLUMNS, rows, left=("figure", "against", "met")))
 
 
 def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
@@ -56,7 +48,7 @@ def _value(value: float, unit: str) -> str:
 
 
 def _ratio(ratio: Spread) -> str:
-    return f"{ratio.median:.2f} ({ratio.low:.2f} … {ratio.high:.2f})"
+    return f"{ratio.median:.2f} ({ratio.min:.2f} … {ratio.max:.2f})"
 
 
 def to_json(series: list[Series], **facts: Any) -> dict[str, Any]:
@@ -75,7 +67,7 @@ def _figure_json(series: Series) -> dict[str, Any]:
         "unit": series.figure.unit,
         "values": series.values,
         "medians": {subject: series.spread(subject).median for subject in series.values},
-        "ratios": {subject: _spread_json(series.ratio(subject)) for subject in others},
+        "ratios": {subject: asdict(series.ratio(subject)) for subject in others},
         "aims": [
             {
                 "against": aim.against,
@@ -86,7 +78,3 @@ def _figure_json(series: Series) -> dict[str, Any]:
             for aim in series.figure.aims
         ],
     }
-
-
-def _spread_json(spread: Spread) -> dict[str, float]:
-    return {"median": spread.median, "min": spread.low, "max": spread.high}

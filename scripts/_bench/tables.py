@@ -4,10 +4,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from scripts import markdown
 from tests.support.agent_sessions import agents
 from tests.support.device_catalogue import CHIPS, SHAPES
 from tests.support.device_model import Device
@@ -112,13 +109,5 @@ def _over(ours: Spent, other: Spent) -> str:
 
 
 def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    table = Table(box=box.MARKDOWN)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "chip" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(f"\n{title}\n", highlight=False)
-    console.print(table)
+    print(f"\n{title}\n", flush=True)
+    markdown.output(_FILE_WIDTH).print(markdown.table(columns, rows, left=("chip",)))

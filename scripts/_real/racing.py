@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mlx_lm.utils import load
-from rich.console import Console
 
 from scripts._bench.checkpoint import Prompts
 from scripts._bench.client import Messages, Reply, read, start
@@ -24,7 +23,6 @@ _TURNS, _REPLY, _PROMPT = 10, 16, 1000
 NUM_RUNS = 3
 _STORY = "Write a long story about a river and the people beside it."
 _STORY_TOKENS = 64
-_FILE_WIDTH = 140
 
 
 @dataclass(slots=True)
@@ -67,9 +65,7 @@ def check(source: Source, form: str, num_runs: int = NUM_RUNS) -> tuple[bool, li
     with both_running(model, MLX_LM) as ports:
         loads = {name: Load(port, Prompts(tokenizer)) for name, port in ports.items()}
         series = measure(_figures(loads), num_runs=num_runs, progress=partial(print, file=sys.stderr, flush=True))
-    output = Console()
-    output.width = output.width if output.is_terminal else _FILE_WIDTH
-    print_table(series, output)
+    print_table(series)
     ours, theirs = (load.said for load in loads.values())
     equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
     return True, [f"{equal} of {len(ours)} replies are those of mlx-lm's server"]

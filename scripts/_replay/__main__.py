@@ -19,8 +19,6 @@ from .player import Outcome, Player
 from .report import groups, print_table, to_json
 from .trace import ReplayError, load
 
-_FILE_WIDTH = 160
-
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -59,7 +57,7 @@ def _key() -> dict[str, str]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    notes, output = Console(stderr=True), Console()
+    notes = Console(stderr=True)
     trace = load(arguments.trace, arguments.session)
     model = arguments.model or first_model(arguments.url)
     conversations = Conversations(trace, model=model, max_tokens=arguments.max_tokens, echo=arguments.echo)
@@ -78,9 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
             template = arguments.chat_template.read_text() if arguments.chat_template is not None else None
             ideals = Ideals(arguments.checkpoint, chat_template=template).of(outcomes)
     outcomes.sort(key=lambda each: each.recorded.number)
-    if not output.is_terminal:
-        output.width = _FILE_WIDTH
-    print_table(outcomes, ideals, output, brief=arguments.brief)
+    print_table(outcomes, ideals, brief=arguments.brief)
     if arguments.json is not None:
         facts = {"trace": arguments.trace.name, "echo": arguments.echo, "max_tokens": arguments.max_tokens}
         arguments.json.write_text(json.dumps(to_json(outcomes, ideals, **facts), indent=1) + "\n", encoding="utf-8")

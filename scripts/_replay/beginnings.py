@@ -17,7 +17,7 @@ from .trace import Recorded, load
 # that no earlier prompt began with. Sessions of codex differ in the last few lines only.
 MOST_COMPUTED = {"claude_code": 1.02, "codex": 1.10, "opencode": 1.03}
 _KEPT = ("system", "instructions", "messages", "input")
-_WORDS = (
+_WORDS = [
     "read",
     "write",
     "look",
@@ -32,7 +32,7 @@ _WORDS = (
     "name",
     "tool",
     "call",
-)
+]
 
 
 def first_requests(trace: Iterable[Recorded]) -> list[Recorded]:

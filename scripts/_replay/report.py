@@ -3,49 +3,32 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from scripts import markdown
 
 from .ideal import Ideal
 from .player import Outcome
 
 _COLUMNS = ("request", "at s", "prompt", "cached", "ideal", "of ideal", "reply", "TTFT")
 _ERROR_CHARS = 60
+_FILE_WIDTH = 160
 
 
 class Sums:
-    """The sums over several requests."""
+    """The sums over several requests, as the report's JSON names them."""
 
     def __init__(self, outcomes: Iterable[Outcome], ideals: Mapping[int, Ideal]):
         replied = [each for each in outcomes if each.reply is not None and not each.error]
+        replies = [each.reply for each in replied if each.reply]
         self.num_requests = len(replied)
-        self.prompt = sum(each.reply.prompt_tokens for each in replied if each.reply)
-        self.cached = sum(each.reply.cached_tokens for each in replied if each.reply)
-        self.replies = sum(each.reply.completion_tokens for each in replied if each.reply)
-        self.ideal = sum(ideals[each.recorded.number].tokens for each in replied) if ideals else None
+        self.prompt_tokens = sum(reply.prompt_tokens for reply in replies)
+        self.cached_tokens = sum(reply.cached_tokens for reply in replies)
+        self.ideal_tokens = sum(ideals[each.recorded.number].tokens for each in replied) if ideals else None
+        self.cached_of_ideal = self.cached_tokens / self.ideal_tokens if self.ideal_tokens else None
+        new = 0 if self.ideal_tokens is None else self.prompt_tokens - self.ideal_tokens
+        self.computed_of_ideal = (self.prompt_tokens - self.cached_tokens) / new if new else None
+        self.completion_tokens = sum(reply.completion_tokens for reply in replies)
         waits = sorted(each.ttft_s for each in replied if each.ttft_s is not None)
-        self.ttft_s = waits[len(waits) // 2] if waits else None
-
-    @property
-    def share(self) -> float | None:
-        return None if not self.ideal else self.cached / self.ideal
-
-    @property
-    def computed_of_ideal(self) -> float | None:
-        return None if self.ideal is None else (self.prompt - self.cached) / (self.prompt - self.ideal)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "num_requests": self.num_requests,
-            "prompt_tokens": self.prompt,
-            "cached_tokens": self.cached,
-            "ideal_tokens": self.ideal,
-            "cached_of_ideal": self.share,
-            "computed_of_ideal": self.computed_of_ideal,
-            "completion_tokens": self.replies,
-            "median_ttft_s": self.ttft_s,
-        }
+        self.median_ttft_s = waits[len(waits) // 2] if waits else None
 
 
 def groups(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal]) -> dict[str, Sums]:
@@ -63,18 +46,14 @@ def groups(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal]) -> dict[str
     return {name: sums for name, some in found.items() if (sums := Sums(some, ideals)).num_requests}
 
 
-def print_table(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal], console: Console, *, brief: bool) -> None:
+def print_table(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal], *, brief: bool) -> None:
     """Print the table in Markdown, as the docs show it. `brief`: sums only."""
-    table = Table(box=box.MARKDOWN)
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "request" else "right", no_wrap=True)
-    for outcome in outcomes if not brief else ():
-        table.add_row(*_row(outcome, ideals.get(outcome.recorded.number)))
+    rows = [_row(outcome, ideals.get(outcome.recorded.number)) for outcome in outcomes if not brief]
     for name, sums in groups(outcomes, ideals).items():
-        cells = (_number(sums.prompt), _number(sums.cached), _number(sums.ideal), _percent(sums.share))
-        title = f"{name}: {sums.num_requests} requests"
-        table.add_row(title, "", *cells, _number(sums.replies), _ms(sums.ttft_s))
-    console.print(table)
+        numbers = (_number(sums.prompt_tokens), _number(sums.cached_tokens), _number(sums.ideal_tokens))
+        last = (_percent(sums.cached_of_ideal), _number(sums.completion_tokens), _ms(sums.median_ttft_s))
+        rows.append((f"{name}: {sums.num_requests} requests", "", *numbers, *last))
+    markdown.output(_FILE_WIDTH).print(markdown.table(_COLUMNS, rows, left=("request",)))
 
 
 def _row(outcome: Outcome, ideal: Ideal | None) -> tuple[str, ...]:
@@ -111,7 +90,7 @@ def to_json(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal], **facts: A
     return {
         **facts,
         "requests": [_request_json(each, ideals.get(each.recorded.number)) for each in outcomes],
-        "sums": {name: sums.to_json() for name, sums in groups(outcomes, ideals).items()},
+        "sums": {name: vars(sums) for name, sums in groups(outcomes, ideals).items()},
     }
 
 
