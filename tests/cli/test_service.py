@@ -21,9 +21,8 @@ from tests.support.supervisors import Machine
 from vllm_mlx.cli import service as cli
 from vllm_mlx.cli.options import service_settings
 from vllm_mlx.cli.output import log_files
-from vllm_mlx.cli.service import History, Place, last_lines, new_lines
+from vllm_mlx.cli.service import History, Place, last_lines, new_lines, texts
 from vllm_mlx.cli.settings import AllSettings, settings_fields
-from vllm_mlx.cli.settings_file import texts
 from vllm_mlx.cli.supervisors import Launchd, Systemd
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vllm_mlx.cli.options import load_settings
-from vllm_mlx.cli.settings_file import texts
+from vllm_mlx.cli.service import texts
 
 LIST = """
 port = 1234

@@ -147,7 +147,7 @@ def _clear_there(root: Path | None, server: Remote, salt: str | None, model: str
     if root is not None and disk.get("folder") != str(root):
         raise CommandFailed(f"{why} The server at {server.url} is another one: give its address with --url.")
     query = "" if salt is None else f"?{urlencode({'salt': salt})}"
-    return int(server.delete(f"/v1/cache{query}")["freed_bytes"])
+    return int(server.ask(f"/v1/cache{query}", "DELETE")["freed_bytes"])
 
 
 @cache_app.command()
@@ -175,7 +175,7 @@ def memory(as_json: AsJson = False, url: UrlOption = None, api_key: KeyOption = 
     """Print what a running server's prefix cache holds in memory."""
     server = find_server(url, api_key, as_admin=True)
     server.status()  # or another program answers
-    held = server.get("/v1/cache")
+    held = server.ask("/v1/cache")
     if as_json:
         print(json.dumps(held, indent=2))
     else:

@@ -42,9 +42,6 @@ class Conversation:
         if self.turns and self.turns[-1]["role"] == "user":
             self.turns.pop()
 
-    def clear(self) -> None:
-        self.turns, self.images = [], []
-
 
 def image_url(path: Path) -> str:
     """Return a file as a `data:` URL, because the server may run on another machine. Raises WrongUsage."""
@@ -303,7 +300,7 @@ class Talk:
             case "thinking":
                 say(self._reasoning or "The last reply has no reasoning.", style="dim italic", markup=False)
             case "clear":
-                self._conversation.clear()
+                self._conversation.turns, self._conversation.images = [], []
             case "help":
                 say(_HELP, style="dim", markup=False)
             case _:

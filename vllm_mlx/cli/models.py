@@ -270,7 +270,7 @@ def unload(name: NameArgument = None, url: UrlOption = None, api_key: KeyOption 
 
 def _have_server(act: str, name: str | None, url: str | None, api_key: str | None) -> None:
     server = replace(find_server(url, api_key, as_admin=True), answer_s=_LOAD_S)
-    card = server.post(f"/v1/models/{quote(name or server.model().name)}/{act}?wait=true")
+    card = server.ask(f"/v1/models/{quote(name or server.model().name)}/{act}?wait=true", "POST")
     print(f"{card.get('id')} is {card.get('state')}.")
 
 

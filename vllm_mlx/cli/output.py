@@ -27,10 +27,6 @@ def descriptor_of(stream: TextIO | None) -> int:
     return os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
 
 
-def _no_notice(num_dropped: int) -> str:
-    return ""
-
-
 class Output:
     """One file descriptor and the thread that writes to it. The thread is a daemon: the process can end while it runs.
 
@@ -39,7 +35,7 @@ class Output:
     """
 
     def __init__(
-        self, fd: int, *, notice: Callable[[int], str] = _no_notice, before: Callable[[int], None] | None = None
+        self, fd: int, *, notice: Callable[[int], str] | None = None, before: Callable[[int], None] | None = None
     ) -> None:
         self._fd = fd
         self._notice = notice
@@ -89,7 +85,8 @@ class Output:
             with self._changed:
                 self._num_bytes -= len(data)
                 if self._num_dropped and not self._waiting:
-                    self._put(self._notice(self._num_dropped).encode())
+                    if self._notice is not None:
+                        self._put(self._notice(self._num_dropped).encode())
                     self._num_dropped = 0
                 self._changed.notify_all()
 
@@ -110,7 +107,8 @@ class OutputHandler(logging.StreamHandler[Output]):
         super().__init__(Output(fd, notice=self._notice, before=before))
 
     def format(self, record: logging.LogRecord) -> str:
-        return _cut(super().format(record))
+        line = super().format(record)
+        return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
 
     def flush(self) -> None:
         """Do nothing, because the thread writes each line."""
@@ -122,13 +120,8 @@ class OutputHandler(logging.StreamHandler[Output]):
 
     def _notice(self, num_dropped: int) -> str:
         text = f"{num_dropped} lines of the log were dropped, because they were not read in time"
-        return (
-            self.format(logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": text})) + "\n"
-        )
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
+        record = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": text})
+        return f"{self.format(record)}\n"
 
 
 def write_last(message: str) -> None:

@@ -50,26 +50,24 @@ def own_server(server: Remote, model: str, log: Path) -> Iterator[None]:
         if process.poll() is not None:
             note(f"the server ended before its client: {_last_line(log)} Its log is {log}.")
     finally:
-        _end(process)
+        assert process.stdin is not None
+        process.stdin.close()  # which ends the server, also if this process cannot wait for it
+        process.wait()
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", server: Remote, model: str, log: Path) -> None:
     started_s = time.monotonic()
     probe = replace(server, answer_s=_ANSWER_S)
     with SafeConsole(stderr=True, highlight=False).status("") as status:
-        while not _is_ready(probe):
+        while True:
+            with suppress(CommandFailed):
+                probe.ask("/health")
+                break
             if process.poll() is not None:
                 raise CommandFailed(f"The server could not start with {model}: {_last_line(log)} Its log is {log}.")
             status.update(Text(f"{time.monotonic() - started_s:.0f} s: {_last_line(log)}"[:_SHOWN]))
             time.sleep(_LOOK_S)
     note(f"the server is ready after {time.monotonic() - started_s:.1f} s.")
-
-
-def _is_ready(probe: Remote) -> bool:
-    with suppress(CommandFailed):
-        probe.get("/health")
-        return True
-    return False
 
 
 def _last_line(log: Path) -> str:
@@ -79,13 +77,6 @@ def _last_line(log: Path) -> str:
         text = file.read().decode(errors="replace")
     lines = [one_line(line) for line in text.replace("\r", "\n").splitlines()]
     return next((line.removeprefix("vllm-mlx: ") for line in reversed(lines) if line), "nothing is logged yet.")
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Close the pipe, which ends the server, and wait for it. It also ends if this process cannot wait."""
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
 
 
 def run_client(command: list[str], program: str, environment: dict[str, str]) -> int:

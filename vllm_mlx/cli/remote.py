@@ -62,28 +62,19 @@ class Remote:
     api_key: str | None = None
     answer_s: float = ANSWER_S  # how long to wait for an answer that is not streamed
 
-    def get(self, path: str) -> Any:
-        return self._json("GET", path)
-
     def entries(self, path: str) -> list[dict[str, Any]]:
         """Return the entries of a list of the server."""
-        entries = self.get(path).get("data") or []
+        entries = self.ask(path).get("data") or []
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
             raise CommandFailed(self._other_program())
         return entries
 
     def status(self) -> dict[str, Any]:
         """Return the status of the server."""
-        fields: dict[str, Any] = self.get("/v1/status")
+        fields: dict[str, Any] = self.ask("/v1/status")
         if not (isinstance(fields.get("build"), dict) and isinstance(fields.get("cache"), dict)):
             raise CommandFailed(self._other_program())
         return fields
-
-    def post(self, path: str) -> Any:
-        return self._json("POST", path)
-
-    def delete(self, path: str) -> Any:
-        return self._json("DELETE", path)
 
     def model(self, name: str | None = None) -> Model:
         """Return the model to which the server gives this name, or the first model that is served."""
@@ -92,7 +83,7 @@ class Remote:
             if name is None or model.name == name:
                 return model
         with suppress(CommandFailed, KeyError):  # a name may fit a pattern, which the list leaves out
-            return Model.of(self.get(f"/v1/models/{quote(name or '')}"))
+            return Model.of(self.ask(f"/v1/models/{quote(name or '')}"))
         known = ", ".join(model.name for model in models)
         raise WrongUsage(f"{self.url} does not serve {name}. It serves {known}.")
 
@@ -127,7 +118,8 @@ class Remote:
                 raise CommandFailed(self._refusal(response))
             yield _checked(response.iter_lines())
 
-    def _json(self, method: str, path: str) -> Any:
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """Send a request without a body. Return the JSON object of its answer."""
         with self._client(self.answer_s) as client, self._explained():
             response = client.request(method, path)
             if response.is_error:

@@ -108,13 +108,7 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack, is_ready: 
     )
     app = create_app(engine, config, engine.memories.responses, recorder)
     is_ready.set()
-    run(
-        app,
-        engine,
-        sock,
-        drain_s=settings.drain_s,
-        started=lambda: show(banner, screen),
-    )
+    run(app, engine, sock, drain_s=settings.drain_s, started=lambda: show(banner, screen))
 
 
 def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:

@@ -12,21 +12,22 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
+from pydantic import BaseModel, SecretStr
 
+from ..core.config import ReasoningStrings
 from ..core.errors import ConfigError, VLLMMLXError
 from ..core.private_file import rights_of, write_private
 from .options import SERVICE_FILE, SERVICE_KEYS, service_settings, takes_settings
 from .output import LogFile, log_files, write_last
 from .remote import NoServer, Remote
-from .settings import Settings, local_url
-from .settings_file import texts
+from .settings import OF_A_MODEL, Settings, local_url
 from .supervisors import THROTTLE_S, Job, Supervisor, program_path, supervisor
 from .terminal import BrokeDown, CommandFailed, ExitCode, exit_code_of, option, printable
 from .worker import check_working, run_worker
@@ -398,3 +399,35 @@ def _installed(place: Place) -> Supervisor:
     if not (place.settings.exists() and service.path.exists()):
         raise CommandFailed(NOT_INSTALLED)
     return service
+
+
+def texts(settings: Settings) -> tuple[str, str]:
+    """Return the settings file and the key file as TOML, with absolute paths: a service has its own folder."""
+    names = settings.model_fields_set - (OF_A_MODEL if settings.models else set()) - {"models", "api_key"}
+    tables = [f"\n[[models]]\n{_lines(listed, listed.model_fields_set)}" for listed in settings.models]
+    return _lines(settings, names) + "".join(tables), _lines(settings, settings.model_fields_set & {"api_key"})
+
+
+def _lines(values: BaseModel, names: Iterable[str]) -> str:
+    lines = []
+    for name in sorted(names):
+        value = _plain(getattr(values, name))
+        if name == "model" and Path(value).expanduser().is_dir():
+            value = str(Path(value).expanduser().resolve())
+        lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
+    return "".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting's value in the types of TOML."""
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case ReasoningStrings(start=start, end=end):
+            return json.dumps({"reasoning_start_str": start, "reasoning_end_str": end})
+        case Path():
+            return str(value.expanduser().absolute())
+        case tuple() | list():
+            return [_plain(part) for part in value]
+        case _:
+            return value

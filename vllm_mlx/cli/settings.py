@@ -5,6 +5,7 @@ here. `PANELS` lists them all.
 """
 
 import ipaddress
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -33,7 +34,6 @@ from .values import (
     read_reasoning_strings,
     read_speculative_config,
     read_template,
-    speculative_values,
 )
 
 ENV_PREFIX = "VLLM_MLX_"
@@ -255,7 +255,7 @@ class Settings(_Values):
                 raise ConfigError("--cache-thinking-tokens and --cache-reasoning drop contradict each other.")
             values["cache_reasoning"] = "keep"
         if self.speculative_config is not None:
-            given = speculative_values(self.speculative_config)
+            given = json.loads(self.speculative_config)
             asked = {"num_draft_tokens": given.get("num_speculative_tokens", "auto")}
             if "model" in given:
                 asked["draft_model"] = given["model"]
@@ -314,12 +314,6 @@ def takes_several(field: FieldInfo) -> bool:
     return get_origin(field.annotation) is tuple
 
 
-def _declared(name: str) -> tuple[Any, FieldInfo]:
-    """Return the type of a setting that a group declares, and its default, range and help text."""
-    field = next(group.__pydantic_fields__[name] for group in GROUPS if name in group.__pydantic_fields__)
-    return field.annotation, field
-
-
 NAMES = frozenset(name for names in PANELS.values() for name in names)
 OF_A_MODEL = NAMES & {
     *ModelConfig.__pydantic_fields__, *SamplingDefaults.__pydantic_fields__, "served_model_name", "speculative_config",
@@ -327,18 +321,16 @@ OF_A_MODEL = NAMES & {
 """The settings that describe a model, and not the process. Each of several models has its own."""
 
 
-def _with_declared(name: str, base: type[T], names: Collection[str]) -> type[T]:
-    """Add the settings that the layers below declare."""
-    fields: dict[str, Any] = {one: _declared(one) for one in sorted(names) if one not in Settings.model_fields}
-    return create_model(name, __base__=base, **fields)
+def _with_declared(name: str, base: type[T], names: Collection[str], **more: Any) -> type[T]:
+    """Add the settings that the layers below declare, with their types, defaults, ranges and help texts."""
+    declared = {one: field for group in reversed(GROUPS) for one, field in group.__pydantic_fields__.items()}
+    own = sorted(set(names) - Settings.model_fields.keys())
+    fields: dict[str, Any] = {one: (declared[one].annotation, declared[one]) for one in own}
+    return create_model(name, __base__=base, **fields, **more)
 
 
 ListedModel = _with_declared("ListedModel", OwnModel, OF_A_MODEL)
-AllSettings = create_model(
-    "AllSettings",
-    __base__=_with_declared("_AllSettings", Settings, NAMES),
-    models=(tuple[ListedModel, ...], ()),  # type: ignore[valid-type]
-)
+AllSettings = _with_declared("AllSettings", Settings, NAMES, models=(tuple[ListedModel, ...], ()))  # type: ignore[valid-type]
 
 
 def settings_fields() -> Iterator[tuple[str, FieldInfo, str]]:

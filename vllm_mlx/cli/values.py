@@ -140,11 +140,6 @@ def read_speculative_config(value: object) -> str:
     return json.dumps(given)
 
 
-def speculative_values(text: str) -> dict[str, Any]:
-    """Return the values of the text that `read_speculative_config` returned."""
-    return dict(json.loads(text))
-
-
 _MEDIA_HINT = 'write image=4,video=1, or {"image": 4, "video": 1}'
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(\d{1,9})\s*")
 _MEDIA = MediaConfig()
