@@ -242,7 +242,7 @@ def test_rows_without_luck_take_no_drafts_beside_others_unless_they_are_padded(p
 def test_a_new_row_begins_hopeful_and_an_ended_one_is_forgotten() -> None:
     controller = DepthController(MOST)
     assert decide(controller, {0: 4}) == {0: 4}
-    for _ in range(30):
+    for _ in range(60):
         controller.learn(0, 4, 0)
     assert controller.depths({0: 4}) == {}
     assert controller.depths({0: 4, 1: 4}) == {}, "a plain pass of two rows comes first"

@@ -294,7 +294,7 @@ def test_a_head_that_is_always_wrong_parks_and_ngrams_go_on() -> None:
         for token in coming[: 1 + right]:
             seq.output_token_ids.append(token)
             speculation.take(seq, token)
-    assert speculation.num_accepted["mtp"] == 0 and speculation.num_drafted["mtp"] < 60
+    assert speculation.num_accepted["mtp"] == 0 and speculation.num_drafted["mtp"] < 80
     assert drafted_at and drafted_at[0] < 250, "six tokens after the text repeats"
 
 
