@@ -108,7 +108,7 @@ class Bench:
         )
         texts = self.texts(rng)
         rows = self.rows(speculation, texts, rng)
-        texts[0] = texts[0][BLOCK:] if self.source == "ngram" else texts[0]
+        texts = [text[BLOCK if self.source == "ngram" else 1 :] for text in texts]
         now = own = 0.0
         num_tokens, is_ahead = 0, False
         for number in range(PASSES):

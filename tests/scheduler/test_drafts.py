@@ -276,13 +276,13 @@ def test_a_head_drafts_where_nothing_better_is_known() -> None:
 
 
 def test_a_head_that_is_always_wrong_parks_and_ngrams_go_on() -> None:
-    speculation = Speculation(DepthController(MOST), 1000, has_head=True)
+    speculation = Speculation(DepthController(MOST), 1000, shares_forward=True, state_bytes=0, has_head=True)
     seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(5,)), sampling=TokenSampling(), max_tokens=400)
     speculation.open(seq)
     text = [*range(10, 250), *range(30, 120)]
     now, drafted_at = 0.0, []
     while seq.num_output_tokens < len(text):
-        drafts, _ = speculation.plan([seq], now, 1 << 30, is_ahead=False, merged=())
+        drafts, _ = speculation.plan([seq], now, 1 << 30, is_ahead=False, merged=(), is_alone=True)
         block = drafts.get(0, ())
         coming = text[seq.num_output_tokens : seq.num_output_tokens + 1 + len(block)]
         right = next((at for at, draft in enumerate(block) if coming[at : at + 1] != [draft]), len(block))
@@ -305,7 +305,10 @@ def simulated(
 
     With `other_s`, another model runs a step of so many seconds after each one, and each step reads its own samples.
     """
-    speculation, rng = Speculation(DepthController(MOST, fixed=is_fixed), 1000, has_head=True), random.Random(3)
+    speculation, rng = (
+        Speculation(DepthController(MOST, fixed=is_fixed), 1000, shares_forward=True, state_bytes=0, has_head=True),
+        random.Random(3),
+    )
     seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(5,)), sampling=TokenSampling(), max_tokens=10**6)
     speculation.open(seq)
     now = spent = tokens = 0.0

@@ -52,8 +52,8 @@ class _Costs:
         known = {self.num_rows: 1.0} | {at: median_low(costs) for at, costs in self._measured.items() if costs}
         costs = [1.0]
         for low, high in pairwise(sorted(known)):
-            slope = (known[high] - known[low]) / (high - low)
-            costs += [known[low] + slope * more for more in range(1, high - low + 1)]
+            step = (known[high] - known[low]) / (high - low)
+            costs += [known[low] + step * more for more in range(1, high - low + 1)]
         num_hoped = self.widest if self._plain_s else most
         costs += [costs[-1] * (1 + _HOPE * more / self.num_rows) for more in range(1, num_hoped + 1)]
         return costs[: most + 1]
@@ -97,8 +97,7 @@ class DepthController:
         self._rates: dict[Hashable, _Rates] = {}  # by row
         self._num_plain = 0  # plain passes that come next
         self._num_waited = self._num_probes = 0  # steps since the last probe, or since drafting began or ended
-        self._wait = _WAITS[0]
-        self._is_probing = self._has_learnt = False  # a probe lasts until a row has learnt from it
+        self._wait, self._is_probing, self._has_learnt = _WAITS[0], False, False  # a probe lasts until a row has learnt
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """Take the seconds of a pass. `num_tokens`: what the device computed, padding included."""
@@ -106,7 +105,7 @@ class DepthController:
             self._costs[num_rows].observe(num_tokens, seconds)
 
     def learn(self, row: Hashable, drafted: int, accepted: int) -> None:
-        """Take what became of a row's drafts. Unknown rows are left out: they have ended."""
+        """Take what became of a row's drafts. Rows that have ended are left out."""
         if row in self._rates:
             is_old = self._is_probing and self.parked  # the text may have changed
             self._rates[row].learn(drafted, accepted, _PARKED_FADE if is_old else _FADE)
@@ -122,7 +121,7 @@ class DepthController:
         """
         limits = {row: min(number, self._most) for row, number in available.items()}
         if self._fixed or not any(limits.values()):
-            return _clipped(limits, self._most)
+            return {row: limit for row, limit in limits.items() if limit > 0}
         if len(limits) not in self._costs:
             self._costs[len(limits)], self._num_plain = _Costs(len(limits)), _NUM_PLAIN
         was_parked = self.parked is not None
@@ -138,7 +137,7 @@ class DepthController:
         if self._num_plain >= 0:
             return {}
         probed = (1, 3, 1, self._most)[self._num_probes % 4]  # the widest too: costs rise in stairs
-        return _clipped(limits, probed) if self._is_probing else best
+        return {row: min(limit, probed) for row, limit in limits.items() if limit > 0} if self._is_probing else best
 
     def _best(self, limits: Mapping[Row, int], costs: _Costs) -> dict[Row, int]:
         """The depths with the most expected tokens a second; none, and parked, if they do not win the margin."""
@@ -162,7 +161,3 @@ class DepthController:
                 gain, num_taken = tokens / table[more], number
         self.parked = None if num_taken else WRONG if can_win else COSTLY
         return Counter(row for _, _, row in drafts[:num_taken])
-
-
-def _clipped(depths: Mapping[Row, int], most: int) -> dict[Row, int]:
-    return {row: min(depth, most) for row, depth in depths.items() if depth > 0}

@@ -40,13 +40,7 @@ class _Pass:
 
 class Speculation:
     def __init__(
-        self,
-        depth: DepthController,
-        vocab_size: int,
-        *,
-        shares_forward: bool = True,
-        state_bytes: int = 0,
-        has_head: bool = False,
+        self, depth: DepthController, vocab_size: int, *, shares_forward: bool, state_bytes: int, has_head: bool
     ):
         """`vocab_size`: ids from here on have no logit. `state_bytes`: recurrent state of a row, which is recorded at
         each token of a pass with drafts; the rows of such a pass are padded to the longest one. `has_head`: the model
@@ -68,7 +62,6 @@ class Speculation:
         self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: what grammars force next
         self._pass: _Pass | None = None
         self._num_wrong = 0  # drafts of the head of which a token was wrong
-        self._is_judged = False  # whether the head has made enough drafts to be judged
 
     @property
     def parked(self) -> str | None:
@@ -104,7 +97,7 @@ class Speculation:
         *,
         is_ahead: bool,
         merged: Collection[int],
-        is_alone: bool = False,
+        is_alone: bool,
     ) -> tuple[Drafts, bool]:
         """Plan the drafts of the next step, in which these rows decode, and whether it must read its own samples.
 
@@ -112,8 +105,7 @@ class Speculation:
         parked, they get none, because each of them would be copied. `is_alone`: no other model has work, so that the
         time between two plans is that of a pass; otherwise the runner's own time is taken where it is known.
 
-        `free_bytes` is the memory in which recurrent states can be recorded, beside rows that grow by all drafts. There
-        are no drafts if they do not fit.
+        `free_bytes`: memory to record recurrent states, beside rows that grow by all drafts; without it, no drafts.
         """
         last = self._pass
         self._observe(now_s, is_ahead=is_ahead, is_alone=is_alone)
@@ -157,15 +149,16 @@ class Speculation:
             self._pass.decode_s = output.decode_s
 
     def _count(self, source: str, num_drafted: int, num_accepted: int) -> None:
+        was_judged = self.num_drafted[HEAD] >= _JUDGED
         self.num_drafted[source] += num_drafted
         self.num_accepted[source] += num_accepted
         for position in range(num_accepted):
             self.num_accepted_at[position] += 1
-        if source == HEAD and not self._is_judged:
-            self._num_wrong += num_accepted < num_drafted
-            self._is_judged, right = self.num_drafted[HEAD] >= _JUDGED, self.num_accepted[HEAD]
-            if self._is_judged and right < _LEAST_ACCEPTED * (right + self._num_wrong):
-                logger.warning("The MTP head guesses %d tokens right and %d wrong: %s", right, self._num_wrong, _ADVICE)
+        self._num_wrong += source == HEAD and num_accepted < num_drafted
+        wrong, right = self._num_wrong, self.num_accepted[HEAD]
+        is_due = self.num_drafted[HEAD] >= _JUDGED and not was_judged
+        if is_due and right < _LEAST_ACCEPTED * (right + wrong):
+            logger.warning("The MTP head guesses %d tokens right and %d wrong: %s", right, wrong, _ADVICE)
 
     def _find(self, rows: Rows[Sequence], lag: int, left_out: Collection[int]) -> dict[int, Draft]:
         """The drafts of the rows, behind `lag` tokens for samples that are not read yet."""
