@@ -36,7 +36,7 @@ _FETCHES_PER_REQUEST = 4
 _MAX_REQUEST_BYTES = 256 * 1024 * 1024  # the files of one request together; a request body has the same limit
 MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # all files that are not decoded yet
 _RETRY_S = 5.0
-FRESH_S = 300.0  # how long the file of an address is used again without a request
+FRESH_S = 300.0  # in which the file of an address is used again without a request
 _ADDRESSES_BYTES = 2 << 20  # addresses of recent files
 _ADDRESS_BYTES = 1000  # the objects of one address, without its characters
 

@@ -129,7 +129,7 @@ class ImageRenderer:
         max_pixels: int,
     ):
         """`merge_size`: patches along one side of a token, if the processor returns a grid of patches."""
-        self.marker = marker  # what a chat template writes for an image
+        self.marker = marker  # text that a chat template writes for an image
         self.token_id = token_id
         self._processor = processor
         self._tokenizer = tokenizer
@@ -184,7 +184,7 @@ class VideoRenderer:
         max_pixels: int,
     ):
         """`config`: the checkpoint's; `max_pixels`: the limit of one frame."""
-        self.marker = marker  # what a chat template writes for a video
+        self.marker = marker  # text that a chat template writes for a video
         self.sampling = FrameSampling.of(processor.video_processor)
         self._processor = processor
         self._tokenizer = tokenizer

@@ -63,7 +63,7 @@ class ChatPrompts:
         *,
         resumes_anywhere: bool = True,
     ):
-        """`judge` says whether a prompt opens reasoning. `resumes_anywhere`: prompts get no snapshot points."""
+        """`judge`: the reader of open reasoning in prompts. `resumes_anywhere`: prompts get no snapshot points."""
         self._tokenizer = tokenizer
         self._template = template
         self._memory = memory
@@ -122,7 +122,7 @@ class ChatPrompts:
             self._memory.add(_remembered(prompt, reply), prompt.token_ids)
 
     def kept_tokens(self, prompt: ChatPrompt, reply: FinishedReply, policy: CacheReasoning) -> int:
-        """The length of the longest start of prompt + reply that a next prompt can begin with.
+        """Return the length of the longest start of prompt + reply that a next prompt can begin with.
 
         It may end in the prompt.
         """
@@ -169,7 +169,7 @@ class ChatPrompts:
         return encoded
 
     def _known_prefix(self, entry: RememberedReply, text: str, request: Request) -> KnownPrefix | None:
-        """The ids that `entry` gives for the start of `text`, which begins with the entry's prompt."""
+        """Return the ids that `entry` gives for the start of `text`, which begins with the entry's prompt."""
         rest = text[entry.text_length :]
         splice = self._splicer.splice(rest, entry.reply, request, entry.tail[-8:], entry.starts_in_reasoning)
         if splice.num_tokens:
@@ -177,9 +177,9 @@ class ChatPrompts:
         return self._known_of_prompt(entry, text)
 
     def _known_of_prompt(self, entry: RememberedReply, text: str) -> KnownPrefix | None:
-        """The prompt's ids up to its last added token, after which any text is tokenized as it would be alone.
+        """Return the prompt's ids up to its last added token, after which any text is tokenized as it would be alone.
 
-        If there is no added token after the base, they are the ids of the base.
+        Without an added token after the base, return the ids of the base.
         """
         for index in range(len(entry.tail) - 1, -1, -1):
             added = self._tokenizer.added_token(entry.tail[index])

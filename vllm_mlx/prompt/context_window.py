@@ -34,7 +34,7 @@ class ContextWindow:
         self.max_model_len = max_model_len
 
     def check_text(self, text: str, *, param: str, known_chars: int = 0, known_tokens: int = 0) -> None:
-        """Raises ContextLengthExceeded for a text that cannot fit, without tokenizing it.
+        """Raise ContextLengthExceeded for a text that cannot fit, without tokenizing it.
 
         `param` is the request field that holds the prompt.
         The first `known_tokens` ids of the prompt are known; they stand for its first `known_chars` characters.
@@ -51,7 +51,7 @@ class ContextWindow:
             )
 
     def check_ids(self, token_ids: Sequence[int], *, param: str) -> None:
-        """Raises InvalidParameter for an empty prompt, ContextLengthExceeded for one that leaves no room for a reply.
+        """Raise InvalidParameter for an empty prompt, ContextLengthExceeded for one that leaves no room for a reply.
 
         `param` is the request field that holds the prompt.
         """
@@ -111,7 +111,7 @@ class TokenFloor:
         )
 
     def _knows_all_bytes(self, is_byte_level: bool) -> bool:
-        """Whether every byte has a token. Otherwise a run of unknown characters may become one token or vanish."""
+        """Return whether each byte has a token. If not, a run of unknown characters may become one token or vanish."""
         backend, kinds = self._tokenizer.backend, self._tokenizer.decoder_types
         if is_byte_level:
             return "ByteLevel" in kinds and all(backend.token_to_id(char) is not None for char in BYTE_OF_CHAR)
@@ -132,7 +132,7 @@ class TokenFloor:
 
 
 def _parts(component: Any, key: str) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, including those inside sequences."""
+    """Yield the steps of a normalizer or pre-tokenizer, including those inside sequences."""
     waiting = [] if component is None else [json.loads(component.__getstate__())]
     while waiting:
         state = waiting.pop()
@@ -143,7 +143,7 @@ def _parts(component: Any, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _keeps_bytes(normalizer: dict[str, Any]) -> bool:
-    """Whether the normalizer changes a text only in ways that `_pieces` and the weights take into account."""
+    """Return whether the normalizer changes a text only in ways that `_pieces` and the weights take into account."""
     match normalizer:
         case {"type": "NFC" | "Prepend" | "ByteLevel"}:
             return True
@@ -153,5 +153,5 @@ def _keeps_bytes(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether the pieces of a text together contain the complete text."""
+    """Return whether the pieces of a text together contain the complete text."""
     return pre_tokenizer["type"] in _COMPLETE_PRE_TOKENIZERS and pre_tokenizer.get("behavior") != "Removed"

@@ -24,7 +24,7 @@ class DeclaredValue:
         self._items: DeclaredValue | None = None
 
     def argument(self, name: str) -> "DeclaredValue | None":
-        """The property `name` of the value; None if no subschema names it."""
+        """Return the property `name` of the value; None if no subschema names it."""
         if name not in self._children:
             properties = (branch.get("properties") for branch in self._branches)
             found = tuple(table[name] for table in properties if isinstance(table, Mapping) and name in table)
@@ -35,19 +35,19 @@ class DeclaredValue:
 
     @property
     def items(self) -> "DeclaredValue":
-        """The items of the value, if it is an array."""
+        """Return the items of the value, if it is an array."""
         if self._items is None:
             self._items = DeclaredValue(tuple(branch.get("items") for branch in self._branches), self._root)
         return self._items
 
     def defaults(self) -> Iterator[Any]:
-        """The declared defaults that nest no deeper than the arguments of a reply may."""
+        """Return the declared defaults that nest no deeper than the arguments of a reply may."""
         found = (branch["default"] for branch in self._branches if "default" in branch)
         return (default for default in found if not is_deeper(default, MAX_DEPTH))
 
     @cached_property
     def _branches(self) -> tuple[Mapping[str, Any], ...]:
-        """The subschemas, their references and alternatives, each once; `_MAX_BRANCHES` at most."""
+        """Return the subschemas, their references and alternatives, each once; `_MAX_BRANCHES` at most."""
         found: dict[int, Mapping[str, Any]] = {}
         waiting = list(islice(self._schemas, _MAX_BRANCHES))
         while waiting and len(found) < _MAX_BRANCHES:
@@ -64,7 +64,7 @@ class DeclaredValue:
 
 
 def declared_arguments(tools: Iterable[ToolSpec]) -> dict[str, DeclaredValue]:
-    """The declared arguments of each tool, by its name."""
+    """Return the declared arguments of each tool, by its name."""
     return {
         tool.name: DeclaredValue((tool.parameters,), tool.parameters) for tool in tools if tool.parameters is not None
     }
@@ -74,7 +74,7 @@ _NO_TOOLS: Mapping[str, DeclaredValue] = {}
 
 
 def is_echo(message: Message, reply: Message, tools: Mapping[str, DeclaredValue] = _NO_TOOLS) -> bool:
-    """Whether the message repeats the reply. White space around texts and the order of arguments may differ.
+    """Return whether the message repeats the reply. White space around texts and the order of arguments may differ.
 
     The reasoning may be missing. A call with the same id may have additional arguments if each has the default that
     its tool in `tools` declares, since clients fill these in. Any other addition is an edit.
@@ -90,7 +90,7 @@ def is_echo(message: Message, reply: Message, tools: Mapping[str, DeclaredValue]
 
 
 def is_same(message: Message, reply: Message) -> bool:
-    """Whether both say the same, reasoning included. White space around texts and the order of arguments may differ."""
+    """Return whether both say the same, as `is_echo` does, with the same reasoning."""
     one, other = calls_of(message), calls_of(reply)
     return (
         text_of(message) == text_of(reply)
@@ -128,7 +128,7 @@ def _is_same_call(sent: ToolCallPart, written: ToolCallPart, declared: DeclaredV
 
 
 def _is_same_value(sent: Any, written: Any, declared: DeclaredValue | None = None) -> bool:
-    """Whether both are the same JSON value; 1.0 equals 1, since some languages have only one kind of number.
+    """Return whether both are the same JSON value; 1.0 equals 1, since some languages have only one kind of number.
 
     With `declared`, objects in `sent` may have additional properties that have the declared default.
     """

@@ -16,7 +16,7 @@ class EncodedText:
     """A text and its ids: first the ids of a known prefix, if there is one, then the ids of the tokenized tail."""
 
     def __init__(self, tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix | None = None):
-        """The known ids are used if the rest of the text is tokenized the same without them."""
+        """Encode a text. The known ids are used if the rest of the text is tokenized the same without them."""
         self._tokenizer = tokenizer
         self.text = text
         rest = None if known_prefix is None else _rest(tokenizer, text, known_prefix)
@@ -44,7 +44,7 @@ class EncodedText:
         return self.boundary_before(start + _clean_end(mine, num_common))
 
     def before_space(self, boundary: Boundary) -> Boundary:
-        """The last boundary at or before this one without white space before it.
+        """Return the last boundary at or before this one without white space before it.
 
         White space there would merge into one token with white space that another text has after the boundary.
         """
@@ -57,7 +57,7 @@ class EncodedText:
         return boundary
 
     def boundary_before(self, end: int) -> Boundary:
-        """The last boundary between tokens at or before character `end`."""
+        """Return the last boundary between tokens at or before character `end`."""
         if self.known_prefix is not None and end <= self.known_prefix.num_chars:
             return self._known_boundary(end)
         index = self._token_at(end - 1)
@@ -76,7 +76,7 @@ class EncodedText:
         return Boundary(0, 0) if self.known_prefix is None else self.known_prefix.entry.boundary_before(end)
 
     def _window(self, end: int) -> int:
-        """Where to begin tokenizing so that the ids around character `end` are the same as in the complete text."""
+        """Return the character to tokenize from, so that the ids around `end` are those of the complete text."""
         last = self._token_at(end - 1)
         if last is None:
             return self._start
@@ -90,7 +90,7 @@ class EncodedText:
         return self._start + (0 if span is None else span[0])
 
     def _token_at(self, position: int) -> int | None:
-        """The index in the tail of the token that holds a character, or else of the nearest token before it."""
+        """Return the index in the tail of the token that holds a character, or else of the nearest token before it."""
         for char in range(position - self._start, max(-1, position - self._start - _WINDOW), -1):
             index = self._encoding.char_to_token(char)
             if index is not None:
@@ -99,7 +99,7 @@ class EncodedText:
 
 
 def _rest(tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix) -> tuple[int, tokenizers.Encoding] | None:
-    """Return where the tail of a text begins, and its encoding, or None if other ids follow the known prefix."""
+    """Return the start of a text's tail, and its encoding, or None if other ids follow the known prefix."""
     added = tokenizer.added_token(known_prefix.last_id)
     if added is not None and text.endswith(added[0], 0, known_prefix.num_chars):
         start = known_prefix.num_chars - len(added[0])
@@ -112,7 +112,7 @@ def _rest(tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix) -> tuple[i
 
 
 def common_prefix(a: str | Sequence[Any], b: str | Sequence[Any]) -> int:
-    """The number of items that both begin with, found by bisection: comparing slices is faster than comparing items."""
+    """Return the number of items that both begin with. Bisection compares slices, which is faster than items."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -124,7 +124,7 @@ def common_prefix(a: str | Sequence[Any], b: str | Sequence[Any]) -> int:
 
 
 def _continues(tokenizer: Tokenizer, known_prefix: KnownPrefix, token_ids: list[int], rest: str) -> bool:
-    """Whether these ids of `rest`, tokenized alone, also decode to `rest` after the known prefix.
+    """Return whether these ids of `rest`, tokenized alone, also decode to `rest` after the known prefix.
 
     They always do if they begin with an added token. Some tokenizers put a space before any other text.
     """

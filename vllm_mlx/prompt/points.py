@@ -115,14 +115,14 @@ def _all_probes(request: Request) -> Iterator[Probes]:
 
 
 def _without_conversation(request: Request) -> Iterator[Probes]:
-    """A pair that shares only the tools and the leading system messages with the request."""
+    """Yield a pair that shares only the tools and the leading system messages with the request."""
     assert request.messages is not None
     system = tuple(itertools.takewhile(lambda message: message.role == "system", request.messages))
     yield tuple(_with_messages(request, (*system, _user_message(text))) for text in _TEXTS)
 
 
 def _before_last_question(request: Request) -> Iterator[Probes]:
-    """A pair with another last question: clients go back a turn to summarize, to edit or to try again."""
+    """Yield a pair with another last question: clients go back a turn to summarize, to edit or to try again."""
     assert request.messages is not None
     asked = [number for number, message in enumerate(request.messages) if message.role == "user"]
     if asked and any(message.role == "assistant" for message in request.messages[: asked[-1]]):
@@ -131,7 +131,7 @@ def _before_last_question(request: Request) -> Iterator[Probes]:
 
 
 def _with_more_said(request: Request) -> Iterator[Probes]:
-    """A probe whose last question is longer, or in which a question follows the last tool result."""
+    """Yield a probe with a longer last question, or with a question behind the last tool result."""
     assert request.messages is not None
     if request.continue_final_message or not request.messages:
         return
@@ -144,7 +144,7 @@ def _with_more_said(request: Request) -> Iterator[Probes]:
 
 
 def _with_next_turn(request: Request) -> Iterator[Probes]:
-    """Pairs in which the conversation continues: with a reply and a question, then with a tool call and its result."""
+    """Yield pairs that continue the conversation: with a reply and a question, then with a tool call and its result."""
     assert request.messages is not None
     if request.continue_final_message or not request.messages or request.messages[-1].role == "assistant":
         return
@@ -164,7 +164,7 @@ def _with_next_turn(request: Request) -> Iterator[Probes]:
 
 
 def next_requests(request: Request, reply: Message, text: str) -> Iterator[Request]:
-    """The requests that can follow: with the reply's reasoning, then without it.
+    """Yield the requests that can follow: with the reply's reasoning, then without it.
 
     `text` is the result of every tool call in the reply, or the next question if it has no calls.
     """
@@ -179,7 +179,7 @@ def next_requests(request: Request, reply: Message, text: str) -> Iterator[Reque
 
 
 def _with_messages(request: Request, messages: tuple[Message, ...]) -> Request:
-    """The request for a reply to another conversation, with the same tools and settings."""
+    """Return the request for a reply to another conversation, with the same tools and settings."""
     return replace(request, messages=messages, add_generation_prompt=True, continue_final_message=False)
 
 

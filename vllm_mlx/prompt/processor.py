@@ -137,11 +137,11 @@ class RequestProcessor:
 
     @property
     def no_videos(self) -> str | None:
-        """The reason why the model takes no videos, as the end of a sentence; None if it takes them."""
+        """Return the end of the sentence "This model takes no videos: …"; None if it takes videos."""
         return "it takes no images either" if self._vision is None else self._vision.no_videos
 
     def media_of(self, request: Request) -> tuple[MediaPart, ...]:
-        """The images and videos of a request. Raises Unsupported if the model takes no such parts."""
+        """Return the images and videos of a request. Raises Unsupported if the model takes no such parts."""
         parts = media_parts(request)
         if parts and not self.takes_images:
             kind = "images" if any(isinstance(part, ImagePart) for part in parts) else "videos"
@@ -192,7 +192,7 @@ class RequestProcessor:
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint, prediction, index)
 
     def _prediction(self, request: Request) -> PromptIndex | None:
-        """The tokens of a request's prediction, up to one for which the model has no logit."""
+        """Return the tokens of a request's prediction, up to one for which the model has no logit."""
         if not request.prediction:
             return None
         try:
@@ -207,7 +207,7 @@ class RequestProcessor:
         return PromptIndex(tuple(takewhile(lambda token_id: token_id < self._vocab_size, ids)))
 
     def _completion(self, request: Request) -> PromptInputs:
-        """The prompt of a text completion, given as a text or as ids."""
+        """Return the prompt of a text completion, given as a text or as ids."""
         prompt = request.prompt
         assert prompt is not None
         if isinstance(prompt, str):
@@ -257,7 +257,7 @@ class RequestProcessor:
             self._changes.remember(prepared.compared, prepared.chat, reply)
 
     def kept_tokens(self, prepared: PreparedRequest, reply: FinishedReply, policy: CacheReasoning | None = None) -> int:
-        """The number of tokens of prompt + reply that the next turn can begin with. It may be less than the prompt's.
+        """Return the tokens of prompt + reply that the next turn can begin with, or fewer than the prompt has.
 
         `policy` None means the server's, unless the request says whether its reasoning stays.
         """

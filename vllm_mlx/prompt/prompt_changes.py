@@ -94,7 +94,7 @@ class PromptChanges:
             self._recent.evict()
 
     def _last(self, request: Request, prompt: _Prompt) -> _Prompt | None:
-        """The prompt whose reply is the latest known reply in the conversation."""
+        """Return the prompt whose reply is the latest known reply in the conversation."""
         assert request.messages is not None
         for message in reversed(request.messages):
             if message.role != "assistant":
@@ -131,7 +131,7 @@ class PromptChanges:
 
 
 def _cause(last: _Prompt, prompt: _Prompt, number: int | None) -> ChangeCause:
-    """Why the prompts differ in message `number`. Templates write tools before or after the first message.
+    """Return the cause of a difference in message `number`. Templates write tools before or after the first message.
 
     A message that was removed looks like a changed one, since another is in its place.
     """
@@ -145,7 +145,7 @@ def _cause(last: _Prompt, prompt: _Prompt, number: int | None) -> ChangeCause:
 
 
 def _message_at(messages: Sequence[Message], text: str, position: int) -> int | None:
-    """The index of the message that contains `position`, found by searching its texts in the rendered prompt."""
+    """Return the index of the message that contains `position`, found by searching its texts in the rendered prompt."""
     cursor, found = 0, None
     for number, message in enumerate(messages):
         for words in _words(message):
@@ -174,7 +174,7 @@ def _words(message: Message) -> Iterator[str]:
 
 
 def _reply_keys(salt: str, message: Message) -> Iterator[bytes]:
-    """The keys of a reply: one for each tool call id, which is unique, or else one for its text."""
+    """Yield the keys of a reply: one for each tool call id, which is unique, or else one for its text."""
     calls = calls_of(message)
     text = text_of(message)
     if calls:
@@ -184,7 +184,7 @@ def _reply_keys(salt: str, message: Message) -> Iterator[bytes]:
 
 
 def _shared(earlier: _Prompt, later: _Prompt) -> float:
-    """The share of the earlier prompt's messages that the later prompt has too, from 0 to 1."""
+    """Return the share of the earlier prompt's messages that the later prompt has too, from 0 to 1."""
     return (Counter(earlier.messages) & Counter(later.messages)).total() / max(1, len(earlier.messages))
 
 

@@ -49,7 +49,7 @@ class RememberedReply:
 
     @property
     def base_end(self) -> Boundary:
-        """The place in the prompt at which `base` ends and `tail` begins."""
+        """Return the place in the prompt at which `base` ends and `tail` begins."""
         return Boundary(0, 0) if self.base is None else Boundary(self.base.num_chars, self.base.num_tokens)
 
     @property
@@ -58,7 +58,7 @@ class RememberedReply:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that this reply holds, without its base."""
+        """Return the memory that this reply holds, without its base."""
         own = _FIXED_BYTES + _BOUNDARY_BYTES * len(self.boundaries) + getsizeof(self.tail)
         return own + getsizeof(self.reply.token_ids) + sum(map(_part_bytes, self.reply.message.parts))
 
@@ -68,14 +68,14 @@ class RememberedReply:
         return replace(self, base=None, tail=array("I", prompt_token_ids), boundaries=boundaries)
 
     def chain(self) -> "Iterator[RememberedReply]":
-        """This reply, its base, the base of that and so on."""
+        """Yield this reply, its base, the base's own base and so on."""
         entry: RememberedReply | None = self
         while entry is not None:
             yield entry
             entry = None if entry.base is None else entry.base.entry
 
     def token_ids(self, end: int) -> list[int]:
-        """The first `end` ids of the prompt and its reply."""
+        """Return the first `end` ids of the prompt and its reply."""
         runs: list[Sequence[int]] = []
         entry: RememberedReply | None = self
         while entry is not None and end > 0:
@@ -87,7 +87,7 @@ class RememberedReply:
         return [token_id for run in reversed(runs) for token_id in run]
 
     def token_id(self, index: int) -> int:
-        """The id at `index` in the prompt and its reply."""
+        """Return the id at `index` in the prompt and its reply."""
         entry = self
         while entry.base is not None and index < entry.base.num_tokens:
             entry = entry.base.entry
@@ -95,7 +95,7 @@ class RememberedReply:
         return entry.reply.token_ids[offset] if offset >= 0 else entry.tail[index - entry.base_end.num_tokens]
 
     def boundary_before(self, num_chars: int) -> Boundary:
-        """The last known boundary within the first `num_chars` characters of the prompt."""
+        """Return the last known boundary within the first `num_chars` characters of the prompt."""
         entry = self
         while True:
             prompt_end = Boundary(entry.text_length, entry.num_prompt_tokens)
@@ -131,7 +131,7 @@ def _part_bytes(part: Part) -> int:
 
 
 def _json_bytes(value: Any) -> int:
-    """The memory that a JSON value takes. Objects that several values share are counted for each of them."""
+    """Return the memory that a JSON value takes. Objects that several values share are counted for each of them."""
     total, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
@@ -147,7 +147,7 @@ def _json_bytes(value: Any) -> int:
 
 
 def can_be_kept(entry: RememberedReply) -> bool:
-    """Whether the reply has a form on disk. A reply that continues a client's message with an image has none."""
+    """Return whether the reply has a form on disk. A reply that continues a client's message with an image has none."""
     return all(isinstance(part, tuple(_KINDS.values())) for part in entry.reply.message.parts)
 
 
@@ -187,7 +187,7 @@ def restored_replies(values: Iterable[Kept]) -> dict[str, RememberedReply]:
 
 
 def _reply_of(kept: Kept, found: dict[str, RememberedReply]) -> RememberedReply:
-    """Raises one of `_MALFORMED`."""
+    """Raise one of `_MALFORMED`."""
     value = kept.value()
     text_length, text_digest = value["text"]
     role, message_name, parts = value["message"]
@@ -214,13 +214,13 @@ def _reply_of(kept: Kept, found: dict[str, RememberedReply]) -> RememberedReply:
 
 
 def packed_ids(token_ids: Sequence[int]) -> str:
-    """About two and a half characters for an id. Bytes of one weight follow each other: the high ones are mostly 0."""
+    """Return about 2.5 characters for an id. Bytes of one weight are adjacent: the high ones are mostly 0."""
     planes = np.asarray(token_ids, "<u4").view(np.uint8).reshape(-1, 4).T
     return base64.b64encode(zlib.compress(planes.tobytes(), _LEVEL)).decode("ascii")
 
 
 def unpacked_ids(packed: str) -> "array[int]":
-    """Raises ValueError."""
+    """Raise ValueError."""
     try:
         data = zlib.decompress(base64.b64decode(packed, validate=True))
     except (zlib.error, binascii.Error) as error:

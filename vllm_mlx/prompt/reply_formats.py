@@ -43,7 +43,7 @@ class _Part(Generic[F]):
     setting: str
     formats: Mapping[str, F]  # this server's, by name
     of: Callable[[Family], F | None]
-    other: str  # what a parser reads that does not read this part
+    other: str  # the only part that another parser reads
 
     def choose(self, name: str, detected: str | None, rules: Family) -> tuple[str | None, F | None]:
         """Return the format that the user's choice `name` means, and its name. `rules`: the checkpoint's own.
@@ -81,7 +81,7 @@ def check_parsers(config: EngineConfig) -> None:
 
 
 def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> CheckpointFormats:
-    """Raises ConfigError for a name that neither this server nor an installed package knows."""
+    """Raise ConfigError for a name that neither this server nor an installed package knows."""
     chosen = config.reasoning_parser, config.tool_call_parser
     detected_reasoning, detected_calls = detect_formats(tokenizer.chat_template, tokenizer)
     rules = _rules(tokenizer, is_asked_for=not {*CHECKPOINT_NAMES}.isdisjoint(chosen))

@@ -109,7 +109,7 @@ class ReplyMemory:
 
     @property
     def entries(self) -> list[RememberedReply]:
-        """All replies, the least recently used first."""
+        """Return all replies, the least recently used first."""
         return list(self._recent)
 
     @property

@@ -69,7 +69,7 @@ class Splicer:
         return NOTHING
 
     def _text_and_end(self, reply: FinishedReply, prompt: Sequence[int]) -> tuple[str, str]:
-        """The reply's text, and the text of the end token if the reply ended with one."""
+        """Return the reply's text, and the text of the end token if the reply ended with one."""
         ids = reply.token_ids
         added = self._tokenizer.added_token(ids[-1]) if ids else None
         if added is None or added[0] not in self._ends:
@@ -81,7 +81,7 @@ class Splicer:
         return self._tokenizer.decode([*context, *token_ids])[len(self._tokenizer.decode(context)) :]
 
     def _turn(self, rest: str, end: str) -> tuple[str, str]:
-        """The turn's text and the text of the token that ends it; the latter is empty if no token ends it."""
+        """Return the turn's text, and the text of the token that ends it, empty if there is none."""
         ends = {end, *self._ends} - {""}
         found = [(position, text) for text in ends if (position := rest.find(text)) >= 0]
         found += [(message.start(), message.group()) for message in self._tags.last_message.finditer(rest)][:1]
@@ -103,7 +103,7 @@ class Splicer:
         return best
 
     def _before_last_tag(self, turn: str) -> str:
-        """The turn without its last tag: a reply limited to one call ends before the tag that closes the call."""
+        """Return the turn without its last tag: a reply limited to one call ends before the closing tag of the call."""
         return turn[: max((added.start() for added in self._added.finditer(turn)), default=0)].rstrip()
 
     def _read(self, text: str, end: str, request: Request, schemas: Schemas, in_reasoning: bool) -> "_Reading":
@@ -164,7 +164,7 @@ class _Reading:
     tags: _Tags
 
     def says_the_same(self, other: "_Reading") -> bool:
-        """Whether `other` differs in spacing alone, or lacks tags around answers and calls.
+        """Return whether `other` differs in spacing alone, or lacks tags around answers and calls.
 
         It lacks them if the client got the reply without them: a call as text, or a text that looks like a tag.
         """
@@ -176,7 +176,7 @@ class _Reading:
         )
 
     def _lacks_only_tags(self, other: "_Reading") -> bool:
-        """Whether the added tokens of `other` are those of this text, or all but tags around answers and calls."""
+        """Return whether the added tokens of `other` are those of this text, except tags around answers and calls."""
         position = 0
         for token in self.added:
             if other.added[position : position + 1] == (token,):

@@ -237,7 +237,7 @@ class ChatTemplate:
 
     @cached_property
     def _demanded_fields(self) -> frozenset[str]:
-        """The fields without which the template refuses a tool; "property": the description of a property."""
+        """Return the fields without which the template refuses a tool; "property": the description of a property."""
         described = {"type": "object", "properties": {"probe_key": {"type": "string", "description": ""}}}
         tools: dict[str, dict[str, Any]] = {
             "": {"description": "", "parameters": described},
@@ -257,7 +257,7 @@ class ChatTemplate:
 
     @cached_property
     def _no_tools(self) -> list[Any] | None:
-        """The value of `tools` without any: a list if the template refuses None."""
+        """Return the value of `tools` without any: a list if the template refuses None."""
         question = _PROBE_MESSAGES[:1]
         is_list = self._probe_messages(question) is None and self._probe_messages(question, tools=[]) is not None
         return [] if is_list else None
@@ -288,7 +288,7 @@ class ChatTemplate:
         style: CallStyle = CallStyle(),  # noqa: B008 - frozen
         **kwargs: Any,
     ) -> str | None:
-        """The rendered text of messages that have only text or calls; None if the template refuses them."""
+        """Return the rendered text of messages that have only text or calls; None if the template refuses them."""
         written = template_messages(in_style(messages, style, self._spelling), style)
         try:
             return self._tokenizer.apply_chat_template(written, add_generation_prompt=True, **kwargs)
@@ -297,7 +297,7 @@ class ChatTemplate:
 
     @cached_property
     def _spelling(self) -> Spelling:
-        """The spelling of calls as text."""
+        """Return the spelling of calls as text."""
         detected = detect_formats(self._tokenizer.chat_template, self._tokenizer)[1]
         return spelling(self._calls or detected or "generic", self._tokenizer)
 
@@ -347,7 +347,7 @@ def _shown_tools(request: Request) -> Sequence[ToolSpec]:
 
 
 def _styles() -> Iterator[CallStyle]:
-    """All styles, the usual one first."""
+    """Yield all styles, the usual one first."""
     all_ids: tuple[CallIds, ...] = ("own", "short", "numbered")
     for results_are_users, calls_are_text in itertools.product((False, True), repeat=2):
         for ids, content, are_text in itertools.product(all_ids, ("", None), (False, True)):

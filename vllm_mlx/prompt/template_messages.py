@@ -43,7 +43,7 @@ class CallStyle:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules by which the style rewrites conversations."""
+        """Return the rules by which the style rewrites conversations."""
         holds = (self.ids in ("numbered", "unique"), self.calls_are_text, self.results_are_users)
         return tuple(itertools.compress(("ids of calls", "calls as text", "results as text"), holds))
 
@@ -100,7 +100,7 @@ def as_user(message: Message) -> Message:
 
 
 def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
-    """The dicts that chat templates read. Every tool result becomes a message of its own."""
+    """Return the dicts that chat templates read. Every tool result becomes a message of its own."""
     style = style or CallStyle()
     result: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # call id → name of the tool
@@ -160,7 +160,7 @@ def _call_id(call_id: str, style: CallStyle) -> str:
 
 
 def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
-    """A string for text alone, which every template takes; a list where there are images or videos."""
+    """Return a string for text alone, which every template takes; a list where there are images or videos."""
     content = [part for part in parts if isinstance(part, ShownPart)]
     if any(isinstance(part, MediaPart) for part in content):
         return [_content_part(part) for part in content]

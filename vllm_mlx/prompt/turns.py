@@ -258,7 +258,7 @@ class Turns:
 
 
 def _letter(message: Message) -> str:
-    """The message's letter in a shape."""
+    """Return the message's letter in a shape."""
     return "c" if _calls(message) else "r" if message.role == "tool" else message.role[0]
 
 

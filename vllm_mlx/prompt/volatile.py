@@ -1,4 +1,4 @@
-"""Volatile places: where a prompt says what the sessions of one agent differ in. Knows no conversation and no template.
+"""Volatile places of a prompt: values in which the sessions of one agent differ. Knows no conversation and no template.
 
 The patterns are those of values, with few words: prompts are written in many languages.
 """

@@ -46,7 +46,7 @@ class AttentionShape:
 
     @classmethod
     def of(cls, queries: mx.array, keys: mx.array, values: mx.array, mask: Any, sinks: Any = None) -> "AttentionShape":
-        """The shape of a call with queries, keys and values of shape (rows, heads, tokens, width)."""
+        """Return the shape of a call with queries, keys and values of shape (rows, heads, tokens, width)."""
         return cls(
             num_heads=queries.shape[1],
             key_width=queries.shape[-1],
@@ -60,30 +60,30 @@ class AttentionShape:
 
     @property
     def has_fused_kernel(self) -> bool:
-        """Whether Metal can compute it without scores in memory."""
+        """Return whether Metal can compute it without scores in memory."""
         is_unpreferred = self.key_width in UNPREFERRED_WIDTHS
         is_fused = self.key_width == self.value_width and self.key_width in FUSED_WIDTHS
         return is_fused and (self.item_bytes <= _FORCED_BYTES or not is_unpreferred)
 
     @property
     def needs_forcing(self) -> bool:
-        """Whether MLX uses that kernel only if it is forced to."""
+        """Return whether MLX uses that kernel only if it is forced to."""
         return self.has_fused_kernel and self.key_width in UNPREFERRED_WIDTHS
 
     @property
     def score_bytes(self) -> int:
-        """Bytes for each pair of a token of the chunk and an earlier token, if scores are kept in memory."""
+        """Return bytes for each pair of a token of the chunk and an earlier token, if scores are kept in memory."""
         return (_COPIES + self.has_head_masks) * self.num_heads * self.item_bytes
 
     def kept_bytes(self, *, on_metal: bool) -> int:
-        """Bytes for each pair. The model computes the masks of heads itself, as scores and masked scores."""
+        """Return bytes for each pair. The model computes the masks of heads itself, as scores and masked scores."""
         if not on_metal or not self.has_fused_kernel:
             return self.score_bytes
         return _COPIES * self.num_heads * self.item_bytes if self.has_head_masks else 0
 
 
 def score_bytes(shapes: frozenset[AttentionShape], *, on_metal: bool) -> int:
-    """Bytes for each pair of tokens in the most expensive layer; 0 if all layers run without scores in memory.
+    """Return bytes for each pair of tokens in the most expensive layer; 0 if all layers run without scores in memory.
 
     MLX's CPU backend always keeps the scores.
     """
@@ -91,7 +91,7 @@ def score_bytes(shapes: frozenset[AttentionShape], *, on_metal: bool) -> int:
 
 
 def assumed(config: Mapping[str, Any]) -> frozenset[AttentionShape]:
-    """The shape for a model that computes attention itself, as gemma2 does, and so keeps its scores in memory.
+    """Return the shape for a model that computes attention itself, as gemma2 does, and so keeps its scores in memory.
 
     `config` is its config.json.
     """
@@ -113,7 +113,7 @@ def observed() -> Iterator[set[AttentionShape]]:
 
 
 def can_force(shapes: frozenset[AttentionShape]) -> bool:
-    """Whether this device has a fused kernel that MLX does not prefer for one of the shapes."""
+    """Return whether this device has a fused kernel that MLX does not prefer for one of the shapes."""
     return FORCES and mx.metal.is_available() and any(shape.needs_forcing for shape in shapes)
 
 

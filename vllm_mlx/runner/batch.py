@@ -155,14 +155,14 @@ class Batch:
 
     @classmethod
     def of_row(cls, model: Model, seq: Sequence, caches: LayerCaches, length: int) -> "Batch":
-        """One row of `length` tokens that begins to decode: it feeds its next token."""
+        """Return one row of `length` tokens that begins to decode: it feeds its next token."""
         kv, states = layers.split(caches)
         structure = model.structure if model.can_batch else caches
         return cls(model, [Group([seq], kv, [length])], states, mx.array(seq.tokens(length, length + 1)), structure)
 
     @classmethod
     def of(cls, groups: list[Group], held: Iterable["Batch"], places: Mapping[int, tuple["Batch", int]]) -> "Batch":
-        """The batch of exactly these groups: the one of `held` that has them already, or a new one."""
+        """Return the batch of exactly these groups: the one of `held` that has them already, or a new one."""
         seqs = [seq for group in groups for seq in group.seqs]
         for batch in held:
             is_same = len(batch.groups) == len(groups) and all(map(is_, batch.groups, groups))
@@ -187,7 +187,7 @@ class Batch:
 
     @property
     def leaves(self) -> list[Any]:
-        """The cache objects that hold the state of all rows."""
+        """Return the cache objects that hold the state of all rows."""
         return [*(leaf for group in self.groups for leaf in group.kv), *self._states]
 
     @property
@@ -336,7 +336,7 @@ class Batch:
         )
 
     def _get_sampler(self, num_fed: Rows[int]) -> Sampler:
-        """The sampler of these rows, to each of which the last forward pass has fed so many tokens."""
+        """Return the sampler of these rows, to each of which the last forward pass has fed so many tokens."""
         if self._sampler is None:
             lengths = [length for group in self.groups for length in group.lengths]
             ends = [length - num for length, num in zip(lengths, num_fed, strict=True)]

@@ -127,7 +127,7 @@ def timely_pixels(low: tuple[int, float], high: tuple[int, float], max_tokens: i
 
 
 def _tokens_of(pixels: int, probe_tokens: int, max_tokens: int) -> int:
-    """Tokens of an image, which grow with its size until the processor scales it down by itself."""
+    """Return tokens of an image, which grow with its size until the processor scales it down by itself."""
     return min(max_tokens, -(-probe_tokens * pixels // PROBE_PIXELS))
 
 
@@ -214,6 +214,6 @@ def _row(model: Model, length: int, sampling: TokenSampling) -> Sequence:
 
 
 def _masked(vocab_size: int) -> Constraint:
-    """A constraint whose reasoning budget is spent: its mask allows one token."""
+    """Return a constraint whose reasoning budget is spent: its mask allows one token."""
     rule = ReasoningRule(new_watch=_NoTags, starts=(), end=(0,) * _NUM_STEPS, is_open=True, may_open=False, budget=0)
     return Constraint(mask_words=-(-vocab_size // 32), reasoning=rule)

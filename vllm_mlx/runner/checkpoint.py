@@ -50,7 +50,7 @@ class Checkpoint:
         return None
 
     def fingerprint(self) -> str:
-        """A digest of everything that cached state depends on: config, tokenizer and weights.
+        """Return a digest of everything that cached state depends on: config, tokenizer and weights.
 
         Each file of weights is represented by its header, size and modification time.
         """
@@ -77,14 +77,14 @@ class Checkpoint:
 
     @cached_property
     def has_vision_encoder(self) -> bool:
-        """Whether the checkpoint has weights of a vision encoder, and mlx-vlm knows its family."""
+        """Return whether the checkpoint has weights of a vision encoder, and mlx-vlm knows its family."""
         if not self.config.get("vision_config") or not any("vis" in name for name in self.weight_names):
             return False
         return _knows(self.config)
 
     @cached_property
     def weight_names(self) -> set[str]:
-        """The names of all tensors. Raises ModelLoadError for a file that holds no weights."""
+        """Return the names of all tensors. Raises ModelLoadError for a file that holds no weights."""
         return {name for file in weight_files(self.path) for name in tensors_of(file)}
 
     @property
@@ -159,7 +159,7 @@ def _no_weights(path: Path) -> str:
 
 
 def _knows(config: dict[str, Any]) -> bool:
-    """Whether mlx-vlm knows the family."""
+    """Return whether mlx-vlm knows the family."""
     from mlx_vlm.utils import get_model_and_args  # here, because a text model does not need it
 
     try:
@@ -171,7 +171,7 @@ def _knows(config: dict[str, Any]) -> bool:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether the name has the form org/name."""
+    """Return whether the name has the form org/name."""
     return not model.startswith((".", "/", "~")) and model.count("/") == 1
 
 

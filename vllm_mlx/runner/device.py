@@ -48,13 +48,13 @@ class DeviceMemory:
         return int(self.total_bytes * _SHARE_OF_RAM)
 
     def limit_bytes(self, budget_bytes: int) -> int:
-        """The memory limit: a safe share of the machine's memory, but at least the given budget."""
+        """Return the memory limit: a safe share of the machine's memory, but at least the given budget."""
         if self.recommended_bytes is not None:
             return max(budget_bytes, int(self.recommended_bytes * _LIMIT_OF_RECOMMENDED))
         return max(budget_bytes, int(self.total_bytes * _LIMIT_OF_RAM))
 
     def process_limit_bytes(self, budget_bytes: int) -> int:
-        """The limit of the memory of this process, with the interpreter and libraries."""
+        """Return the limit of the memory of this process, with the interpreter and libraries."""
         return max(self.limit_bytes(budget_bytes), int(self.total_bytes * _LIMIT_OF_RAM))
 
 
@@ -117,7 +117,7 @@ def wire_weights(weights: Iterable[mx.array], device: DeviceMemory) -> str | Non
 
 
 def resident_bytes(weights: Iterable[int], active_bytes: int) -> int:
-    """Bytes that a residency set counts if `active_bytes` are live, weights of the given sizes among them.
+    """Return bytes that a residency set counts if `active_bytes` are live, weights of the given sizes among them.
 
     MLX counts a buffer above a page in whole pages, as the set does, and smaller ones by their length; a tiny one lies
     in a heap, which the set counts as one allocation (`MetalAllocator::malloc` in mlx/backend/metal/allocator.cpp).
@@ -156,7 +156,7 @@ class DeviceWatch:
         self.system = system
         self._sample = UNKNOWN_SYSTEM
         self._sampled_cache_bytes = 0  # freed buffers that the sampled footprint counts
-        self._is_new = False  # whether `overrun` has not seen the sample yet
+        self._is_new = False  # `overrun` has not seen the sample yet
         self._reported = Pressure.NORMAL  # by `overrun`
         self._peak_bytes = 0
         mx.set_cache_limit(cache_limit_bytes)
@@ -176,12 +176,12 @@ class DeviceWatch:
 
     @property
     def has_news(self) -> bool:
-        """Whether `overrun` would report other pressure than before, or too large a footprint."""
+        """Return whether `overrun` would report other pressure than before, or too large a footprint."""
         pressure = self._sampled().pressure or Pressure.NORMAL
         return self._is_new and (pressure is not self._reported or self._excess_bytes > 0)
 
     def overrun(self) -> Overrun:
-        """The bytes used beyond the limit since the last call, and the pressure of other programs."""
+        """Return the bytes used beyond the limit since the last call, and the pressure of other programs."""
         device, system = self._device_overrun(), self._sampled()
         pressure, excess = system.pressure or Pressure.NORMAL, 0
         if self._is_new:  # an older sample does not show what was freed for it
@@ -195,12 +195,12 @@ class DeviceWatch:
 
     @property
     def _excess_bytes(self) -> int:
-        """Bytes that the process uses beyond its limit, by the last sample."""
+        """Return bytes that the process uses beyond its limit, by the last sample."""
         footprint = (self._sample.footprint_bytes or 0) - self._sampled_cache_bytes
         return max(0, footprint - self._process_limit_bytes)
 
     def _sampled(self) -> SystemMemory:
-        """The system's figures. Each sample of the footprint includes the freed buffers that MLX keeps then."""
+        """Return the system's figures. Each sample of the footprint includes the freed buffers that MLX keeps then."""
         system = self.system()
         if system is not self._sample:
             self._sample, self._sampled_cache_bytes, self._is_new = system, mx.get_cache_memory(), True

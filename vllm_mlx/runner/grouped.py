@@ -46,7 +46,7 @@ class GroupedKV:
         self._others = others
 
     def swapaxes(self, first: int, second: int) -> mx.array:
-        """The identity matrix, in place of transposed positional keys: times queries, it leaves them as they are."""
+        """Return the identity matrix for transposed positional keys: times queries, it leaves them unchanged."""
         if (first, second) != (-1, -2):
             raise TypeError("The model does not transpose positional keys alone")
         return mx.eye(self.arrays[0].shape[-1], dtype=self.arrays[0].dtype)
@@ -68,7 +68,7 @@ class GroupedKV:
         return mx.concatenate(outputs)
 
     def _latent_masks(self, given: GroupMasks | mx.array) -> tuple[Any, ...]:
-        """The scores of positional queries and keys, masked, which latent attention passes as masks."""
+        """Return the scores of positional queries and keys, masked, which latent attention passes as masks."""
         if not isinstance(given, GroupMasks):
             given = GroupMasks((None,) * len(self._spans), given)
         if given.queries is None:
@@ -164,13 +164,13 @@ class GroupedLayer:
 
 
 def held(cache: Any) -> list[mx.array]:
-    """The buffers of a KV cache, or of all caches in place of which an object of this file stands."""
+    """Return the buffers of a KV cache, or of all caches in place of which an object of this file stands."""
     caches = cache.caches if isinstance(cache, GroupedLayer) else [cache]
     return [array for each in caches for array in (each.keys, each.values)]
 
 
 def spans(num_rows: Iterable[int], num_tokens: Iterable[int]) -> list[Span]:
-    """The spans of groups, given the rows of each, and the new tokens of each of its rows."""
+    """Return the spans of groups, given the rows of each, and the new tokens of each of its rows."""
     found: list[Span] = []
     for rows, tokens in zip(num_rows, num_tokens, strict=True):
         found.append(Span(found[-1].end if found else 0, rows, tokens))
@@ -178,7 +178,7 @@ def spans(num_rows: Iterable[int], num_tokens: Iterable[int]) -> list[Span]:
 
 
 def block_spans(num_rows: Sequence[int], num_tokens: Iterable[int], block_width: int) -> list[Span]:
-    """The same for a block, whose rows are padded to `block_width` tokens."""
+    """Return the same for a block, whose rows are padded to `block_width` tokens."""
     starts = list(accumulate(num_rows, initial=0))[:-1]
     return [
         BlockSpan(start, rows, tokens, block_width)

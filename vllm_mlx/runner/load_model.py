@@ -30,7 +30,7 @@ ALL = 1 << 62  # bytes: all weights are read at once
 
 
 class Beside(Protocol):
-    """What is loaded with a model, and joins it."""
+    """A module that is loaded with a model, and joins it."""
 
     def load(self) -> Any:
         """Return a module, whose weights are read after the model's. Returns None if there is nothing to load."""

@@ -46,7 +46,7 @@ class Loading(Generic[T]):
 
     @property
     def progress(self) -> float:
-        """The share of the weights that was read."""
+        """Return the share of the weights that was read."""
         return self._read_bytes / self._num_bytes if self._num_bytes else 0.0
 
     def advance(self) -> T | None:

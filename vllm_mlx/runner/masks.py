@@ -36,7 +36,7 @@ class Masks:
         return bool(self._rows) and any(seq.seq_id in self._rows for seq in seqs)
 
     def bind(self, seqs: Iterable[Sequence]) -> bool:
-        """Whether a mask restricts the next token of a row."""
+        """Return whether a mask restricts the next token of a row."""
         rows = (self._rows.get(seq.seq_id) for seq in seqs) if self._rows else ()
         return any(row is not None and row.is_bounding for row in rows)
 
@@ -70,7 +70,7 @@ class Masks:
         return failed
 
     def words(self, seqs: list[Sequence]) -> Words | None:
-        """The mask of each row of a batch. None if every row may sample any token."""
+        """Return the mask of each row of a batch. None if every row may sample any token."""
         constraints = {index: self._rows.get(seq.seq_id) for index, seq in enumerate(seqs)}
         bound = {index: row for index, row in constraints.items() if row is not None and row.is_bounding}
         if not bound:
@@ -86,7 +86,7 @@ class Masks:
         return words
 
     def block_words(self, seqs: Rows[Sequence], blocks: Rows[Rows[int]]) -> tuple[Words | None, list[Filled | None]]:
-        """The masks behind each token of the rows' blocks, row after row, if the drafts in them are the reply.
+        """Return the masks behind each token of the rows' blocks, row after row, if the drafts in them are the reply.
 
         Returns with them what was masked of each row, for `keep`; None for a row that no mask restricts at first.
         """
@@ -123,7 +123,7 @@ class Masks:
         return row.has_masked(filled, place + 1)
 
     def forced(self, seqs: Iterable[Sequence]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The rows whose grammar leaves one choice for the next tokens, with these tokens."""
+        """Return the rows whose grammar leaves one choice for the next tokens, with these tokens."""
         found = []
         for seq in seqs if self._rows else ():
             row = self._row(seq)

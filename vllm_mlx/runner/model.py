@@ -32,7 +32,7 @@ class Model(ABC):
     num_head_layers = 0  # of an MTP head: their caches follow the model's own, and then its last hidden state does
     head_digest = ""  # of a head that does not come with the checkpoint
     no_head: str | None = None  # why the checkpoint's MTP head is not used; None if it is, or if there is none
-    proves_chunks = False  # whether a load tries that a prompt in chunks has the same logits
+    proves_chunks = False  # a load compares the logits of a prompt in chunks with those of the whole
     no_chunks: str | None = None  # why every prompt is computed whole; None if chunks are right
 
     def __init__(self, module: Any, whole_sizes: dict[int, int] | None = None):
@@ -67,12 +67,12 @@ class Model(ABC):
 
     @property
     def weights(self) -> list[Any]:
-        """The modules that hold weights."""
+        """Return the modules that hold weights."""
         return [self.module]
 
     @property
     def window(self) -> int | None:
-        """The window of sliding-window layers in tokens. None if the model has no such layers."""
+        """Return the window of sliding-window layers in tokens. None if the model has no such layers."""
         return None if self.resume_rule is None else self.resume_rule.window
 
     def agree(self, likeness: float, error: Exception | None) -> float:
@@ -84,7 +84,7 @@ class Model(ABC):
         self.resume_rule, self.no_prefix_cache = None, reason
 
     def _whole_sizes(self) -> dict[int, int] | None:
-        """Bytes of the layers that are copied whole, of rows of two lengths. None if there are no such layers."""
+        """Return bytes of the layers that are copied whole, for rows of two lengths. None without such layers."""
         if not layers.copied_whole(self.structure):
             return None
         caches, sizes = self.new_caches(), {}
@@ -95,7 +95,7 @@ class Model(ABC):
 
     @property
     def media(self) -> MediaCache[Features] | None:
-        """The cache of image features. None for a model that takes no images."""
+        """Return the cache of image features. None for a model that takes no images."""
         return None
 
     @abstractmethod
@@ -184,7 +184,7 @@ class MultimodalModel(Model):
 
     @property
     def bidirectional_images(self) -> bool:
-        """Whether the tokens of an image attend to each other, so that no chunk may end inside an image."""
+        """Return whether the tokens of an image attend to each other, so that no chunk may end inside an image."""
         text = getattr(self.module.config, "text_config", None)
         return getattr(text, "use_bidirectional_attention", None) == "vision"
 
@@ -220,12 +220,12 @@ class MultimodalModel(Model):
         return self._run(tokens, caches, self.in_grid(seqs, positions, tokens.shape[1]))
 
     def in_grid(self, seqs: Rows[Sequence], positions: Rows[int], num_tokens: int) -> mx.array:
-        """The positions of each row's next tokens of text, from its own position on: `(3, rows, num_tokens)`."""
+        """Return the positions of each row's next tokens of text, from its own position on: `(3, rows, num_tokens)`."""
         starts = [text_delta(self.items_in_grid(seq)) + position for seq, position in zip(seqs, positions, strict=True)]
         return mx.array([[[*range(start, start + num_tokens)] for start in starts]] * 3)
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
-        """The language model's inputs beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
+        """Return the inputs of text with `items`, except ids and positions. `tokens: (1, n)` start at `start`."""
         merged = self.module.get_input_embeddings(tokens).to_dict()
         embeddings, position, cuts = merged["inputs_embeds"][0], 0, []
         parts = []
@@ -258,7 +258,7 @@ class MultimodalModel(Model):
         return features
 
     def items_in_grid(self, seq: Sequence) -> list[MediaItem]:
-        """The row's media that form grids. A family without grids has none."""
+        """Return the row's media that form grids. A family without grids has none."""
         return [item for item in seq.prompt.media if item.layout is not None] if self.has_grid else []
 
     def _run(self, tokens: mx.array, caches: LayerCaches, positions: mx.array, **inputs: Any) -> mx.array:
@@ -270,13 +270,13 @@ class MultimodalModel(Model):
 
 
 def _language_model(language: Any) -> Any:
-    """The language model that runs: mlx-vlm's, or mlx-lm's on the same weights."""
+    """Return the language model that runs: mlx-vlm's, or mlx-lm's on the same weights."""
     is_scaled = _text_facts(language).text_by_mlx_lm and not language.config.use_qk_norm
     return _Ministral3(language) if is_scaled else language
 
 
 def _text_facts(language: Any) -> TypeFacts:
-    """What is known of the type of a language model. Not every family keeps its type."""
+    """Return the facts about the type of a language model. Not every family keeps its type."""
     types = [getattr(part, "model_type", None) for part in (getattr(language, "config", None), language)]
     return facts_of(types[0] or types[1])
 
@@ -309,7 +309,7 @@ def _between(seq: Sequence, start: int, end: int) -> list[MediaItem]:
 
 
 def weight_arrays(model: Any) -> list[mx.array]:
-    """All arrays that the model holds, each once: parameters, and constants that MLX hides, as rotary frequencies."""
+    """Return all arrays of the model, each once: parameters, and constants that MLX hides, as rotary frequencies."""
     found: list[mx.array] = []
     seen: set[int] = set()
     pending: list[Any] = [model]

@@ -69,7 +69,7 @@ def facts_of(model_type: str | None) -> TypeFacts:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the language model."""
+    """Return the part of a config.json that describes the language model."""
     text = config.get("text_config")
     return text if text and isinstance(text, Mapping) else config
 
@@ -101,12 +101,12 @@ def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool, in_mlx_lm: bool
 
 
 def records_states(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-vlm computes the text of this model right, and records what drafts of a recurrent model need."""
+    """Return whether mlx-vlm computes this text model right, and records the states that drafts of it need."""
     return facts_of(str(config["model_type"])).records_states and kernel_fault(config, by_mlx_vlm=True) is None
 
 
 def longest_chunk(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest prefill chunk that the kernel for a mixture of experts computes right on an M5.
+    """Return tokens of the longest prefill chunk that the kernel for a mixture of experts computes right on an M5.
 
     Its rows are the chunk's tokens, once for each expert of a token. Returns None if the model has no experts. Source:
     backend/metal/kernels/quantized_nax.h in MLX.

@@ -93,7 +93,7 @@ class HeadLoader:
     """Loads the MTP head that `draft_model` or the model's own checkpoint has, or says why none drafts."""
 
     def __init__(self, checkpoint: Checkpoint, draft_model: str | None, *, trust_remote_code: bool):
-        """Raises ModelLoadError for a `draft_model` that cannot be used, if possible before weights are loaded."""
+        """Raise ModelLoadError for a `draft_model` that cannot be used, if possible before weights are loaded."""
         self._draft_model, self._source = draft_model, checkpoint
         if draft_model is not None:
             try:
@@ -154,7 +154,7 @@ def _source_fault(checkpoint: Checkpoint, source: Checkpoint) -> str | None:
 
 
 def _headed(model: Model, head: Any, path: Path, digest: str, proofs: Proofs | None) -> Model | str:
-    """The model with its head, which comes from `path`, or why that does not work."""
+    """Return the model with its head, which comes from `path`, or why that does not work."""
     if proofs is not None and proofs.no_head is not None:
         return proofs.no_head
     if not isinstance(model, MultimodalModel) or not model.is_recurrent:

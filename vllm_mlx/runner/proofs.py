@@ -34,7 +34,7 @@ from .model import Model
 logger = logging.getLogger(__name__)
 
 _GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
-LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # what libraries raise
+LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # of libraries
 SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
 SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
 _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
@@ -121,7 +121,7 @@ def _likeness_in_groups(model: Model) -> float:
 
 
 def _equals_merged(model: Model, together: mx.array) -> bool:
-    """Whether three rows in groups have the same logits as in one batch cache, as the library computes them."""
+    """Return whether three rows in groups have the same logits as in one batch cache, as the library computes them."""
     reason, model.no_shared_forward = model.no_shared_forward, "it is being tried"
     try:
         likeness, error = _tried(model, partial(_likeness_merged, model, together))
@@ -248,7 +248,7 @@ def _likeness_of_copy(model: Model) -> float:
 
 
 def _run(model: Model, seq: Sequence, caches: layers.LayerCaches, start: int, end: int) -> mx.array:
-    """The logits of a chunk and of the token after it, which is fed alone: (1, n, vocab)."""
+    """Return the logits of a chunk and of the token after it, which is fed alone: (1, n, vocab)."""
     logits = [model.prefill(seq, low, high, caches) for low, high in ((start, end - 1), (end - 1, end))]
     layers.leave_window(caches)
     layers.complete(*logits, layers.state_arrays(caches))
@@ -256,7 +256,7 @@ def _run(model: Model, seq: Sequence, caches: layers.LayerCaches, start: int, en
 
 
 def _probe(model: Model, num_tokens: int) -> Sequence:
-    """A sequence that the proofs run, with one token more than `num_tokens`."""
+    """Return a sequence that the proofs run, with one token more than `num_tokens`."""
     prompt = PromptInputs(token_ids=tuple(31 * num_tokens * k % model.vocab_size for k in range(num_tokens + 1)))
     return Sequence(seq_id=-num_tokens, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
 

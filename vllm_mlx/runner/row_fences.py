@@ -1,4 +1,4 @@
-"""What a failure of one row's device work ends: that row, its batch, or the work of all ranks."""
+"""Limits a failure of device work to its row, its batch, or the work of all ranks."""
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows

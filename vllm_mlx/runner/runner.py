@@ -81,11 +81,11 @@ class Runner:
 
     @property
     def media(self) -> MediaCache[Features] | None:
-        """The cache of image features. None for a model that takes no images."""
+        """Return the cache of image features. None for a model that takes no images."""
         return self.model.media
 
     def live_bytes(self) -> int:
-        """Bytes of all rows' state, including padding."""
+        """Return bytes of all rows' state, including padding."""
         prefilled = sum(layers.state_bytes(caches) for caches in self._prefilled.values())
         return prefilled + sum(batch.nbytes for batch in self.batches)
 

@@ -84,7 +84,7 @@ class Sampler:
     """Sampling state of one batch. It is rebuilt from the sequences whenever a row joins or leaves."""
 
     def __init__(self, seqs: list[Sequence], vocab_size: int, ends: Rows[int] | None = None):
-        """`ends`: the tokens of each sequence before those of the first draw; by default all but the last computed."""
+        """Begin to sample. `ends`: tokens of each sequence before its first draw; by default all computed except one."""
         self._seqs = seqs
         settings = [seq.sampling for seq in seqs]
         drawn = [row for row, setting in enumerate(settings) if not setting.is_greedy]
@@ -202,7 +202,7 @@ def score(seq: Sequence, start: int, logits: mx.array) -> tuple[TokenLogprob, ..
 
 
 def row_key(seed: int, position: int) -> tuple[int, int]:
-    """The random key of one draw, by SplitMix64 (Steele, Lea, Flood 2014) of seed and position."""
+    """Return the random key of one draw, by SplitMix64 (Steele, Lea, Flood 2014) of seed and position."""
     state = (_mix(seed & _MASK64) + (position + 1) * 0x9E3779B97F4A7C15) & _MASK64
     mixed = _mix(state)
     return mixed >> 32, mixed & 0xFFFFFFFF
@@ -308,7 +308,7 @@ class _Truncation:
 
 class _Penalties:
     def __init__(self, seqs: list[Sequence], vocab_size: int, ends: Rows[int]):
-        """`ends`: the tokens of each sequence that count from the start; `apply` and `keep` add those that are fed."""
+        """Count the first `ends[r]` tokens of each sequence; `apply` and `keep` add those that are fed."""
         self._seqs = seqs
         counts = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # tokens of the reply
         seen = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # tokens of prompt and reply
@@ -357,7 +357,7 @@ class _Penalties:
 
 
 def _counted(counts: mx.array, seen: mx.array, pairs: Rows[tuple[int, int, float]]) -> tuple[mx.array, mx.array]:
-    """Counts and marks with these tokens added: (place, token id, 1 if the token belongs to the reply)."""
+    """Return counts and marks with these tokens added: (place, token id, 1 if the token belongs to the reply)."""
     places, token_ids, in_reply = (mx.array(list(column)) for column in zip(*pairs, strict=True))
     return counts.at[places, token_ids].add(in_reply), seen.at[places, token_ids].maximum(1.0)
 

@@ -55,8 +55,9 @@ def _fill(blocks: list[list[int]], guessed: mx.array) -> None:
 
 
 def _num_kept(seq: Sequence, drafts: Rows[int], drawn: Rows[TokenOutput], filled: Filled | None, masks: Masks) -> int:
-    """How many of the draws belong to the reply: up to one that differs from its draft, ends the reply, or makes a
-    mask necessary that the next place did not have.
+    """Return the number of draws that belong to the reply.
+
+    The last one differs from its draft, ends the reply, or needs a mask that the next place did not have.
     """
     for place, token in enumerate(drawn):
         is_masked = masks.keep(seq, filled, place, token.token_id)

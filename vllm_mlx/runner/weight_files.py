@@ -1,4 +1,4 @@
-"""The files of a checkpoint's weights: which they are, and what their headers and the index say. It knows no mlx."""
+"""The files of a checkpoint's weights: their names, their headers, and their index. It knows no mlx."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,17 +17,17 @@ _AGAIN = "Download this file again."
 
 
 def files_of(folder: Path, pattern: str) -> list[Path]:
-    """The files that match, by name. macOS writes files with a dot before the name beside others: they do not count."""
+    """Return the files that match, by name, without those with a dot first, which macOS writes for other files."""
     return sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """All files of weights that a library may load. `consolidated.safetensors` has the same weights once more."""
+    """Return all files of weights that a library may load, without the copy that is `consolidated.safetensors`."""
     return [file for file in files_of(folder, "*.safetensors") if file.name != "consolidated.safetensors"]
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The weights of the model itself, in one file or in several."""
+    """Return the weights of the model itself, in one file or in several."""
     return [file for file in weight_files(folder) if file.name.startswith("model")]
 
 
