@@ -56,9 +56,9 @@ def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine,
     alone = [part for part in request(40).messages[0].parts if isinstance(part, ImagePart)]
     render, rendered = VisionProcessor.render, []
 
-    def noted(self: Any, remake: Any, part: Any, *content: Any) -> Any:
+    def noted(self: Any, part: Any, *content: Any) -> Any:
         rendered.append(part)
-        return render(self, remake, part, *content)
+        return render(self, part, *content)
 
     monkeypatch.setattr(VisionProcessor, "render", noted)
 

@@ -80,19 +80,27 @@ def live_blocks() -> int:
     return int(stats["allocated_blocks"] + stats["reused_blocks"] - stats["freed_blocks"])
 
 
-def as_pixels(part: MediaPart, content: bytes, decoded: Decoded) -> Decoded:
+class AsPixels:
     """Renders a part as its pixels, so that a test sees what was decoded."""
-    return decoded
+
+    def recall(self, part: MediaPart, content: bytes) -> None:
+        """Recall nothing."""
+
+    def render(self, part: MediaPart, content: bytes, decoded: Decoded) -> Any:
+        return decoded
 
 
-class Held:
-    """A `render` that holds the pixels of requests until `release`."""
+as_pixels = AsPixels()
+
+
+class Held(AsPixels):
+    """A renderer that holds the pixels of requests until `release`."""
 
     def __init__(self) -> None:
         self._entered = threading.Event()
         self.release = threading.Event()
 
-    def __call__(self, part: MediaPart, content: bytes, decoded: Decoded) -> Decoded:
+    def render(self, part: MediaPart, content: bytes, decoded: Decoded) -> Any:
         self._entered.set()
         self.release.wait()
         return decoded

@@ -17,16 +17,16 @@ from PIL import Image
 from tests.support.running import eventually
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage, Overloaded, ShuttingDown
-from vllm_mlx.core.messages import ImagePart, VideoPart
+from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
 from vllm_mlx.media import files, loader
-from vllm_mlx.media.decode import DecodedImage, ImageFile
+from vllm_mlx.media.decode import Decoded, DecodedImage, ImageFile
 from vllm_mlx.media.files import MAX_FILES_BYTES
 from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling
 
 from .hosts import HERE, Host, Names, drip, host, image, redirect, web
-from .samples import BLUE, RED, Held, as_pixels, corners, encode, turned
+from .samples import BLUE, RED, AsPixels, Held, as_pixels, corners, encode, turned
 
 
 class Loading:
@@ -238,12 +238,13 @@ def test_requests_that_are_many_wait_for_room_and_all_are_served() -> None:
     loading = Loading(max_image_pixels=100, max_request_pixels=300, media_cache_bytes=0)
     num_pixels: list[int] = []
 
-    def note(part: ImagePart, content: bytes, decoded: DecodedImage) -> int:
-        num_pixels.append(loading.loader.num_pixels)
-        return int(decoded.pixels[0, 0, 0])
+    class Noting(AsPixels):
+        def render(self, part: MediaPart, content: bytes, decoded: Decoded) -> int:
+            num_pixels.append(loading.loader.num_pixels)
+            return int(decoded.pixels[0, 0, 0])
 
     async def run() -> list[int]:
-        loads = await asyncio.gather(*(loading.loader.load([ImagePart(source)], note) for source in sources))
+        loads = await asyncio.gather(*(loading.loader.load([ImagePart(source)], Noting()) for source in sources))
         return [value for loaded in loads for value in loaded.values()]
 
     assert asyncio.run(run()) == list(range(40))

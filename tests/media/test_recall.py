@@ -41,7 +41,7 @@ class Renderings:
     def load(self, loader: MediaLoader, *parts: MediaPart, salt: str = "") -> list[MediaPart]:
         """The parts that had to be decoded."""
         self.decoded.clear()
-        loaded = asyncio.run(loader.load(parts, self.render, salt=salt, recall=self.recall))
+        loaded = asyncio.run(loader.load(parts, self, salt=salt))
         assert list(loaded) == list(parts)
         return list(self.decoded)
 
@@ -67,7 +67,7 @@ def test_a_known_part_is_loaded_while_another_request_holds_all_pixels(loader: M
         async with held.load(loader, others) as one, held.load(loader, [small]) as other:
             while loader.num_pixels < 4 * SIDE * SIDE + 5 * SIDE:
                 await asyncio.sleep(0.001)
-            await loader.load([part], renderings.render, recall=renderings.recall)
+            await loader.load([part], renderings)
             assert renderings.decoded == [part] and not one.done() and not other.done()
 
     asyncio.run(asyncio.wait_for(run(), 20))

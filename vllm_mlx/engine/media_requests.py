@@ -2,17 +2,43 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
+from dataclasses import dataclass, replace
 
 from ..core.errors import InvalidDocument
 from ..core.messages import DocumentPart, MediaPart, ShownPart, TextPart
 from ..core.request import Request
 from ..core.tasks import Deadline
+from ..media.decode import Decoded
 from ..media.documents import DocumentText
 from ..media.loader import MediaLoader
 from ..media.rendered import RenderedMedia
 from ..media.sources import document_parts, naming, replace_parts
 from ..media.vision import VisionProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMedia:
+    """Renders the images and videos of requests with one salt: at first, and again when an encoder needs its inputs."""
+
+    vision: VisionProcessor
+    loader: MediaLoader
+    salt: str
+    wake: Callable[[], None]
+    digest: bytes | None = None  # of the first rendering, which the next one must equal
+
+    def recall(self, part: MediaPart, content: bytes) -> RenderedMedia | None:
+        return None if self.digest is not None else self.vision.recall(part, content, self)
+
+    def render(self, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
+        if self.digest is not None:
+            return self.vision.render_again(part, decoded, self.digest)
+        return self.vision.render(part, content, decoded, self)
+
+    def start_again(self, part: MediaPart, digest: bytes) -> "Future[RenderedMedia]":
+        """Start to render a part again. Called on the engine thread."""
+        made = self.loader.start(part, replace(self, digest=digest), self.salt)
+        made.add_done_callback(lambda _: self.wake())
+        return made
 
 
 class MediaRequests:
@@ -59,13 +85,5 @@ class MediaRequests:
         Raises RequestError, and what the deadline raises.
         """
         assert self._vision is not None, "a model that takes no images refuses them before"
-        remake = partial(self._remake, salt)
-        render, recall = partial(self._vision.render, remake), partial(self._vision.recall, remake)
-        return await self._loader.load(parts, render, salt=salt, tenant=tenant, recall=recall, deadline=deadline)
-
-    def _remake(self, salt: str, part: MediaPart, digest: bytes) -> "Future[RenderedMedia]":
-        """Start to render a part again. Called on the engine thread."""
-        assert self._vision is not None, "it has encoder inputs"
-        made = self._loader.start(part, partial(self._vision.render_again, digest), salt)
-        made.add_done_callback(lambda _: self._wake())
-        return made
+        media = OwnMedia(self._vision, self._loader, salt, self._wake)
+        return await self._loader.load(parts, media, salt=salt, tenant=tenant, deadline=deadline)

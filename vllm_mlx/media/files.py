@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, Overloaded, setting
@@ -26,10 +26,7 @@ from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReade
 
 T = TypeVar("T")
 M = TypeVar("M")  # the possible results of opening a file of one kind
-Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of its file -> its earlier rendering
-Recalled = dict[
-    MediaPart, RenderedMedia
-]  # the renderings of all parts that show a source, whose pixels are therefore not needed
+Recalled = dict[MediaPart, RenderedMedia]  # of all parts that show a source, whose pixels are therefore not needed
 DIGEST_BYTES = 16
 _MAX_FETCHES, _PER_TENANT = 16, 12  # at once, over all requests and over those of one tenant
 _FETCHES_PER_REQUEST = 4
@@ -39,6 +36,16 @@ _RETRY_S = 5.0
 FRESH_S = 300.0  # in which the file of an address is used again without a request
 _ADDRESSES_BYTES = 2 << 20  # addresses of recent files
 _ADDRESS_BYTES = 1000  # the objects of one address, without its characters
+
+
+class MediaRenderer(Protocol):
+    """Renders the parts of one request."""
+
+    def recall(self, part: MediaPart, content: bytes) -> RenderedMedia | None:
+        """Return the earlier rendering of a part whose file has this content; None if its pixels are needed."""
+
+    def render(self, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
+        """Render a part from its pixels. Called on a thread. Raises InvalidImage."""
 
 
 class Allowance:
@@ -83,7 +90,7 @@ class Wanted:
     """One source of a request. It is read and decoded once, however many parts show it."""
 
     parts: Mapping[MediaPart, int]  # each with its number; the parts differ in the size at which they show an image
-    recall: Recall
+    renderer: MediaRenderer | None  # None for a frame of a video, which is always decoded
 
     @property
     def part(self) -> MediaPart:
@@ -169,10 +176,10 @@ class MediaFiles:
 
         return await self._find(_Reader("document", "document", open_document, part, known, allowance))
 
-    def _reader(self, wanted: Wanted, allowance: Allowance, name: str = "image") -> _Reader[Media]:
-        """`name`: the reader's name if the part is an image or a frame of a video."""
+    def _reader(self, wanted: Wanted, allowance: Allowance) -> _Reader[Media]:
         part, known = wanted.part, partial(self._known, wanted)
         if isinstance(part, ImagePart):
+            name = "frame" if wanted.renderer is None else "image"
             return _Reader("image", name, partial(self._open_image, allowance), part, known, allowance)
 
         async def open_video(data: bytes) -> VideoFile:
@@ -200,9 +207,8 @@ class MediaFiles:
 
     async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found[Media]:
         """Open the file even if the same image was decoded before: frames are decoded one at a time."""
-        wanted = Wanted({ImagePart(source): number}, recall_nothing)
         try:
-            return await self._find(self._reader(wanted, allowance, "frame"))
+            return await self._find(self._reader(Wanted({ImagePart(source): number}, None), allowance))
         except InvalidImage as error:
             raise InvalidImage(f"its frame {number}: {error.message}") from error
 
@@ -253,7 +259,9 @@ class MediaFiles:
 
     def _known(self, wanted: Wanted, content: bytes) -> Recalled | Decoded | None:
         """Return the result for this content if no file is needed: all its renderings, or else its cached pixels."""
-        recalled = {part: known for part in wanted.parts if (known := wanted.recall(part, content)) is not None}
+        if wanted.renderer is None:
+            return None
+        recalled = {part: known for part in wanted.parts if (known := wanted.renderer.recall(part, content))}
         return recalled if len(recalled) == len(wanted.parts) else self._decoded.get(content)
 
     async def _open(self, data: bytes, content: bytes, reader: _Reader[M]) -> Found[M]:
@@ -262,10 +270,6 @@ class MediaFiles:
 
     async def _run(self, function: Callable[[], T], allowance: Allowance) -> T:
         return await allowance.run(self._workers, function)
-
-
-def recall_nothing(part: MediaPart, content: bytes) -> None:
-    """Recall nothing, for a caller that needs pixels."""
 
 
 def _in_time(deadline: Deadline, work: Callable[[], T]) -> T:

@@ -23,18 +23,7 @@ from ..core.tasks import Deadline, together
 from .decode import Decoded, DecodedImage, ImageFile
 from .documents import DocumentFile, DocumentReader, DocumentRefusal, ReadDocument
 from .fetch import MediaFetcher
-from .files import (
-    MAX_FILES_BYTES,
-    Allowance,
-    Found,
-    Media,
-    MediaFiles,
-    Recall,
-    Recalled,
-    Wanted,
-    num_pixels,
-    recall_nothing,
-)
+from .files import MAX_FILES_BYTES, Allowance, Found, Media, MediaFiles, MediaRenderer, Recalled, Wanted, num_pixels
 from .processes import LARGE_PIXELS, Processes
 from .rendered import RenderedMedia
 from .sources import MediaRoot, naming
@@ -42,7 +31,6 @@ from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReade
 
 P = TypeVar("P")
 T = TypeVar("T")
-Render = Callable[[MediaPart, bytes, Decoded], RenderedMedia]  # part, content of its file, its pixels
 _READERS = 2  # threads that hash and open files, which takes milliseconds
 _DECODERS = 2  # threads that decode images
 _PIXEL_BYTES = 3
@@ -126,14 +114,13 @@ class MediaLoader:
     async def load(
         self,
         parts: Sequence[MediaPart],
-        render: Render,
+        renderer: MediaRenderer,
         *,
         salt: str = "",
         tenant: str = "",
-        recall: Recall = recall_nothing,
         deadline: Deadline | None = None,
     ) -> dict[MediaPart, RenderedMedia]:
-        """Return every part as `recall` knows it, or else as `render` makes it from its pixels, on a thread.
+        """Return every part as `renderer` recalls it, or else renders it.
 
         Only cached results of requests with the same `salt` are used. Tenants take turns. `deadline`: the end of all
         preparation of the request, None if there is none; it is cancelled if the caller leaves before the media are
@@ -142,16 +129,16 @@ class MediaLoader:
         """
         if not parts:
             return {}
-        wanted = self._wanted(parts, recall)
+        wanted = self._wanted(parts, renderer)
         return await self._on_own_loop(
-            lambda allowance: self._rendered(wanted, render, allowance), salt, tenant, deadline
+            lambda allowance: self._rendered(wanted, renderer, allowance), salt, tenant, deadline
         )
 
-    def start(self, part: MediaPart, render: Render, salt: str) -> "Future[RenderedMedia]":
+    def start(self, part: MediaPart, renderer: MediaRenderer, salt: str) -> "Future[RenderedMedia]":
         """Start to load one part, for a caller that must not wait. Any thread may call it."""
 
         async def load() -> RenderedMedia:
-            return (await self.load([part], render, salt=salt))[part]
+            return (await self.load([part], renderer, salt=salt))[part]
 
         try:
             return self._enter(load())
@@ -168,7 +155,11 @@ class MediaLoader:
         `salt`, `tenant` and `deadline` are as in `load`.
         """
         _check_count(len(parts), self._config.max_documents, "document")
-        return await self._on_own_loop(lambda allowance: self._read_all(parts, allowance), salt, tenant, deadline)
+
+        async def read(allowance: Allowance) -> dict[DocumentPart, ReadDocument]:
+            return dict(zip(parts, await together(self._read(part, allowance) for part in parts), strict=True))
+
+        return await self._on_own_loop(read, salt, tenant, deadline)
 
     async def close(self) -> None:
         """Fail requests that are being loaded and end the thread. A second call does nothing."""
@@ -244,7 +235,7 @@ class MediaLoader:
         finally:
             allowance.give_back()
 
-    async def _rendered(self, wanted: Sequence[Wanted], render: Render, allowance: Allowance) -> Recalled:
+    async def _rendered(self, wanted: Sequence[Wanted], renderer: MediaRenderer, allowance: Allowance) -> Recalled:
         found = await together(self._find(item, allowance) for item in wanted)
         self._check_sum(found)
         contents = [source.content for source in found]
@@ -260,16 +251,12 @@ class MediaLoader:
                 else:
                     for part, number in item.parts.items():  # one at a time, so that other requests take turns
                         with naming(part, number):
-                            work = partial(render, part, content, media)
+                            work = partial(renderer.render, part, content, media)
                             rendered[part] = await allowance.run(self._renderer, work)
         for content, media in zip(contents, decoded, strict=True):
             if not isinstance(media, dict):
                 self.decoded.put(content, media, media.pixels.nbytes)
         return rendered
-
-    async def _read_all(self, parts: Sequence[DocumentPart], allowance: Allowance) -> dict[DocumentPart, ReadDocument]:
-        found = await together(self._read(part, allowance) for part in parts)
-        return dict(zip(parts, found, strict=True))
 
     async def _read(self, part: DocumentPart, allowance: Allowance) -> ReadDocument:
         """Return the content read from the same bytes before, or read the document now."""
@@ -324,7 +311,7 @@ class MediaLoader:
             return file.pixels()
         return self._enter(self._large_pixels(file, allowance)).result()
 
-    def _wanted(self, parts: Sequence[MediaPart], recall: Recall) -> list[Wanted]:
+    def _wanted(self, parts: Sequence[MediaPart], renderer: MediaRenderer) -> list[Wanted]:
         """Return every source once. Parts are numbered from 1, images and videos separately."""
         wanted: dict[str | bytes | VideoPart, dict[MediaPart, int]] = {}
         counts: Counter[type[MediaPart]] = Counter()
@@ -334,7 +321,7 @@ class MediaLoader:
             wanted.setdefault(key, {}).setdefault(part, counts[type(part)])
         _check_count(counts[ImagePart], self._config.max_images, "image")
         _check_count(counts[VideoPart], self._config.max_videos, "video")
-        return [Wanted(numbers, recall) for numbers in wanted.values()]
+        return [Wanted(numbers, renderer) for numbers in wanted.values()]
 
     def _check_sum(self, found: Sequence[Found[Media]]) -> None:
         sum_pixels, max_pixels = sum(map(num_pixels, found)), self._config.max_request_pixels

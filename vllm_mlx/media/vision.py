@@ -3,12 +3,11 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -40,11 +39,15 @@ logger = logging.getLogger(__name__)
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
 Key = tuple[bytes, int | None]  # the content of a file, and the `max_side` of an image
-
-# Starts to render a part again on other threads. The digest is that of its first rendering.
-Remake = Callable[[MediaPart, bytes], "Future[RenderedMedia]"]
 _HEIGHT, _WIDTH = 96, 160  # pixels of a test image
 _NUM_FRAMES = 4
+
+
+class Owner(Protocol):
+    """The owner of rendered media, who can have a part rendered again."""
+
+    def start_again(self, part: MediaPart, digest: bytes) -> "Future[RenderedMedia]":
+        """Start to render a part on other threads. `digest`: that of its first rendering."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,27 +196,24 @@ class VisionProcessor:
     def frame_sampling(self) -> FrameSampling | None:
         return None if isinstance(self._videos, NoVideos) else self._videos.sampling
 
-    def recall(self, remake: Remake, part: MediaPart, content: bytes) -> RenderedMedia | None:
-        """Return the earlier rendering of the part, if it is known. `content`: the salt and the digest of its file.
-
-        `remake` computes the encoder inputs on demand.
-        """
+    def recall(self, part: MediaPart, content: bytes, owner: Owner) -> RenderedMedia | None:
+        """Return the earlier rendering of the part, if it is known. `content`: the salt and the digest of its file."""
         known = self._known.get((content, _max_side(part)))
-        return None if known is None else self._with_inputs(known, (), partial(remake, part, known.digest))
+        return None if known is None else self._with_inputs(known, (), part, owner)
 
-    def render(self, remake: Remake, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
+    def render(self, part: MediaPart, content: bytes, decoded: Decoded, owner: Owner) -> RenderedMedia:
         """Render the part, and remember it without its encoder inputs for later requests with the same file.
 
         Raises InvalidImage if the processor refuses it.
         """
-        if (known := self.recall(remake, part, content)) is not None:
+        if (known := self.recall(part, content, owner)) is not None:
             return known
         rendered = self.render_with_inputs(decoded, _max_side(part))
         known = rendered.with_inputs({} for _ in rendered.items)
         self._known.put((content, _max_side(part)), known, known.text_bytes)
-        return self._with_inputs(rendered, rendered.arrays, partial(remake, part, rendered.digest))
+        return self._with_inputs(rendered, rendered.arrays, part, owner)
 
-    def render_again(self, digest: bytes, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
+    def render_again(self, part: MediaPart, decoded: Decoded, digest: bytes) -> RenderedMedia:
         """Render the part with its encoder inputs. Raises InvalidImage, also if the digest is not the same."""
         rendered = self.render_with_inputs(decoded, _max_side(part))
         if rendered.digest != digest:
@@ -239,9 +239,9 @@ class VisionProcessor:
             ) from error
 
     def _with_inputs(
-        self, rendered: RenderedMedia, arrays: Sequence[Arrays], remake: "Callable[[], Future[RenderedMedia]]"
+        self, rendered: RenderedMedia, arrays: Sequence[Arrays], part: MediaPart, owner: Owner
     ) -> RenderedMedia:
-        inputs = MediaInputs(remake, self._room, arrays)
+        inputs = MediaInputs(lambda: owner.start_again(part, rendered.digest), self._room, arrays)
         return rendered.with_inputs(ItemInputs(inputs, index) for index in range(len(rendered.items)))
 
     def probe(self) -> VisionProbe:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..core.errors import TemplateError
-from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..core.request import Request
 from ..core.tasks import Deadline
 from .encoded import EncodedText, common_prefix
@@ -108,59 +108,46 @@ def _distant(points: Iterable[Boundary]) -> Iterator[Boundary]:
 
 
 def _all_probes(request: Request) -> Iterator[Probes]:
-    yield from _without_conversation(request)
-    yield from _before_last_question(request)
-    yield from _with_more_said(request)
-    yield from _with_next_turn(request)
+    """Yield nine requests at most, alone or in pairs, which share a start with a later prompt's."""
+    messages = request.messages or ()
+    # Only the tools and the leading system messages are shared.
+    yield _with_questions(request, tuple(itertools.takewhile(lambda message: message.role == "system", messages)))
+    asked = [number for number, message in enumerate(messages) if message.role == "user"]
+    if asked and any(message.role == "assistant" for message in messages[: asked[-1]]):
+        yield _with_questions(request, messages[: asked[-1]])  # clients summarize, edit or try the last question again
+    if messages and not request.continue_final_message:
+        yield from _with_more_said(request, messages)
+        yield from _with_next_turn(request, messages)
 
 
-def _without_conversation(request: Request) -> Iterator[Probes]:
-    """Yield a pair that shares only the tools and the leading system messages with the request."""
-    assert request.messages is not None
-    system = tuple(itertools.takewhile(lambda message: message.role == "system", request.messages))
-    yield tuple(_with_messages(request, (*system, _user_message(text))) for text in _TEXTS)
+def _with_questions(request: Request, messages: tuple[Message, ...]) -> Probes:
+    return tuple(_with_messages(request, (*messages, _user_message(text))) for text in _TEXTS)
 
 
-def _before_last_question(request: Request) -> Iterator[Probes]:
-    """Yield a pair with another last question: clients go back a turn to summarize, to edit or to try again."""
-    assert request.messages is not None
-    asked = [number for number, message in enumerate(request.messages) if message.role == "user"]
-    if asked and any(message.role == "assistant" for message in request.messages[: asked[-1]]):
-        before = request.messages[: asked[-1]]
-        yield tuple(_with_messages(request, (*before, _user_message(text))) for text in _TEXTS)
-
-
-def _with_more_said(request: Request) -> Iterator[Probes]:
+def _with_more_said(request: Request, messages: tuple[Message, ...]) -> Iterator[Probes]:
     """Yield a probe with a longer last question, or with a question behind the last tool result."""
-    assert request.messages is not None
-    if request.continue_final_message or not request.messages:
-        return
-    *before, last = request.messages
+    *before, last = messages
     if last.role == "user":
         longer = replace(last, parts=(*last.parts, TextPart(_TEXTS[1])))
         yield (_with_messages(request, (*before, longer)),)
     elif last.role == "tool":
-        yield (_with_messages(request, (*request.messages, _user_message(_TEXTS[1]))),)
+        yield (_with_messages(request, (*messages, _user_message(_TEXTS[1]))),)
 
 
-def _with_next_turn(request: Request) -> Iterator[Probes]:
+def _with_next_turn(request: Request, messages: tuple[Message, ...]) -> Iterator[Probes]:
     """Yield pairs that continue the conversation: with a reply and a question, then with a tool call and its result."""
-    assert request.messages is not None
-    if request.continue_final_message or not request.messages or request.messages[-1].role == "assistant":
+    if messages[-1].role == "assistant":
         return
-    replies = (
-        Message("assistant", (TextPart(_TEXTS[0]),)),
-        Message("assistant", (ReasoningPart(_TEXTS[1]), TextPart(_TEXTS[1]))),
-    )
-    yield tuple(_with_messages(request, (*request.messages, reply, _user_message("?"))) for reply in replies)
+    thought = (ReasoningPart(_TEXTS[1]), TextPart(_TEXTS[1]))
+    turns: list[tuple[tuple[Part, ...], tuple[Part, ...], Message]] = [
+        ((TextPart(_TEXTS[0]),), thought, _user_message("?"))
+    ]
     if request.tools and request.tool_choice.mode != "none":
         call = ToolCallPart("call_000000000000000000000000", request.tools[0].name, {})
-        replies = (
-            Message("assistant", (call,)),
-            Message("assistant", (ReasoningPart(_TEXTS[1]), TextPart(_TEXTS[1]), call)),
-        )
-        result = _result_message(call, "?")
-        yield tuple(_with_messages(request, (*request.messages, reply, result)) for reply in replies)
+        turns.append(((call,), (*thought, call), _result_message(call, "?")))
+    for short, long, following in turns:
+        replies = (Message("assistant", short), Message("assistant", long))
+        yield tuple(_with_messages(request, (*messages, reply, following)) for reply in replies)
 
 
 def next_requests(request: Request, reply: Message, text: str) -> Iterator[Request]:

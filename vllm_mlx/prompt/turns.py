@@ -120,11 +120,11 @@ class Turns:
         num_leading = _num_leading(messages)
         leading, rest = messages[:num_leading], messages[num_leading:]
         if leading and (self.hides_system or not self.shapes.takes("su", None)):
-            return _merged(leading, rest)
+            return _merged(messages, num_leading)
         if num_leading > 1 and not self.shapes.takes("ssu", None):
             leading = [Message("system", tuple(part for message in leading for part in message.parts))]
         if any(message.role == "system" for message in rest) and not self.shapes.takes("susausau", None):
-            rest = _merged([], rest)
+            rest = _merged(rest)
         return [*leading, *rest]
 
     def _loses_system(self, placed: list[Message]) -> bool:
@@ -311,58 +311,31 @@ def _behind(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, ...]:
     return (*first[:-1], TextPart(text), *second[1:])
 
 
-def _merged(leading: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
-    merging = _Merging()
-    for message in leading:
-        merging.feed_system(_text(message, "{}"))
-    for message in rest:
-        if message.role == "system":
-            merging.feed_system(_text(message, REMINDER))
-        else:
-            merging.feed(message)
-    return merging.finish()
+def _merged(messages: Sequence[Message], num_plain: int = 0) -> list[Message]:
+    """Add system texts to the end of the user message or tool result before them, or to the start of the next.
 
-
-class _Merging:
-    """Adds system texts to the end of the user message or tool result before them, or to the start of the next."""
-
-    def __init__(self) -> None:
-        self._messages: list[Message] = []
-        self._waiting: list[TextPart] = []
-
-    def feed_system(self, part: TextPart) -> None:
-        if not part.text:
-            return
-        last = self._messages[-1] if self._messages and not self._waiting else None
-        match last:
-            case Message(role="user" | "tool") if last.parts:
-                self._messages[-1] = replace(last, parts=(*last.parts[:-1], *_extended(last.parts[-1], part)))
-            case _:
-                self._waiting.append(part)
-
-    def feed(self, message: Message) -> None:
-        if self._waiting and message.role == "user":
-            message = replace(message, parts=(*self._waiting, *message.parts))
-            self._waiting = []
-        self._flush()
-        self._messages.append(message)
-
-    def finish(self) -> list[Message]:
-        self._flush()
-        return self._messages
-
-    def _flush(self) -> None:
-        if self._waiting:
-            self._messages.append(Message("user", tuple(self._waiting)))
-            self._waiting = []
-
-
-def _extended(part: Part, text: TextPart) -> tuple[Part, ...]:
-    if isinstance(part, ToolResultPart):
-        return (replace(part, content=(*part.content, text)),)
-    return (part, text)
-
-
-def _text(message: Message, form: str) -> TextPart:
-    text = "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
-    return TextPart(form.format(text) if text else "")
+    The first `num_plain` texts are no reminders.
+    """
+    merged: list[Message] = []
+    waiting: tuple[TextPart, ...] = ()
+    for number, message in enumerate(messages):
+        if message.role != "system":
+            if waiting and message.role == "user":
+                message = replace(message, parts=(*waiting, *message.parts))
+            elif waiting:
+                merged.append(Message("user", waiting))
+            merged.append(message)
+            waiting = ()
+        elif text := "\n".join(part.text for part in message.parts if isinstance(part, TextPart)):
+            part = TextPart(text if number < num_plain else REMINDER.format(text))
+            if not waiting and merged and merged[-1].role in ("user", "tool") and merged[-1].parts:
+                *others, last = merged[-1].parts
+                end = (
+                    (replace(last, content=(*last.content, part)),)
+                    if isinstance(last, ToolResultPart)
+                    else (last, part)
+                )
+                merged[-1] = replace(merged[-1], parts=(*others, *end))
+            else:
+                waiting = (*waiting, part)
+    return [*merged, Message("user", waiting)] if waiting else merged

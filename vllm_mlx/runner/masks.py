@@ -71,19 +71,7 @@ class Masks:
 
     def words(self, seqs: list[Sequence]) -> Words | None:
         """Return the mask of each row of a batch. None if every row may sample any token."""
-        constraints = {index: self._rows.get(seq.seq_id) for index, seq in enumerate(seqs)}
-        bound = {index: row for index, row in constraints.items() if row is not None and row.is_bounding}
-        if not bound:
-            return None
-        num_words = max(row.num_words for row in bound.values())
-        words = np.full((len(seqs), num_words), _ALL, dtype=np.uint32)
-        self.num_filled += len(bound)
-        for index, row in bound.items():
-            with self._fence(seqs[index].seq_id, row.constraint) as fence:
-                row.fill(words[index])
-            if fence.error is not None:
-                words[index] = _ALL
-        return words
+        return self.block_words(seqs, [(0,)] * len(seqs))[0]
 
     def block_words(self, seqs: Rows[Sequence], blocks: Rows[Rows[int]]) -> tuple[Words | None, list[Filled | None]]:
         """Return the masks behind each token of the rows' blocks, row after row, if the drafts in them are the reply.

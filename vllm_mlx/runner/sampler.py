@@ -84,7 +84,7 @@ class Sampler:
     """Sampling state of one batch. It is rebuilt from the sequences whenever a row joins or leaves."""
 
     def __init__(self, seqs: list[Sequence], vocab_size: int, ends: Rows[int] | None = None):
-        """Begin to sample. `ends`: tokens of each sequence before its first draw; by default all computed except one."""
+        """Begin to sample. `ends`: tokens of each sequence before its first draw; by default all computed but one."""
         self._seqs = seqs
         settings = [seq.sampling for seq in seqs]
         drawn = [row for row, setting in enumerate(settings) if not setting.is_greedy]
