@@ -42,8 +42,7 @@ from ..runner.load_model import advising
 from ..runner.loading import Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays
 from ..runner.proofs import Proofs
-from ..runner.row_fences import Unfenced
-from ..runner.runner import Runner
+from ..runner.runner import Runner, Unfenced
 from ..scheduler.depth import DepthController
 from ..scheduler.image_planner import ImagePlanner
 from ..scheduler.prefill_pacer import PrefillPacer

@@ -18,7 +18,7 @@ from .worker import END, FRAME, REFUSED, SIZE, TOO_LARGE, TOO_SLOW, ImageTask, T
 MAX_MEMORY_BYTES = 1 << 30  # limit of one process
 LARGE_PIXELS = 1 << 24  # larger images are decoded in a process
 _BYTES_PER_PIXEL = 24  # limit for Pillow's decoders and the pixels, in addition to 256 MB for everything else
-TOO_MUCH = -1000  # a status beside the exit statuses of processes: the process sent more than it may
+TOO_MUCH = -1000  # a status in addition to the exit statuses of processes: the process sent more than it may
 _PROCESSES = 3  # at the same time
 _PER_TENANT = 2  # so that other tenants need not wait for its files
 _RETRY_S = 5.0

@@ -76,19 +76,6 @@ def image_trial(text: str, processor: ModelProcessor, images: ImageRenderer) -> 
     return Trial(PromptInputs(token_ids=tuple(ids), media=tuple(items)), inputs)
 
 
-def video_trial(tokenizer: Tokenizer, videos: VideoRenderer) -> Trial | NoVideos:
-    try:
-        text = trial_text(tokenizer, "video", 1)
-    except (*TEMPLATE_FAILURES, TemplateError) as error:
-        return NoVideos(f"the chat template fails on one: {first_line(error, MAX_REASON)}")
-    if text.count(videos.marker) != 1:
-        return NoVideos(f"the chat template shows no {videos.marker} for one")
-    try:
-        return _in_pieces(text, videos)
-    except FAULTS as error:
-        return NoVideos(f"the checkpoint's processor fails on one: {first_line(error, MAX_REASON)}")
-
-
 def _in_pieces(text: str, videos: VideoRenderer) -> Trial:
     frames = np.stack([noise(seed).pixels for seed in range(_NUM_FRAMES)])
     clip = Clip(frames, tuple(number / videos.even_fps for number in range(_NUM_FRAMES)), videos.even_fps)
@@ -272,12 +259,20 @@ class VisionProcessor:
         return text
 
     def _video_trial(self) -> Trial | None:
-        if isinstance(self._videos, NoVideos):
+        """Render a video in a text. If that fails, refuse videos from now on, and return None."""
+        if isinstance(videos := self._videos, NoVideos):
             return None
-        trial = video_trial(self._tokenizer, self._videos)
-        if isinstance(trial, Trial):
-            return trial
-        self.refuse_videos(trial.reason)
+        fault = "the chat template fails on one"
+        failures: tuple[type[Exception], ...] = (*TEMPLATE_FAILURES, TemplateError)
+        try:
+            text = trial_text(self._tokenizer, "video", 1)
+            if text.count(videos.marker) == 1:
+                fault, failures = "the checkpoint's processor fails on one", FAULTS
+                return _in_pieces(text, videos)
+            fault = f"the chat template shows no {videos.marker} for one"
+        except failures as error:
+            fault = f"{fault}: {first_line(error, MAX_REASON)}"
+        self.refuse_videos(fault)
         return None
 
 

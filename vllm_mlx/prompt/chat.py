@@ -149,19 +149,16 @@ class ChatPrompts:
         """Find remembered replies. A message that the new reply is to continue stays as the client sent it."""
         assert request.messages is not None
         tools = (*request.tools, *request.unlisted_tools)
-        if not request.continue_final_message:
-            return self._memory.recall(request.cache_salt, request.messages, tools)
-        recalled = self._memory.recall(request.cache_salt, request.messages[:-1], tools)
-        return replace(recalled, messages=(*recalled.messages, request.messages[-1]))
+        num_sent = len(request.messages) - request.continue_final_message
+        recalled = self._memory.recall(request.cache_salt, request.messages[:num_sent], tools)
+        return replace(recalled, messages=(*recalled.messages, *request.messages[num_sent:]))
 
     def _encode(self, text: str, recalled: RecalledConversation, request: Request, deadline: Deadline) -> EncodedText:
         """Tokenize the prompt's text after the known ids, unless it is too long for the model."""
         entry = recalled.longest(text)
         known = None if entry is None else self._known_prefix(entry, text, request)
-        if known is None:
-            self._window.check_text(text, param="messages")
-        else:
-            self._window.check_text(text, param="messages", known_chars=known.num_chars, known_tokens=known.num_tokens)
+        num_chars, num_tokens = (0, 0) if known is None else (known.num_chars, known.num_tokens)
+        self._window.check_text(text, param="messages", known_chars=num_chars, known_tokens=num_tokens)
         deadline.check()
         encoded = EncodedText(self._tokenizer, text, known)
         deadline.check()

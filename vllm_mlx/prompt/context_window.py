@@ -20,7 +20,7 @@ from ..core.errors import ContextLengthExceeded, InvalidParameter
 from ..formats.tokenizer import BYTE_OF_CHAR, Tokenizer
 
 _COUNTED_TOKENS = 32_768  # a prompt that may be shorter is tokenized even if it cannot fit: the error names its length
-_SLICE = 1 << 16  # characters that are counted at once, so that other threads run in between
+_SLICE = 1 << 16  # characters that are counted together, so that other threads run in between
 _SPACE_SIGN = "▁"  # stands for a space in vocabularies that are not of bytes
 _CUT_TOKENS = 16  # characters that compose across a cut save fewer tokens than this
 _COMPLETE_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})

@@ -249,7 +249,7 @@ class RequestProcessor:
         )
 
     def remember(self, prepared: PreparedRequest, reply: FinishedReply) -> None:
-        """Store a reply before its client sees its end, since the client's next request may follow at once."""
+        """Store a reply before its client sees its end, since the client's next request may follow immediately."""
         if prepared.chat is None:
             return
         self._chats.remember(prepared.chat, reply)

@@ -4,16 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..core.messages import (
-    ImagePart,
-    Message,
-    ReasoningPart,
-    Role,
-    ShownPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from ..core.messages import ImagePart, Message, ReasoningPart, Role, ShownPart, TextPart, ToolCallPart, ToolResultPart
 
 Render = Callable[[Sequence[Message], bool | None], str | None]  # messages, has_tools; None if they are refused
 
@@ -40,7 +31,7 @@ class Shapes:
         self._taken: dict[tuple[str, bool | None], bool] = {}
 
     def takes(self, shape: str, has_tools: bool | None) -> bool:
-        """Return whether the template writes each text once and in order, and names no wrong call beside a result."""
+        """Return whether the template writes each text once and in order, and names no wrong call before a result."""
         key = (shape, has_tools)
         if key not in self._taken:
             probe = Probe(shape, self._image)

@@ -10,14 +10,7 @@ from typing import Any
 
 from ..core.errors import TemplateError, Unsupported, first_line, setting
 from ..core.json_values import with_texts
-from ..core.messages import (
-    ImagePart,
-    Message,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-    ToolSpec,
-)
+from ..core.messages import ImagePart, Message, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
 from ..formats import CallChoice, detect_formats
 from ..formats.families import spelling
@@ -45,7 +38,8 @@ def _called(call_id: str) -> tuple[Message, Message]:
     return Message("assistant", (replace(_PROBE_CALL, call_id=call_id),)), Message("tool", (result,))
 
 
-_PROBE_MESSAGES = (Message("user", (TextPart("probe"),)), *_called(_PROBE_CALL.call_id))
+_QUESTION = (Message("user", (TextPart("probe"),)),)
+_PROBE_MESSAGES = (*_QUESTION, *_called(_PROBE_CALL.call_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +164,9 @@ class ChatTemplate:
 
     @cached_property
     def _shows_tools(self) -> bool:
-        messages = [Message("system", (TextPart("probe"),)), *_PROBE_MESSAGES[:1]]
-        return any(
-            _PROBE_CALL.name in (self._probe_messages(probe, tools=_PROBE_TOOLS) or "")
-            for probe in (messages, messages[1:])
-        )
+        probes = (Message("system", (TextPart("probe"),)), *_QUESTION), _QUESTION
+        shown = (self._probe_messages(probe, tools=_PROBE_TOOLS) or "" for probe in probes)
+        return any(_PROBE_CALL.name in text for text in shown)
 
     def _apply(self, request: Request, *, escaping: MediaMarkers | None = None) -> Rendered:
         """Run the template. `escaping` are the markers that the conversation's own texts must not contain."""
@@ -208,13 +200,12 @@ class ChatTemplate:
 
     def _refused(self, tools: Sequence[dict[str, Any]], reason: str) -> TemplateError:
         """Return the error, which names a tool if the template cannot show it to any conversation."""
-        question = _PROBE_MESSAGES[:1]
-        is_shown = tools and self._probe_messages(question, tools=_PROBE_TOOLS) is not None
-        if not is_shown or self._probe_messages(question, tools=tools) is not None:
+        is_shown = tools and self._probe_messages(_QUESTION, tools=_PROBE_TOOLS) is not None
+        if not is_shown or self._probe_messages(_QUESTION, tools=tools) is not None:
             return TemplateError(f"The model's chat template cannot take this conversation: {reason}", param="messages")
         while len(tools) > 1:
             half = tools[: len(tools) // 2]
-            tools = tools[len(half) :] if self._probe_messages(question, tools=half) is not None else half
+            tools = tools[len(half) :] if self._probe_messages(_QUESTION, tools=half) is not None else half
         message = f"The model's chat template cannot show the tool `{tools[0]['function']['name']}`: {reason}"
         return TemplateError(message, param="tools")
 
@@ -246,20 +237,16 @@ class ChatTemplate:
             "properties": {"description": "", "parameters": {"type": "object"}},
             "property": {"description": "", "parameters": {"properties": {"probe_key": {"type": "string"}}}},
         }
-        question = _PROBE_MESSAGES[:1]
-        refused = {
-            field
-            for field, rest in tools.items()
-            if self._probe_messages(question, tools=[{"type": "function", "function": {"name": "probe_tool", **rest}}])
-            is None
+        probes = {
+            name: [{"type": "function", "function": {"name": "probe_tool", **rest}}] for name, rest in tools.items()
         }
-        return frozenset() if "" in refused else frozenset(refused)
+        refused = frozenset(name for name in probes if self._probe_messages(_QUESTION, tools=probes[name]) is None)
+        return frozenset() if "" in refused else refused
 
     @cached_property
     def _no_tools(self) -> list[Any] | None:
         """Return the value of `tools` without any: a list if the template refuses None."""
-        question = _PROBE_MESSAGES[:1]
-        is_list = self._probe_messages(question) is None and self._probe_messages(question, tools=[]) is not None
+        is_list = self._probe_messages(_QUESTION) is None and self._probe_messages(_QUESTION, tools=[]) is not None
         return [] if is_list else None
 
     def _variables(self, request: Request) -> dict[str, Any]:
@@ -319,7 +306,7 @@ class ChatTemplate:
 
         Templates drop or garble what they do not expect as often as they refuse it.
         """
-        without = self._probe_messages(_PROBE_MESSAGES[:1], style, tools=_PROBE_TOOLS)
+        without = self._probe_messages(_QUESTION, style, tools=_PROBE_TOOLS)
         text = self._probe_messages(_PROBE_MESSAGES, style, tools=_PROBE_TOOLS)
         if without is None or text is None or text.count("probe_result") != 1:
             return False

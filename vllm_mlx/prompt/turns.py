@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from .echo import calls_of
 from .shapes import Probe, Shapes
 from .template_messages import as_user
 
@@ -96,7 +97,7 @@ class Turns:
         waiting = list(results)
         for message in asked:
             said = tuple(part for part in message.parts if not isinstance(part, ToolCallPart))
-            for call in _calls(message):
+            for call in calls_of(message):
                 pairs.append(replace(message, parts=(*said, call)))
                 found = [number for number, result in enumerate(waiting) if _call_id(result) == call.call_id][:1]
                 pairs += map(waiting.pop, found)
@@ -108,7 +109,7 @@ class Turns:
         return [*asked, *(in_order if is_moved else results)]
 
     def _takes_calls(self, asked: list[Message], results: list[Message]) -> bool:
-        if any(len(_calls(message)) > 1 for message in asked) and self._lacks("uCrrau", "ucrcrau"):
+        if any(len(calls_of(message)) > 1 for message in asked) and self._lacks("uCrrau", "ucrcrau"):
             return False
         return len(asked) == 1 or not results or not self._lacks("uccrrau", "ucrcrau")
 
@@ -139,7 +140,7 @@ class Turns:
         current: set[str] = set()  # the calls whose results may follow
         latest, since = "", set[str]()  # the last call, the letters since then
         for message in messages:
-            before, calls = _letter(placed[-1]) if placed else "", [call.call_id for call in _calls(message)]
+            before, calls = _letter(placed[-1]) if placed else "", [call.call_id for call in calls_of(message)]
             call_id = _call_id(message)
             if calls:
                 current, since, latest = current.union(calls) if before == "c" else set(calls), set(), calls[-1]
@@ -259,15 +260,11 @@ class Turns:
 
 def _letter(message: Message) -> str:
     """Return the message's letter in a shape."""
-    return "c" if _calls(message) else "r" if message.role == "tool" else message.role[0]
+    return "c" if calls_of(message) else "r" if message.role == "tool" else message.role[0]
 
 
 def _num_leading(messages: Sequence[Message]) -> int:
     return next((number for number, message in enumerate(messages) if message.role != "system"), len(messages))
-
-
-def _calls(message: Message) -> list[ToolCallPart]:
-    return [part for part in message.parts if isinstance(part, ToolCallPart)]
 
 
 def _results(message: Message) -> list[ToolResultPart]:
@@ -314,7 +311,7 @@ def _behind(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, ...]:
 def _merged(messages: Sequence[Message], num_plain: int = 0) -> list[Message]:
     """Add system texts to the end of the user message or tool result before them, or to the start of the next.
 
-    The first `num_plain` texts are no reminders.
+    The first `num_plain` texts are written as they are, and others as reminders.
     """
     merged: list[Message] = []
     waiting: tuple[TextPart, ...] = ()

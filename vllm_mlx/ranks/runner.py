@@ -10,8 +10,7 @@ from dataclasses import replace
 from ..core.step import Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
 from ..runner.device import DeviceWatch
 from ..runner.model import Model
-from ..runner.row_fences import Unfenced
-from ..runner.runner import Runner
+from ..runner.runner import Runner, Unfenced
 from .lockstep import Ranks
 
 PrefillContext = Callable[[], AbstractContextManager[None]]

@@ -11,7 +11,7 @@ from ..cache.shared import Event
 from ..core.step import PrefillChunk, Snapshot, TokenOutput
 from ..runner.device import DeviceWatch
 from ..runner.model import Model
-from ..runner.row_fences import RowFences
+from ..runner.runner import RowFences
 from .channel import Message
 from .lockstep import Ranks
 from .runner import PrefillContext, RankRunner

@@ -3,7 +3,7 @@
 MLX chooses a kernel by the shapes of one call. Where it has none, or prefers matrix products, it keeps the scores of
 all heads in memory: heads × chunk × context, which no measurement of a short chunk shows. Models of mlx-lm and mlx-vlm
 look the function up when they call it, so it is replaced for the duration of a `with` block, on the engine thread.
-There `mx.where` is replaced, too, while rows in groups decode: latent attention masks its scores with it.
+There `mx.where` is also replaced while rows in groups decode: latent attention masks its scores with it.
 Besides `formats/remote_code.py`, this is the only place that replaces anything of a library.
 """
 

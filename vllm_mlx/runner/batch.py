@@ -134,7 +134,7 @@ def _taken(group: Group, ids: set[int]) -> list[Group]:
 
 
 class Batch:
-    """Rows that share a forward pass. Those of one group share attention, too; recurrent states lie in one array.
+    """Rows that share a forward pass. Those of one group also share attention; recurrent states lie in one array.
 
     If rows join or leave, a new batch is made. Before its groups change, a batch must `let_go` of their caches.
     """
@@ -202,9 +202,11 @@ class Batch:
         self.forward()
         return self.draw(None, keeps_logits=keeps_logits)
 
-    def start(self) -> None:
+    def start(self) -> mx.array:
         """Start one forward pass, which `draw` follows. Masks are computed while the device works."""
-        mx.async_eval(self.forward())  # type: ignore[no-untyped-call]
+        logits = self.forward()
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        return logits
 
     def draw(self, words: Words | None, *, keeps_logits: bool = False) -> InFlight:
         """Start the sampling after a forward pass. `words` are the masks of the rows, as the sampler takes them."""

@@ -17,8 +17,7 @@ from ..core.step import BY_HEAD, PrefillChunk, StepPlan
 from .attention import AttentionShape, observed
 from .device import DeviceWatch, device_memory, peak_of
 from .model import Model, MultimodalModel
-from .row_fences import RowFences
-from .runner import Runner
+from .runner import RowFences, Runner
 from .vision_inputs import encode
 
 _PROBE_TOKENS = 256
@@ -52,7 +51,7 @@ class Calibration:
 def calibrate(model: Model, *, has_experts: bool = False) -> Calibration:
     """Measure a few forward passes. The first one of a length also compiles kernels and is not counted.
 
-    The line through the times of two lengths begins at the overhead. The times of many experts are no line.
+    The line through the times of two lengths begins at the overhead. The times of many experts do not form a line.
     """
     with observed() as attention:
         _run(model, _PROBE_TOKENS)
@@ -93,15 +92,16 @@ def calibrate_images(
 
     The largest image has `max_pixels` and `max_tokens`. Without `max_pixels`, the default and the time decide.
     """
-    (small, low), (large, high) = ((prompt.media[0].length, _encode(model, prompt)) for prompt in sizes)
-    if max_pixels is None:
-        small_s, large_s = (_encode_s(model, prompt) for prompt in sizes)
+    small, large = (prompt.media[0].length for prompt in sizes)
+    (feature_bytes, low_bytes, _), (_, high_bytes, _) = (_encode(model, prompt) for prompt in sizes)
+    if max_pixels is None:  # the first runs have also compiled kernels
+        small_s, large_s = (_encode(model, prompt)[2] for prompt in sizes)
         max_pixels = timely_pixels((small, small_s), (large, large_s), max_tokens)
         max_tokens = _tokens_of(max_pixels, large, max_tokens)
-    per_token = max(0.0, (high.peak_bytes - low.peak_bytes) / (large - small)) if large > small else 0.0
+    per_token = max(0.0, (high_bytes - low_bytes) / (large - small)) if large > small else 0.0
     return ImageCost(
-        feature_bytes_per_token=-(-low.feature_bytes // small),
-        encoder_bytes=int(max(low.peak_bytes, high.peak_bytes) + per_token * max(0, max_tokens - large)),
+        feature_bytes_per_token=-(-feature_bytes // small),
+        encoder_bytes=int(max(low_bytes, high_bytes) + per_token * max(0, max_tokens - large)),
         max_pixels=max_pixels,
     )
 
@@ -131,27 +131,14 @@ def _tokens_of(pixels: int, probe_tokens: int, max_tokens: int) -> int:
     return min(max_tokens, -(-probe_tokens * pixels // PROBE_PIXELS))
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    feature_bytes: int
-    peak_bytes: int
-
-
-def _encode(model: MultimodalModel, prompt: PromptInputs) -> _Encoded:
+def _encode(model: MultimodalModel, prompt: PromptInputs) -> tuple[int, int, float]:
+    """Return bytes of the features, bytes of the activations at their peak, and seconds."""
     mx.clear_cache()
-    features, peak = peak_of(lambda: encode(model.module, list(prompt.token_ids), prompt.media[0]))
-    encoded = _Encoded(features.nbytes, peak)
-    mx.clear_cache()
-    return encoded
-
-
-def _encode_s(model: MultimodalModel, prompt: PromptInputs) -> float:
-    """Seconds of encoding a size that was encoded before. The first run also compiles kernels."""
     start = time.perf_counter()
-    encode(model.module, list(prompt.token_ids), prompt.media[0])
+    features, peak = peak_of(lambda: encode(model.module, list(prompt.token_ids), prompt.media[0]))
     seconds = time.perf_counter() - start
     mx.clear_cache()
-    return seconds
+    return features.nbytes, peak, seconds
 
 
 def _run(model: Model, num_tokens: int) -> float:
@@ -172,7 +159,7 @@ class _NoTags:
 def warm_up(model: Model, *, has_drafts: bool = False, fences: type[RowFences] = RowFences) -> None:
     """Prefill two rows, decode them in two groups and then in one if the model can; once for each way to draw.
 
-    `has_drafts`: verify drafts of two rows and of one, too.
+    `has_drafts`: also verify drafts of two rows and of one.
     """
     runner = Runner(model, DeviceWatch(device_memory().total_bytes))
     runner.fences = fences
@@ -193,7 +180,7 @@ def warm_up(model: Model, *, has_drafts: bool = False, fences: type[RowFences] =
 
 
 def _verify(runner: Runner, seqs: tuple[Sequence, ...], isolated: frozenset[int]) -> None:
-    """Verify some widths of drafts, each of which may have kernels of its own. An MTP head drafts them, too."""
+    """Verify some widths of drafts, each of which may have kernels of its own. An MTP head also drafts them."""
     runner.decode(StepPlan(decode=tuple((seq,) for seq in seqs), isolated=isolated, reads=True))
     for rows in (seqs, seqs[:1]):
         for num_drafts in _DRAFTS:

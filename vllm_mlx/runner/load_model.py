@@ -1,4 +1,4 @@
-"""From a checkpoint's files to a model: which library runs it, and what is loaded beside it."""
+"""Loads a checkpoint: chooses the library that runs it, and an MTP head that joins it."""
 
 import logging
 import re
@@ -26,7 +26,7 @@ from .weight_files import index_fault, readable
 
 logger = logging.getLogger(__name__)
 LOAD_ERRORS = (OSError, ImportError, *LIBRARY_ERRORS)
-ALL = 1 << 62  # bytes: all weights are read at once
+ALL = 1 << 62  # bytes: all weights are one slice
 
 
 class Beside(Protocol):
@@ -59,7 +59,7 @@ def begin_loading(
     slice_bytes: int = SLICE_BYTES,
     lockstep: Lockstep | None = None,
 ) -> Loading[Model]:
-    """Begin to load the weights, as `load_model` does, in slices, and what is `beside` them. Raises ModelLoadError.
+    """Begin to load the weights in slices, and the module `beside`, which joins them. Raises ModelLoadError.
 
     With `has_drafts`, mlx-vlm also runs a text model of which only mlx-vlm records what drafts need. What `proofs` of
     another load say is not tried again. With `lockstep`, which mlx-lm alone can, only this rank's shard of the weights

@@ -1,4 +1,4 @@
-"""Brings a model into memory: its modules are built at once, their weights are read in slices. It knows no library."""
+"""Brings a model into memory: builds its modules in one pause, reads their weights in slices. It knows no library."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -80,7 +80,7 @@ class Loading(Generic[T]):
             return self._make(*self._build())
 
     def complete(self, advanced: Callable[[], None] = lambda: None) -> T:
-        """Do all at once, and call `advanced` after each part. Raises ModelLoadError."""
+        """Do all parts, and call `advanced` after each. Raises ModelLoadError."""
         while (model := self.advance()) is None:
             advanced()
         return model

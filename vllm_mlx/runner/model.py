@@ -5,7 +5,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -133,7 +132,7 @@ class Model(ABC):
         """Let the MTP head guess what follows `tokens: (rows,)` at these positions -> lazy `logits: (rows, vocab)`.
 
         `hidden` are the hidden states before the tokens, `(rows, 1, width)`; None at the start of a text. Returns those
-        behind them, too. `caches` are those of the head's layers, which grow by one token.
+        behind them. `caches` are those of the head's layers, which grow by one token.
         """
         raise NotImplementedError("the model has no MTP head")
 
@@ -296,12 +295,9 @@ class _Ministral3:
         self._model.update_modules(language.leaf_modules())
 
     def __call__(self, tokens: mx.array, *, cache: LayerCaches, inputs_embeds: mx.array | None = None) -> Any:
-        return _Logits(self._model(tokens, cache=cache, input_embeddings=inputs_embeds))
+        from mlx_vlm.models.base import LanguageModelOutput
 
-
-@dataclass(frozen=True, slots=True)
-class _Logits:
-    logits: mx.array
+        return LanguageModelOutput(logits=self._model(tokens, cache=cache, input_embeddings=inputs_embeds))
 
 
 def _between(seq: Sequence, start: int, end: int) -> list[MediaItem]:

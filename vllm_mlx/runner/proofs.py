@@ -14,9 +14,9 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Self
 
 import mlx.core as mx
@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 
 _GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
 LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # of libraries
-SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, but for attention
+SAME_KERNELS = 0.999  # cosine of logits that the same kernels computed, except attention
 SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and wrong logits are far from it
+_NOT_ALONE = "the results differ from each row's alone"
 _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
 _CUTS = (37, 64, 101, 102, 103, 192)  # the ends of chunks, of which some hold one token, as a decode step does
 _ODD_SHARE = 20  # in half precision, rounding can choose other experts at one position of so many
@@ -56,15 +57,7 @@ class Proofs:
 
     @classmethod
     def of(cls, model: Model) -> Self:
-        return cls(
-            can_batch=model.can_batch,
-            no_shared_forward=model.no_shared_forward,
-            no_prefix_cache=model.no_prefix_cache,
-            no_drafts=model.no_drafts,
-            no_head=model.no_head,
-            whole_sizes=model.whole_sizes,
-            no_chunks=model.no_chunks,
-        )
+        return cls(**{field.name: getattr(model, field.name) for field in fields(cls)})
 
     def note_in(self, model: Model) -> None:
         model.can_batch, model.no_shared_forward = self.can_batch, self.no_shared_forward
@@ -93,11 +86,16 @@ def sharing_fault(model: Model) -> str | None:
     """Say why rows of different groups cannot share a forward pass. Returns None if they can."""
     if not model.can_batch:
         return "rows of this model cannot share a batch"
-    likeness, error = _tried(model, partial(_likeness_in_groups, model))
+    return _fault(model, _likeness_in_groups, "its layers compute attention in a way of their own", _NOT_ALONE)
+
+
+def _fault(model: Model, proof: Callable[[Model], float], failed: str, differs: str) -> str | None:
+    """Return `failed` if the proof meets an error of a library, `differs` if its logits differ, and otherwise None."""
+    likeness, error = _tried(model, partial(proof, model))
     if error is not None:
-        logger.info("Rows cannot share a forward pass: %s: %s", type(error).__name__, first_line(error, 200))
-        return "its layers compute attention in a way of their own"
-    return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+        logger.info("A proof found that %s: %s: %s", failed, type(error).__name__, first_line(error, 200))
+        return failed
+    return None if likeness >= SAME_LOGITS else f"{differs} (cosine {likeness:.2f})"
 
 
 def _tried(model: Model, proof: Callable[[], float]) -> tuple[float, Exception | None]:
@@ -131,26 +129,18 @@ def _equals_merged(model: Model, together: mx.array) -> bool:
 
 
 def _likeness_merged(model: Model, together: mx.array) -> float:
-    rows = [_row(model, num_tokens) for lengths in _GROUPS for num_tokens in lengths]
-    merged = _gathered(
-        rows, regroup([group for row in rows for group in row.groups], [{row.seq_ids[0] for row in rows}])
-    )
+    merged = _merged(model, chain.from_iterable(_GROUPS))
     logits = mx.stack([merged.forward(), merged.forward()], axis=1).astype(mx.float32)
     return _least_cosine(logits, together)
 
 
 def batching_fault(model: Model) -> str | None:
     """Say why rows of different lengths cannot share a batch. Returns None if they can."""
-    likeness, error = _tried(model, partial(_likeness_in_batch, model))
-    if error is not None:
-        return f"{type(error).__name__}: {first_line(error, 200)}"
-    return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+    return _fault(model, _likeness_in_batch, "its layers take no rows of different lengths", _NOT_ALONE)
 
 
 def _likeness_in_batch(model: Model) -> float:
-    rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0]]
-    merged = regroup([group for row in rows for group in row.groups], [{-num_tokens for num_tokens in _GROUPS[0]}])
-    together = _gathered(rows, merged).forward()
+    together = _merged(model, _GROUPS[0]).forward()
     alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
     return _least_cosine(mx.concatenate(alone), together)
 
@@ -189,11 +179,8 @@ def drafts_fault(model: Model) -> str | None:
     """
     if not layers.verifies(model.structure):
         return "its layers cannot drop the last tokens of a row"
-    likeness, error = _tried(model, partial(_likeness_with_drafts, model))
-    if error is not None:
-        logger.info("No drafts can be verified: %s: %s", type(error).__name__, first_line(error, 200))
-        return "its layers do not take several tokens of a row at once"
-    return None if likeness >= SAME_LOGITS else f"the results differ after a draft is rejected (cosine {likeness:.2f})"
+    differs = "the results differ after a draft is rejected"
+    return _fault(model, _likeness_with_drafts, "its layers do not take several tokens of a row at once", differs)
 
 
 def _likeness_with_drafts(model: Model) -> float:
@@ -223,13 +210,9 @@ def resume_fault(model: Model) -> str | None:
     if not model.copied_whole or model.resume_rule is None:
         return None
     names = ", ".join(model.copied_whole)
-    likeness, error = _tried(model, partial(_likeness_of_copy, model))
-    if error is not None:
-        logger.info("No row can resume: %s: %s", type(error).__name__, first_line(error, 200))
-        return f"a copy of its state ({names}) cannot be used"
-    if likeness >= SAME_LOGITS:
-        return None
-    return f"a row that resumes from a copy of its state ({names}) differs from one that computes it"
+    failed = f"a copy of its state ({names}) cannot be used"
+    differs = f"a row that resumes from a copy of its state ({names}) differs from one that computes it"
+    return _fault(model, _likeness_of_copy, failed, differs)
 
 
 def _likeness_of_copy(model: Model) -> float:
@@ -269,6 +252,12 @@ def _row(model: Model, num_tokens: int) -> Batch:
     model.prefill(seq, 0, num_tokens, caches)
     layers.complete(layers.state_arrays(caches))
     return Batch.of_row(model, seq, caches, num_tokens)
+
+
+def _merged(model: Model, lengths: Iterable[int]) -> Batch:
+    """Make one group of rows of these lengths."""
+    rows = [_row(model, num_tokens) for num_tokens in lengths]
+    return _gathered(rows, regroup([row.groups[0] for row in rows], [{row.seq_ids[0] for row in rows}]))
 
 
 def _logits(model: Model, lengths: Rows[Rows[int]]) -> mx.array:

@@ -22,7 +22,8 @@ import mlx.core as mx
 from ..cache import layers, leaving, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
-from ..core.faults import Fault, device_fault
+from ..core.errors import GenerationError, RequestError, VLLMMLXError
+from ..core.faults import Fault, RanksParted, device_fault
 from ..core.fence import RowFence
 from ..core.sequence import Sequence
 from ..core.step import (
@@ -42,13 +43,51 @@ from .batch import Batch, InFlight, regroup
 from .device import DeviceWatch
 from .masks import Masks
 from .model import Model
-from .row_fences import RowFences
 from .sampler import score
 from .verify import Drafts, verify
 from .vision_inputs import Features
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class RowFences:
+    """Fences the device work of rows. A failure ends a single row, and makes all rows suspects if there are several."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[int, VLLMMLXError]] = []
+        self.suspects: dict[int, None] = {}  # an ordered set of seq_ids
+        self.refused: list[tuple[int, int]] = []  # (seq_id, tokens) of chunks for which the device had no memory
+
+    def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
+        with RowFence("rows outside the batch whose device work failed") as fence:
+            try:
+                return work()
+            except RequestError as error:  # not a failure of the server: an image changed at its address
+                self.failed += [(seq.seq_id, error) for seq in seqs]
+                return None
+        if len(seqs) == 1:
+            cause = f"{type(fence.error).__name__}: {fence.error}"
+            self.failed.append((seqs[0].seq_id, GenerationError(f"The model could not run this request: {cause}")))
+        else:
+            self.suspect(seqs)
+        return None
+
+    def suspect(self, seqs: Iterable[Sequence]) -> None:
+        failed = {seq_id for seq_id, _ in self.failed}
+        self.suspects.update((seq.seq_id, None) for seq in seqs if seq.seq_id not in failed)
+
+
+class Unfenced(RowFences):
+    """Turns each failure into RanksParted, because the other ranks of the model have not met it, and go on."""
+
+    def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except BaseException as error:
+            if not isinstance(error, Exception) or device_fault(error) is Fault.PARTED:
+                raise
+            raise RanksParted(f"This rank failed: {type(error).__name__}: {error}") from error
 
 
 class Runner:
@@ -170,13 +209,18 @@ class Runner:
         free, started = [], []
         for batch in list(self.batches):  # in the plan's order, which does not depend on what was read
             if not self._masks.bind(batch.seqs):
-                self._launch([batch], self._launch_one, fences)
+                self._launch(batch, self._launch_one, fences)
                 free.append(batch)
-            elif self._run(batch, _start, fences):
+            elif self._run(batch, Batch.start, fences) is not None:
                 started.append(batch)
         tokens = self._read(unread, fences)
-        self._redraw(free, fences)
-        self._launch([batch for batch in started if batch in self.batches], self._draw, fences)
+        for batch in free:
+            if batch in self.batches and self._masks.bind(batch.seqs):  # by a token that was read meanwhile
+                self._in_flight = [drawn for drawn in self._in_flight if drawn.seqs is not batch.seqs]
+                self._launch(batch, self._draw_again, fences)
+        for batch in started:
+            if batch in self.batches:
+                self._launch(batch, self._draw, fences)
         return tokens
 
     def _verify(self, drafts: Drafts, fences: RowFences) -> tuple[list[TokenOutput], list[Verified]]:
@@ -188,11 +232,9 @@ class Runner:
                 verified += found[1]
         return tokens, verified
 
-    def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: RowFences) -> None:
-        for batch in batches:
-            launched = self._run(batch, launch, fences)
-            if launched is not None:
-                self._in_flight.append(launched)
+    def _launch(self, batch: Batch, launch: Callable[[Batch], InFlight], fences: RowFences) -> None:
+        if (launched := self._run(batch, launch, fences)) is not None:
+            self._in_flight.append(launched)
 
     def _run(self, batch: Batch, work: Callable[[Batch], T], fences: RowFences) -> T | None:
         """Run a batch's work. If it fails, drop the batch and return None."""
@@ -204,14 +246,8 @@ class Runner:
     def _launch_one(self, batch: Batch) -> InFlight:
         return batch.launch(keeps_logits=self._masks.has_any(batch.seqs))
 
-    def _redraw(self, launched: Iterable[Batch], fences: RowFences) -> None:
-        """Sample again if a token that was read meanwhile restricts the next one, which was sampled already."""
-        for batch in launched:
-            if batch in self.batches and self._masks.bind(batch.seqs):
-                self._in_flight = [drawn for drawn in self._in_flight if drawn.seqs is not batch.seqs]
-                self._launch([batch], self._draw_again, fences)
-
     def _draw_again(self, batch: Batch) -> InFlight:
+        """Sample again a token that was sampled before its mask was known."""
         words = self._masks.words(batch.seqs)
         assert words is not None, "a row is bound"
         return batch.redraw(words)
@@ -393,8 +429,3 @@ def _without(groups: Rows[Rows[Sequence]], seq_ids: set[int]) -> Rows[Rows[Seque
         return groups
     kept = [[seq for seq in group if seq.seq_id not in seq_ids] for group in groups]
     return [group for group in kept if group]
-
-
-def _start(batch: Batch) -> bool:
-    batch.start()
-    return True
