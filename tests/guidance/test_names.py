@@ -170,6 +170,13 @@ def test_a_value_that_holds_the_plain_tags_of_a_call_stays_as_it_is(family: Fami
     assert model.write(text).ids == model.ids(text)
 
 
+def test_a_string_in_deep_arguments_is_data() -> None:
+    """Work on a token does not grow with the brackets that are open, so no limit ends the call."""
+    model = Scripted(sampler(("<tool_call>", "</tool_call>")), "hermes")
+    text = f'<tool_call>\n{{"name": "get", "arguments": {{"city": {"[" * 700}"<function={INVENTED}>"'
+    assert model.write(text).ids == model.ids(text)
+
+
 @pytest.mark.parametrize(
     "arguments",
     ['{"city": "Oslo"}}}', '{"city": "Oslo', '{"city": ]', "", '{"city": "a\n"b" c"', "{'city': \"Oslo}"],

@@ -29,7 +29,7 @@ _CUT_ESCAPE = r"\\?"
 # Arguments, by their brackets and strings alone, and the beginning of such arguments
 _ARGUMENTS = """
 item: string | OTHER | "{" item* "}" | "[" item* "]" | "(" item* ")"
-cut: item* (("{" | "[" | "(") cut | cut_string)?
+cut: (item | "{" | "[" | "(")* cut_string?
 """
 
 
