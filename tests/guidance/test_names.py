@@ -173,7 +173,8 @@ def test_a_value_that_holds_the_plain_tags_of_a_call_stays_as_it_is(family: Fami
 def test_a_string_in_deep_arguments_is_data() -> None:
     """Work on a token does not grow with the brackets that are open, so no limit ends the call."""
     model = Scripted(sampler(("<tool_call>", "</tool_call>")), "hermes")
-    text = f'<tool_call>\n{{"name": "get", "arguments": {{"city": {"[" * 700}"<function={INVENTED}>"'
+    deep = '[1, {"a": ' * 1200
+    text = f'<tool_call>\n{{"name": "get", "arguments": {{"city": {deep}"<function={INVENTED}>"'
     assert model.write(text).ids == model.ids(text)
 
 

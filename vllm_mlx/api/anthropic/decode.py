@@ -249,7 +249,7 @@ def _spec(tool: schema.MessagesTool, path: str) -> ToolSpec:
 
 
 def _check_search_name(tool: schema.MessagesTool, path: str) -> None:
-    """Check the name, which the type of the tool fixes and a client may leave out."""
+    """Refuse another name than the one that the type of the tool fixes. Raises InvalidParameter."""
     if tool.name not in (None, SEARCH_NAME):
         message = f"`{path}.name` must be '{SEARCH_NAME}' for a tool of type '{shown(tool.type or '')}'."
         raise InvalidParameter(message, param=f"{path}.name")

@@ -274,7 +274,7 @@ class WebSearchTool(Wire):
 
     @property
     def is_live(self) -> bool:
-        """Return whether the search may reach the web: this server has no offline index."""
+        """Return whether the search may use the network; if not, it needs an index, and this server has none."""
         return self.external_web_access is not False
 
 
