@@ -30,6 +30,11 @@ def decode_text(**fields: Any) -> Decoded[ReplySpec]:
     return decode_completion(body, reply_id="cmpl-1", model="tiny", created=5)
 
 
+def completion(**fields: Any) -> Request:
+    [request] = decode_text(**fields).requests
+    return request
+
+
 def refusal(decoder: Any, **fields: Any) -> Any:
     """What the client is told, as status 400."""
     try:

@@ -1,41 +1,19 @@
 """What a request says about the cache, in the words of each protocol."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from tests.support.rows import row
-from vllm_mlx.api.anthropic.decode import decode_count_request, decode_messages_request
-from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
-from vllm_mlx.api.openai.decode import decode_chat, decode_completion
-from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
-from vllm_mlx.api.responses.decode import decode_response
-from vllm_mlx.api.responses.schema import ResponsesBody
+from vllm_mlx.api.anthropic.decode import decode_count_request
+from vllm_mlx.api.anthropic.schema import CountTokensBody
 from vllm_mlx.core.request import Request
 
-HI: Any = [{"role": "user", "content": "hi"}]
-
-
-def chat(**fields: Any) -> Request:
-    body = ChatCompletionBody.model_validate({"messages": HI, **fields})
-    return decode_chat(body, reply_id="r", model="m", created=1).requests[0]
-
-
-def completion(**fields: Any) -> Request:
-    body = CompletionBody.model_validate({"prompt": "hi", **fields})
-    return decode_completion(body, reply_id="r", model="m", created=1).requests[0]
-
-
-def messages(**fields: Any) -> Request:
-    body = MessagesBody.model_validate({"messages": HI, "max_tokens": 5, **fields})
-    return decode_messages_request(body, reply_id="r", model="m").request
-
-
-def response(**fields: Any) -> Request:
-    body = ResponsesBody.model_validate({"input": "hi", **fields})
-    return decode_response(body, reply_id="r", model="m", created_at=1).request
+from .anthropic.bodies import HI
+from .anthropic.bodies import decode as messages
+from .bodies import chat, completion
+from .responses.bodies import decode as response
 
 
 @row("S1-5")

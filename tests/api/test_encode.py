@@ -7,19 +7,15 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
-from vllm_mlx.core.errors import EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import (
     Counted,
     Finished,
     FinishReason,
     GenerationEvent,
-    PromptProgress,
     ReasoningDelta,
-    Started,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
-    ToolCallEnd,
     ToolCallStart,
     Usage,
 )
@@ -71,26 +67,6 @@ def test_a_delta_is_written_as_the_standard_library_would(event: GenerationEvent
     assert payloads(chat().feed(0, event)) == [chunk(delta)]
 
 
-def test_the_first_and_the_last_chunk() -> None:
-    assert payloads(chat().open()) == [chunk({"role": "assistant", "content": ""})]
-    assert payloads(chat().feed(0, END)) == [chunk({}, finish_reason="stop", stop_reason=None)]
-    assert payloads(chat().close()) == ["[DONE]"]
-
-
-def test_the_stop_that_ended_the_reply_is_named() -> None:
-    assert payloads(chat().feed(0, Finished(FinishReason.STOP, USAGE, NASTY))) == [
-        chunk({}, finish_reason="stop", stop_reason=NASTY)
-    ]
-    [part] = payloads(chat().feed(0, Finished(FinishReason.LENGTH, USAGE, 13)))
-    assert json.loads(part)["choices"][0] | {"delta": None} == {
-        "index": 0,
-        "delta": None,
-        "logprobs": None,
-        "finish_reason": "length",
-        "stop_reason": 13,
-    }
-
-
 def test_logprobs_come_with_their_text() -> None:
     top = [{"token": "H", "logprob": -0.5, "bytes": [72]}, {"token": "A", "logprob": -1.25, "bytes": [65]}]
     content = [
@@ -100,32 +76,6 @@ def test_logprobs_come_with_their_text() -> None:
     expected = chunk({"content": "H"}, logprobs={"content": content})
     assert payloads(chat(logprobs=True).feed(0, TextDelta("H", LOGPROBS))) == [expected]
     assert payloads(chat().feed(0, TextDelta("H", LOGPROBS))) == [chunk({"content": "H"})]
-
-
-def test_events_without_news_for_the_client_send_nothing() -> None:
-    encoder = chat()
-    for event in (Started(7, 2), PromptProgress(3, 7), TextDelta("")):
-        assert encoder.feed(0, event) == b""
-
-
-def test_a_call_without_arguments_still_carries_an_object() -> None:
-    encoder = chat()
-    events = [
-        ToolCallStart(0, "a", "now"),
-        ToolCallEnd(0),
-        ToolCallStart(1, "b", "ls"),
-        ToolCallDelta(1, "{}"),
-        ToolCallEnd(1),
-    ]
-    deltas = [
-        part["delta"]["tool_calls"][0] for part in choices(stream(encoder, ((0, event) for event in events)), 0)[1:]
-    ]
-    assert [(delta["index"], delta["function"]["arguments"]) for delta in deltas] == [
-        (0, ""),
-        (0, "{}"),
-        (1, ""),
-        (1, "{}"),
-    ]
 
 
 @row("S1-1")
@@ -158,52 +108,6 @@ def test_counts_so_far_are_part_of_each_chunk(text: str) -> None:
         assert json.dumps(text) in wire.decode(), "the text stays"
 
 
-def test_usage_says_where_the_context_cut_max_tokens() -> None:
-    cut = Usage(prompt_tokens=7, completion_tokens=3, clamped_max_tokens=3)
-    *_, last = chunks(stream(chat(include_usage=True), [(0, Finished(FinishReason.LENGTH, cut))]))
-    assert last["usage"]["max_completion_tokens"] == 3
-
-
-def test_several_choices_count_their_prompt_once_and_interleave() -> None:
-    cold, warm = (
-        Usage(prompt_tokens=7, completion_tokens=3),
-        Usage(prompt_tokens=7, cached_tokens=6, completion_tokens=4),
-    )
-    events: list[tuple[int, GenerationEvent]] = [
-        (1, TextDelta("b")),
-        (0, TextDelta("a")),
-        (1, Finished(FinishReason.STOP, warm)),
-        (0, Finished(FinishReason.LENGTH, cold)),
-    ]
-    wire = stream(chat(choices_per_prompt=2, include_usage=True), events)
-    assert [part["delta"].get("role") for index in (0, 1) for part in choices(wire, index)[:1]] == ["assistant"] * 2
-    assert [part["finish_reason"] for index in (0, 1) for part in choices(wire, index)] == [
-        None,
-        None,
-        "length",
-        None,
-        None,
-        "stop",
-    ]
-    usage = chunks(wire)[-1]["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 7, 14)
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-def test_a_keep_alive_is_a_chunk_with_an_empty_delta() -> None:
-    assert payloads(chat().keep_alive()) == [chunk({})]
-
-
-@pytest.mark.parametrize(
-    "error", [EngineDead("Gone."), Overloaded("Full.", retry_after_s=2), InvalidParameter("No.", param="n")]
-)
-def test_a_failure_ends_the_stream_with_an_error_and_done(error: Any) -> None:
-    failed, done = payloads(chat().fail(error))
-    assert done == "[DONE]"
-    body = json.loads(failed)["error"]
-    assert set(body) == {"message", "type", "param", "code"} and body["message"] == error.message
-
-
 @pytest.mark.parametrize("custom_tools", [frozenset(), frozenset({"ls"})])
 def test_a_failure_inside_a_call_is_not_followed_by_a_finish_reason(custom_tools: frozenset[str]) -> None:
     encoder = chat(custom_tools=custom_tools)
@@ -211,12 +115,6 @@ def test_a_failure_inside_a_call_is_not_followed_by_a_finish_reason(custom_tools
     *sent, failed = chunks(wire + encoder.fail(EngineDead("Gone.")))
     assert "error" in failed and sent
     assert all(choice["finish_reason"] is None for chunk in sent for choice in chunk["choices"])
-
-
-def test_hidden_reasoning_is_not_sent() -> None:
-    events: list[GenerationEvent] = [ReasoningDelta("hmm"), TextDelta("a"), END]
-    wire = stream(chat(reasoning="hidden"), ((0, event) for event in events))
-    assert b"hmm" not in wire and b"reasoning" not in wire
 
 
 @row("S0-17")

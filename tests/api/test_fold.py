@@ -86,33 +86,6 @@ def test_a_whole_reply() -> None:
 CALL = (ToolCallStart(0, "call_1", "ls"), ToolCallDelta(0, '{"p":'), ToolCallDelta(0, "1}"), ToolCallEnd(0))
 
 
-def test_a_reply_of_calls_alone_has_null_content() -> None:
-    choice = one(*CALL, ToolCallStart(1, "call_2", "now"), ToolCallEnd(1), reason=FinishReason.TOOL_CALLS)
-    assert choice["message"]["content"] is None
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["tool_calls"] == [
-        {"id": "call_1", "type": "function", "function": {"name": "ls", "arguments": '{"p":1}'}},
-        {"id": "call_2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
-    ]
-
-
-def test_text_beside_calls_is_kept() -> None:
-    assert one(TextDelta("Look:"), *CALL)["message"]["content"] == "Look:"
-
-
-def test_an_empty_reply_is_an_empty_text() -> None:
-    message = one()["message"]
-    assert message["content"] == "" and "tool_calls" not in message
-    assert message["reasoning_content"] is None and message["reasoning"] is None
-
-
-def test_hidden_reasoning_is_counted_and_not_told() -> None:
-    events: list[GenerationEvent] = [ReasoningDelta("why"), TextDelta("Hi"), Finished(FinishReason.STOP, USAGE)]
-    reply = folded(((0, event) for event in events), reasoning="hidden")
-    assert reply["choices"][0]["message"]["reasoning_content"] is None
-    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 1
-
-
 @row("S0-17")
 @pytest.mark.parametrize("after", [(), (TextDelta("Hi"),), CALL])
 def test_inline_reasoning_is_closed_by_whatever_follows(after: tuple[GenerationEvent, ...]) -> None:

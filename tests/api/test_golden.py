@@ -1,4 +1,4 @@
-"""A wire request of each protocol → its Request; events → the wire bytes of each protocol. Kept as files.
+"""A wire request of each protocol → its Request, kept as files. `tests/golden` has the bytes of replies.
 
 A change that is meant: `python -m tests.api.test_golden` writes them anew, and the diff shows what it does to clients.
 """
@@ -12,42 +12,16 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.api.anthropic.decode import decode_messages_request
-from vllm_mlx.api.anthropic.schema import MessagesBody
-from vllm_mlx.api.openai.decode import decode_chat, decode_completion
-from vllm_mlx.api.openai.encode import ChatStream, chat_fold
-from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
-from vllm_mlx.api.responses.decode import decode_response
-from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.request import Request
 
-from .bodies import spec
-from .events import THINKS_AND_CALLS
-from .fakes import FakeTokens
-from .streams import stream
+from .anthropic.bodies import decode as messages
+from .bodies import chat, completion
+from .responses.bodies import decode as responses
 
 FOLDER = Path(__file__).parent / "golden"
 
 
-def chat(body: Any) -> Request:
-    wire = ChatCompletionBody.model_validate(body)
-    return decode_chat(wire, reply_id="r", model="tiny", created=5).requests[0]
-
-
-def completion(body: Any) -> Request:
-    wire = CompletionBody.model_validate(body)
-    return decode_completion(wire, reply_id="r", model="tiny", created=5).requests[0]
-
-
-def messages(body: Any) -> Request:
-    return decode_messages_request(MessagesBody.model_validate(body), reply_id="r", model="tiny").request
-
-
-def responses(body: Any) -> Request:
-    return decode_response(ResponsesBody.model_validate(body), reply_id="r", model="tiny", created_at=5).request
-
-
-DECODERS: dict[str, Callable[[Any], Request]] = {
+DECODERS: dict[str, Callable[..., Request]] = {
     "chat": chat,
     "completion": completion,
     "messages": messages,
@@ -76,38 +50,20 @@ def _is_default(value: Any, field: Any) -> bool:
 
 def request_of(name: str) -> str:
     body = json.loads((FOLDER / f"{name}.request.json").read_text(encoding="utf-8"))
-    return json.dumps(plain(DECODERS[name](body)), indent=1, ensure_ascii=False) + "\n"
-
-
-def chat_stream() -> str:
-    wire = stream(
-        ChatStream(spec(stream=True, include_usage=True), FakeTokens()), [(0, each) for each in THINKS_AND_CALLS]
+    return (
+        json.dumps(plain(dataclasses.replace(DECODERS[name](**body), request_id="r")), indent=1, ensure_ascii=False)
+        + "\n"
     )
-    return wire.decode()
 
 
-def chat_reply() -> str:
-    fold = chat_fold(spec(), FakeTokens())
-    for event in THINKS_AND_CALLS:
-        fold.feed(0, event)
-    return json.dumps(json.loads(fold.finish()), indent=1, ensure_ascii=False) + "\n"
-
-
-MADE: dict[str, Callable[[], str]] = {
-    **{f"{name}.decoded.json": (lambda name=name: request_of(name)) for name in DECODERS},  # type: ignore[misc]
-    "chat.sse": chat_stream,
-    "chat.json": chat_reply,
-}
-
-
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", DECODERS)
 def test_what_is_made_is_what_the_file_holds(name: str) -> None:
-    assert MADE[name]() == (FOLDER / name).read_text(encoding="utf-8")
+    assert request_of(name) == (FOLDER / f"{name}.decoded.json").read_text(encoding="utf-8")
 
 
 def main() -> None:
-    for name, make in MADE.items():
-        (FOLDER / name).write_text(make(), encoding="utf-8")
+    for name in DECODERS:
+        (FOLDER / f"{name}.decoded.json").write_text(request_of(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,6 @@ from typing import Any
 import pytest
 
 from tests.support.rows import row
-from vllm_mlx.api.anthropic.decode import decode_messages_request
-from vllm_mlx.api.anthropic.schema import MessagesBody
-from vllm_mlx.api.openai.decode import decode_chat, decode_completion
-from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
-from vllm_mlx.api.responses.decode import decode_response
-from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolChoice
 from vllm_mlx.core.request import (
@@ -25,29 +19,16 @@ from vllm_mlx.core.request import (
     TagStructure,
 )
 
+from .anthropic.bodies import decode as decode_message
+from .bodies import chat, completion
+from .responses.bodies import decode as response
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "ls", "parameters": {"type": "object"}}
 
 
-def chat(**fields: Any) -> Request:
-    body = ChatCompletionBody.model_validate({"messages": USER, **fields})
-    return decode_chat(body, reply_id="r", model="m", created=0).requests[0]
-
-
-def completion(**fields: Any) -> Request:
-    body = CompletionBody.model_validate({"prompt": "Once", **fields})
-    return decode_completion(body, reply_id="r", model="m", created=0).requests[0]
-
-
 def message(**fields: Any) -> Request:
-    body = MessagesBody.model_validate({"messages": USER, "max_tokens": 3000, **fields})
-    return decode_messages_request(body, reply_id="r", model="m").request
-
-
-def response(**fields: Any) -> Request:
-    body = ResponsesBody.model_validate({"input": "hi", **fields})
-    return decode_response(body, reply_id="r", model="m", created_at=0).request
+    return decode_message(max_tokens=3000, **fields)
 
 
 def guide(form: Any, param: str, **fields: Any) -> Guide:

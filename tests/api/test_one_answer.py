@@ -3,25 +3,16 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from vllm_mlx.api.error_replies import OPENAI
-from vllm_mlx.api.openai.decode import decode_chat
-from vllm_mlx.api.openai.schema import ChatCompletionBody
-from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.messages import ImagePart, Message, TextPart, ToolCallPart, ToolChoice, ToolResultPart
-from vllm_mlx.core.request import Request
 
+from . import bodies
 from .anthropic import bodies as messages
+from .bodies import chat
 from .responses import bodies as responses
 
 HI: Any = {"role": "user", "content": "hi"}
 FLAT: Any = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
-
-
-def chat(**fields: Any) -> Request:
-    body = ChatCompletionBody.model_validate({"messages": [HI], **fields})
-    return decode_chat(body, reply_id="chatcmpl-1", model="tiny", created=5).request
 
 
 def conversation(*wire: Any, **fields: Any) -> tuple[Message, ...]:
@@ -31,13 +22,7 @@ def conversation(*wire: Any, **fields: Any) -> tuple[Message, ...]:
 
 
 def refusal(**fields: Any) -> Any:
-    try:
-        chat(**fields)
-    except VLLMMLXError as error:
-        return OPENAI.error(error).body.error
-    except ValidationError as error:
-        return OPENAI.validation(error.errors(), {"messages": [HI], **fields}).body.error
-    raise AssertionError("it was accepted")
+    return bodies.refusal(bodies.decode, **fields)
 
 
 def test_an_empty_list_of_tools_is_none() -> None:

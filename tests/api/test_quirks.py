@@ -11,38 +11,20 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.api.anthropic.decode import decode_messages_request
-from vllm_mlx.api.anthropic.schema import MessagesBody
-from vllm_mlx.api.openai.decode import decode_chat
-from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.api.parameters import BILLING_HEADER, without_client_marks
-from vllm_mlx.api.responses.decode import decode_response
-from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.template import template_messages
+
+from .anthropic.bodies import decode as anthropic
+from .bodies import chat
+from .responses.bodies import decode as responses
 
 FOLDER = Path(__file__).parent / "quirks"
 RECORDINGS = sorted(FOLDER.glob("*.json"))
 
 
-def anthropic(body: Any) -> Request:
-    wire = MessagesBody.model_validate(body)
-    return decode_messages_request(wire, reply_id="msg_1", model="m").request
-
-
-def responses(body: Any) -> Request:
-    wire = ResponsesBody.model_validate(body)
-    return decode_response(wire, reply_id="resp_1", model="m", created_at=1).request
-
-
-def chat(body: Any) -> Request:
-    wire = ChatCompletionBody.model_validate(body)
-    [request] = decode_chat(wire, reply_id="chatcmpl-1", model="m", created=1).requests
-    return request
-
-
-DECODERS: dict[str, Callable[[Any], Request]] = {"anthropic": anthropic, "responses": responses, "chat": chat}
+DECODERS: dict[str, Callable[..., Request]] = {"anthropic": anthropic, "responses": responses, "chat": chat}
 
 
 def recorded(name: str) -> list[Any]:
@@ -52,7 +34,7 @@ def recorded(name: str) -> list[Any]:
 
 def decoded(name: str) -> list[Request]:
     decoder = DECODERS[json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["protocol"]]
-    return [decoder(body) for body in recorded(name)]
+    return [decoder(**body) for body in recorded(name)]
 
 
 def messages(request: Request) -> tuple[Message, ...]:
@@ -79,8 +61,8 @@ def test_billing_line() -> None:
     lines = [each["system"][0]["text"] for each in (first, second)]
     assert all(line.startswith(BILLING_HEADER) for line in lines) and lines[0] != lines[1]
     assert "billing" not in "".join(map(rendered, decoded("billing_line")))
-    assert messages(anthropic(first))[0].parts[0] == TextPart(first["system"][1]["text"])
-    assert messages(anthropic({**first, "system": lines[0]}))[0].role == "user"
+    assert messages(anthropic(**first))[0].parts[0] == TextPart(first["system"][1]["text"])
+    assert messages(anthropic(**{**first, "system": lines[0]}))[0].role == "user"
 
 
 def test_billing_line_in_front_of_other_text() -> None:
@@ -95,13 +77,13 @@ def test_string_is_text() -> None:
     first, second = recorded("string_is_text")
     [block] = first["messages"][1]["content"]
     assert block.pop("cache_control") and second["messages"][1]["content"] == block["text"]
-    assert messages(anthropic(first))[2] == messages(anthropic(second))[2]
+    assert messages(anthropic(**first))[2] == messages(anthropic(**second))[2]
 
 
 def test_cache_control() -> None:
     first, second = recorded("cache_control")
     marked = [json.dumps(each).count("cache_control") for each in (first, second)]
-    assert marked == [3, 3] and "cache_control" not in rendered(anthropic(second))
+    assert marked == [3, 3] and "cache_control" not in rendered(anthropic(**second))
 
 
 def test_system_in_the_middle() -> None:

@@ -61,12 +61,9 @@ def test_a_right_key_opens(guarded: Running, headers: Any) -> None:
     "headers",
     [{}, {"authorization": "Bearer wrong"}, {"authorization": "first"}, {"x-api-key": ""}, {"x-api-key": "firs"}],
 )
-def test_without_one_everything_but_health_is_closed(guarded: Running, headers: Any) -> None:
+def test_no_other_key_does(guarded: Running, headers: Any) -> None:
     with guarded.http(headers=headers) as client:
-        for path in ("/v1/models", "/v1/unknown"):
-            assert error(client.get(path), 401)["code"] == "invalid_api_key"
-        assert error(client.post("/v1/chat/completions", json=CHAT), 401)["type"] == "invalid_request_error"
-        assert client.get("/health").status_code == 200
+        assert error(client.get("/v1/models"), 401)["code"] == "invalid_api_key"
 
 
 def test_an_allowed_page_may_ask(guarded: Running) -> None:
@@ -97,13 +94,12 @@ def test_a_body_beyond_the_limit_is_refused(guarded: Running) -> None:
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
-def test_unknown_paths_and_methods_and_bodies(client: httpx.Client) -> None:
-    assert error(client.get("/v2/chat"), 404)["code"] == "not_found"
-    wrong = client.get("/v1/chat/completions")
-    assert error(wrong, 405)["code"] == "method_not_allowed" and wrong.headers["allow"] == "POST"
+def test_methods_and_odd_bodies(client: httpx.Client) -> None:
+    assert client.get("/v1/chat/completions").headers["allow"] == "POST"
     as_json = {"content-type": "application/json"}
-    for content in (b"", b"{bad", b'"text"', b"[]", b"null", b"\xff", b"[" * 200_000, b'{"n":' + b"1" * 5000 + b"}"):
-        error(client.post("/v1/chat/completions", content=content, headers=as_json), 400)
+    for content in (b'"text"', b"null", b"[" * 200_000, b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"):
+        refused = error(client.post("/v1/chat/completions", content=content, headers=as_json), 400)
+    assert "nested too deeply" in refused["message"]
 
 
 @pytest.mark.parametrize(
@@ -121,12 +117,6 @@ def test_a_body_without_the_type_that_only_programs_may_send_is_refused(client: 
     for kind in ("application/json", "Application/JSON; charset=utf-8", "application/vnd.example+json"):
         answer = client.post("/v1/chat/completions", content=json.dumps(CHAT), headers={"content-type": kind})
         assert answer.status_code == 200, kind
-
-
-def test_a_refused_field_is_named(client: httpx.Client) -> None:
-    refused = error(client.post("/v1/chat/completions", json={**CHAT, "audio": {}}), 400)
-    assert (refused["param"], refused["code"]) == ("audio", "unsupported_parameter")
-    assert error(client.post("/v1/chat/completions", json={**CHAT, "n": 1.0}), 400)["param"] == "n"
 
 
 def test_the_request_id_comes_back(client: httpx.Client) -> None:
@@ -188,38 +178,6 @@ def test_settings_that_cannot_serve(make: Callable[[], object]) -> None:
         make()
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-        (b'{"x":1' + b"0" * 5000 + b"}", "number out of range"),
-    ],
-    ids=["deep", "long number"],
-)
-def test_json_on_which_the_parser_gives_up(path: str, body: bytes, reason: str) -> None:
-    with serving(FakeEngine()) as server, server.http() as client:
-        answer = client.post(path, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert reason in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/messages", {"model": "x" * 10_000, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}),
-        ("/v1/responses", {"input": "hi", "previous_response_id": "x" * 10_000}),
-        ("/v1/responses", {"input": [{"type": "item_reference", "id": "x" * 10_000}]}),
-        ("/v1/responses", {"input": [{"type": "x" * 10_000}]}),
-    ],
-)
-def test_a_name_that_is_none_is_not_said_whole(path: str, body: dict[str, object]) -> None:
-    with serving(FakeEngine()) as server, server.http() as client:
-        answer = client.post(path, json=body)
-    assert answer.status_code in (400, 404)
-    assert len(answer.content) < 600 and "x" * 80 + "…" in answer.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
@@ -231,17 +189,8 @@ def test_a_name_that_is_none_is_not_said_whole(path: str, body: dict[str, object
         ("/elsewhere", None),
     ],
 )
-def test_a_base_url_that_is_slightly_wrong_is_told(path: str, meant: str | None) -> None:
-    with serving(FakeEngine()) as server:
-        answer = httpx.post(f"{server.url}{path}", json={}, trust_env=False)
+def test_a_base_url_that_is_slightly_wrong_is_told(server: Running, path: str, meant: str | None) -> None:
+    answer = httpx.post(f"{server.url}{path}", json={}, trust_env=False)
     said = answer.json()["error"]["message"]
     assert answer.status_code == 404 and ("Did you mean" in said) == (meant is not None)
     assert meant is None or f"Did you mean {meant}?" in said
-
-
-@pytest.mark.parametrize("body", [b"\x1f\x8b\x08", b'{"messages": [{"role": "user", "content": "hi"}]}'])
-def test_a_body_with_a_content_encoding_is_refused_as_that(body: bytes) -> None:
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    with serving(FakeEngine()) as server, server.http() as client:
-        answer = client.post("/v1/messages", content=body, headers=headers)
-    assert answer.status_code == 415 and "Content-Encoding" in answer.json()["error"]["message"]

@@ -57,13 +57,6 @@ def test_a_name_that_a_page_could_own_is_refused(server: Running, host: str) -> 
     assert asked_as(server, host).status_code == 403
 
 
-def test_the_refusal_comes_in_the_protocol_s_envelope(server: Running) -> None:
-    with server.http(headers={"host": "evil.example"}) as client:
-        refused = client.post("/v1/messages", json=MESSAGE).json()
-    assert refused["type"] == "error" and refused["error"]["type"] == "permission_error"
-    assert not server.engine.requests
-
-
 def test_every_one_of_several_host_headers_is_looked_at(server: Running) -> None:
     with server.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")

@@ -286,16 +286,3 @@ def test_a_photograph_stands_upright(server: Running) -> None:
     with server.http() as http:
         assert http.post(path, json=body).status_code == 200
     assert (server.engine.seen[-1][0].width, server.engine.seen[-1][0].height) == (48, 64)
-
-
-def test_files_of_a_vendor_are_refused(server: Running) -> None:
-    image_file = {"type": "image", "source": {"type": "file", "file_id": "f"}}
-    document_file = {"type": "document", "source": {"type": "file", "file_id": "f"}}
-    with server.http() as http:
-        for block in (image_file, document_file):
-            body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
-            answer = http.post("/v1/messages", json=body)
-            assert answer.status_code == 400 and "keeps no files" in answer.json()["error"]["message"]
-        body = {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}
-        answer = http.post("/v1/responses", json=body)
-        assert answer.status_code == 400 and "keeps no files" in answer.json()["error"]["message"]

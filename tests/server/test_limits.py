@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from tests.support.running import Running, eventually, named, post_bytes, serving
-from vllm_mlx.api.text import MAX_DEPTH
 from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.json_values import is_deeper
@@ -30,11 +29,7 @@ JSON = {"content-type": "application/json"}
 SCHEMA: Any = {"type": "object", "properties": {"x": {"enum": ["y" * 300]}}}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TOOLS: Any = [{**TOOL, "function": {**TOOL["function"], "name": name}} for name in ("f", "g", "h")]
-LONG_TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 TREE: Any = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
-TREE_PARAM = "response_format"
-FORMAT_PARAM = "response_format.json_schema.schema"
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +42,13 @@ def server() -> Iterator[Running]:
 @pytest.mark.parametrize(
     ("path", "body", "param", "flag"),
     [
-        ("/v1/chat/completions", {"messages": MESSAGES * 4}, "messages", "--max-messages"),
-        ("/v1/chat/completions", {**CHAT, "tools": TOOLS}, "tools", "--max-tools"),
-        ("/v1/chat/completions", {**CHAT, "tools": [LONG_TOOL]}, "tools", "--max-schema-bytes"),
-        ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}, FORMAT_PARAM, "--max-schema-bytes"),
-        ("/v1/chat/completions", {**CHAT, "response_format": TREE}, TREE_PARAM, "--max-schema-bytes"),
-        ("/v1/chat/completions", {**CHAT, "n": 6}, "n", "--max-choices"),
+        ("/v1/chat/completions", {**CHAT, "response_format": TREE}, "response_format", "--max-schema-bytes"),
         ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2}, "n", "--max-choices"),
-        ("/v1/responses", {"input": MESSAGES * 4}, "input", "--max-messages"),
-        ("/v1/messages", {"max_tokens": 5, "messages": MESSAGES * 4}, None, "--max-messages"),
         ("/v1/messages/count_tokens", {"messages": MESSAGES * 4}, None, "--max-messages"),
     ],
 )
 def test_more_than_a_request_may_hold(server: Running, path: str, body: Any, param: str | None, flag: str) -> None:
+    """`tests/golden/refusals.py` has the other limits."""
     num_before = len(server.engine.requests)
     with server.http() as client:
         refused = client.post(path, json={"model": "tiny", **body})
@@ -81,14 +70,6 @@ def test_what_is_within_the_limits_is_taken(server: Running) -> None:
     with server.http() as client:
         for body in ({"messages": MESSAGES * 3, "n": 5}, {**CHAT, "tools": TOOLS[:2]}):
             assert client.post("/v1/chat/completions", json=body).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_a_body_that_nests_too_deep_is_refused(server: Running, path: str) -> None:
-    deep = '{"model":"tiny","x":' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}"
-    with server.http(headers={"content-type": "application/json"}) as client:
-        refused = client.post(path, content=deep)
-    assert refused.status_code == 400 and f"at most {MAX_DEPTH} levels" in refused.json()["error"]["message"]
 
 
 def test_depth_is_counted_exactly() -> None:

@@ -37,22 +37,6 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_streamed_chat_is_the_whole_one(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(messages=HI, **GREEDY)
-    message: Any = whole.choices[0].message
-    *chunks, last = client.chat.completions.create(
-        messages=HI, stream=True, stream_options={"include_usage": True}, **GREEDY
-    )
-    deltas: list[Any] = [chunk.choices[0].delta for chunk in chunks]
-    assert "".join(delta.content or "" for delta in deltas) == (message.content or "")
-    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-    assert reasoning == (message.reasoning_content or "")
-    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert last.usage is not None and whole.usage is not None
-    assert last.usage.completion_tokens == whole.usage.completion_tokens > 0
-    assert last.usage.prompt_tokens == whole.usage.prompt_tokens > 0
-
-
 CONTINUOUS: Any = {"include_usage": True, "continuous_usage_stats": True}
 
 
@@ -188,24 +172,10 @@ def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(client: openai.Op
     assert "maximum context length is 256 tokens. However" in caught.value.message
 
 
-@pytest.mark.parametrize("prompt", ["word " * 2000, [5] * 2000], ids=["text", "ids"])
-def test_a_completion_that_does_not_fit_names_its_own_field(client: openai.OpenAI, prompt: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(prompt=prompt, **GREEDY)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-
-
 def test_a_limit_beyond_the_context_is_cut_and_said(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=32000, seed=1)
     usage: Any = reply.usage
     assert usage.max_completion_tokens == 256 - usage.prompt_tokens
-
-
-def test_tools_reach_the_prompt(client: openai.OpenAI) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "list_files", "parameters": {"type": "object"}}}]
-    without = client.chat.completions.create(messages=HI, **GREEDY).usage
-    with_tools = client.chat.completions.create(messages=HI, tools=tools, **GREEDY).usage
-    assert without is not None and with_tools is not None and with_tools.prompt_tokens > without.prompt_tokens
 
 
 def test_clients_that_vanish_leave_no_row(server: Running, client: openai.OpenAI) -> None:

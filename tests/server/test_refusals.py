@@ -161,15 +161,6 @@ def test_half_a_surrogate_pair_is_echoed_as_a_replacement_character(http: httpx.
     assert (response["metadata"], response["instructions"]) == ({"\ufffd": "b\ufffd"}, "c\ufffd")
 
 
-@pytest.mark.parametrize(
-    ("fields", "bound"),
-    [
-        ({"stop": "a" * 1_001}, "1000 characters"),
-        ({"stop": ["a"] * 17}, "16 entries"),
-        ({"logit_bias": {str(number): 1 for number in range(301)}}, "300 fields"),
-        ({"stop_token_ids": [1] * 1_001}, "1000 entries"),
-    ],
-)
-def test_a_list_beyond_its_bound_is_refused_by_name(http: httpx.Client, fields: Any, bound: str) -> None:
-    refused = http.post(CHAT, content=json.dumps(ASKED[CHAT] | fields))
-    assert refused.status_code == 400 and bound in message_of(refused)
+def test_a_list_beyond_its_bound_is_refused_by_name(http: httpx.Client) -> None:
+    refused = http.post(CHAT, content=json.dumps(ASKED[CHAT] | {"stop_token_ids": [1] * 1_001}))
+    assert refused.status_code == 400 and "1000 entries" in message_of(refused)

@@ -1,13 +1,12 @@
 """The `openai` package's Responses against the server, over a real socket."""
 
-import asyncio
 from typing import Any
 
 import openai
 import pytest
 
-from tests.support.running import Running, eventually, serving
-from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
+from tests.support.running import eventually, serving
+from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import (
     Failed,
     FinishReason,
@@ -63,25 +62,6 @@ def messages_of(engine: FakeEngine) -> tuple[Message, ...]:
     messages = engine.requests[-1].messages
     assert messages is not None
     return messages
-
-
-def test_a_response(client: openai.OpenAI, engine: FakeEngine) -> None:
-    reply = client.responses.create(**ASK, instructions="Be brief.", temperature=0)
-    assert (reply.output_text, reply.status, reply.model) == ("Hello", "completed", "tiny")
-    assert reply.id == engine.requests[0].request_id and reply.instructions == "Be brief."
-    assert reply.usage is not None and reply.usage.total_tokens == 9
-    assert reply.usage.input_tokens_details.cached_tokens == 2
-
-
-def test_a_streamed_response(client: openai.OpenAI, engine: FakeEngine) -> None:
-    engine.play = thinks_and_calls
-    with client.responses.stream(**ASK, tools=TOOLS) as stream:
-        events = list(stream)
-        reply = stream.get_final_response()
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call", "function_call"]
-    call = reply.output[3]
-    assert call.type == "function_call" and (call.namespace, call.name, call.arguments) == ("multi", "wait", "{}")
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -245,72 +225,3 @@ def test_what_runs_in_the_background_can_be_cancelled(client: openai.OpenAI, eng
     engine.play = hello
     with pytest.raises(openai.BadRequestError, match="`background`"):
         client.responses.cancel(client.responses.create(**ASK).id)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_is_too_long_is_a_400_before_any_stream(
-    client: openai.OpenAI, engine: FakeEngine, stream: bool
-) -> None:
-    engine.refuse = ContextLengthExceeded(num_prompt_tokens=600, max_model_len=512)
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(**ASK, stream=stream)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
-    assert "maximum context length is 512 tokens. However" in caught.value.message
-
-
-def test_errors(client: openai.OpenAI, engine: FakeEngine) -> None:
-    with pytest.raises(openai.NotFoundError):
-        client.responses.create(model="gpt-9", input="hi")
-    with pytest.raises(openai.BadRequestError, match=r"text\.format"):
-        client.responses.create(**ASK, text={"format": {"type": "of_tomorrow"}})
-    engine.refuse = Overloaded("Too many requests wait.", retry_after_s=1.2)
-    with pytest.raises(openai.InternalServerError) as caught:
-        client.responses.create(**ASK)
-    assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"] == "2"
-
-
-def test_a_failure_is_a_500_in_a_whole_reply_and_an_event_in_a_stream(
-    client: openai.OpenAI, engine: FakeEngine
-) -> None:
-    engine.play = lambda request, index: (Started(7, 0), TextDelta("a"), Failed(GenerationError("The row broke.")))
-    with pytest.raises(openai.InternalServerError, match="The row broke"):
-        client.responses.create(**ASK)
-    *_, last = client.responses.create(**ASK, stream=True)
-    assert last.type == "response.failed"
-    assert last.response.error is not None and last.response.error.message == "The row broke."
-
-
-def test_a_limit_leaves_an_incomplete_response(client: openai.OpenAI, engine: FakeEngine) -> None:
-    engine.play = lambda request, index: says("half", reason=FinishReason.LENGTH)
-    reply = client.responses.create(**ASK, max_output_tokens=5)
-    assert reply.status == "incomplete" and reply.incomplete_details is not None
-    assert reply.incomplete_details.reason == "max_output_tokens"
-
-
-def test_silence_is_broken_by_the_response_so_far() -> None:
-    names: list[str] = []
-
-    def told(number: int) -> Pause:
-        return Pause(until=lambda: names.count("response.in_progress") >= number)
-
-    engine = FakeEngine(play=lambda request, index: (told(4), TextDelta("a"), told(8), finished()))
-    with (
-        serving(engine, keep_alive_s=0.05) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
-        client.responses.stream(**ASK) as stream,
-    ):
-        names.extend(event.type for event in stream)
-        assert stream.get_final_response().output_text == "a"
-    assert names[0] == "response.created" and names.count("response.in_progress") >= 6
-
-
-async def _ask_all(url: str) -> list[str]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
-        replies = await asyncio.gather(*(client.responses.create(**ASK) for _ in range(20)))
-        async with client.responses.stream(**ASK) as stream:
-            last = await stream.get_final_response()
-        return [reply.output_text for reply in (*replies, last)]
-
-
-def test_the_asynchronous_client(server: Running, engine: FakeEngine) -> None:
-    assert asyncio.run(_ask_all(server.url)) == ["Hello"] * 21

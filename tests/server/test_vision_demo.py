@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -84,63 +83,3 @@ def test_two_pictures_of_one_message_are_told_apart(gpt: openai.OpenAI, sides: t
 def test_the_same_question_of_another_picture_of_its_size_gets_another_answer(gpt: openai.OpenAI) -> None:
     for shown in (("green", "square"), ("purple", "star"), ("green", "square")):
         assert names(ask(gpt, shown), shown)
-
-
-def test_a_streamed_reply_is_the_whole_one(gpt: openai.OpenAI) -> None:
-    content: Any = [
-        {"type": "image_url", "image_url": {"url": data_url(SHOWN[4]), "detail": "auto"}},
-        {"type": "text", "text": QUESTION},
-    ]
-    chunks = gpt.chat.completions.create(
-        model="tiny", temperature=0, messages=[{"role": "user", "content": content}], stream=True
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == ask(gpt, SHOWN[4]) and names(text, SHOWN[4])
-
-
-def test_messages_show_images_too(server: Running) -> None:
-    source: Any = {"type": "base64", "media_type": "image/png", "data": encoded(*SHOWN[2])}
-    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
-    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as claude:
-        reply = claude.messages.create(
-            model="tiny", max_tokens=60, messages=[{"role": "user", "content": content}], extra_body={"temperature": 0}
-        )
-    assert names("".join(block.text for block in reply.content if block.type == "text"), SHOWN[2])
-
-
-def test_responses_show_images_too(gpt: openai.OpenAI) -> None:
-    content: Any = [
-        {"type": "input_text", "text": QUESTION},
-        {"type": "input_image", "image_url": data_url(SHOWN[3]), "detail": "auto"},
-    ]
-    reply = gpt.responses.create(model="tiny", temperature=0, input=[{"role": "user", "content": content}])
-    assert names(reply.output_text, SHOWN[3]), reply.output_text
-
-
-def test_a_new_question_about_a_picture_does_not_run_the_tower_again(server: Running, gpt: openai.OpenAI) -> None:
-    shown = ("yellow", "star")
-    ask(gpt, shown)
-    with server.http() as http:
-        before = http.get("/v1/status").json()["images"]
-        assert names(ask(gpt, shown, question="Describe the picture."), shown)
-        after = http.get("/v1/status").json()["images"]
-    assert after["enabled"] and after["encoded"] == before["encoded"]
-
-
-def test_the_conversation_about_a_picture_goes_on_from_the_cache(gpt: openai.OpenAI) -> None:
-    shown = ("orange", "circle")
-    content: Any = [
-        {"type": "text", "text": QUESTION},
-        {"type": "image_url", "image_url": {"url": data_url(shown)}},
-    ]
-    messages: list[Any] = [{"role": "user", "content": content}]
-    first = gpt.chat.completions.create(model="tiny", temperature=0, messages=messages)
-    messages += [
-        {"role": "assistant", "content": first.choices[0].message.content},
-        {"role": "user", "content": "What is 3 + 4?"},
-    ]
-    second = gpt.chat.completions.create(model="tiny", temperature=0, messages=messages)
-    assert first.usage and second.usage and second.usage.prompt_tokens_details
-    suffix = 12  # the end of the turn and the empty thought before a reply, which later turns do not contain
-    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens - suffix
-    assert "7" in str(second.choices[0].message.content)

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 
 from tests.support.running import eventually, serving
-from vllm_mlx.core.errors import Cancelled
-from vllm_mlx.core.events import Failed, Started, TextDelta
 from vllm_mlx.core.messages import ReasoningPart, ToolChoice
 
 from .fakes import PROMPT_TOKENS, FakeEngine
@@ -77,15 +75,6 @@ def test_addresses() -> None:
             head = http.head(path)
             assert (head.status_code, head.content) == (200, b"")
     assert [request.messages[0].parts[0].text for request in running.engine.counted] == ["hi"]
-
-
-def test_a_failed_stream_ends_as_others_do() -> None:
-    def play(request: Any, index: int) -> Any:
-        return Started(7, 2), TextDelta("Hel"), Failed(Cancelled())
-
-    with serving(FakeEngine(play=play)) as running, running.http() as http:
-        lines = http.post(CHAT, json={"messages": [HI], "stream": True}).text.split("\n\n")
-    assert "request_cancelled" in lines[-3] and lines[-2] == "data: [DONE]"
 
 
 def test_the_log_says_once_how_unknown_fields_are_allowed(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,15 +13,13 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from vllm_mlx.api.error_replies import response_code
-from vllm_mlx.api.responses.encode import ResponseStream, response_fold
+from vllm_mlx.api.responses.encode import response_fold
 from vllm_mlx.api.responses.replies import Tools
 from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import Cancelled, ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
 from vllm_mlx.core.events import (
     FinishReason,
     GenerationEvent,
-    ReasoningDelta,
-    TextDelta,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
@@ -150,30 +148,6 @@ def test_a_call_that_was_cut_does_not_end(fields: Any, end: str) -> None:
 def test_reasoning_is_packed_into_the_item_where_the_client_asks_for_it() -> None:
     reasoning, *_ = folded(THINKS_AND_CALLS, **EVERYTHING)["output"]
     assert Unsealer().unseal(reasoning["encrypted_content"], "a") == "Need files.\n"
-
-
-def test_a_reply_cut_by_its_limit_is_incomplete() -> None:
-    events: list[GenerationEvent] = [ReasoningDelta("why"), TextDelta("half"), finished(FinishReason.LENGTH)]
-    whole = folded(events)
-    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert [item["status"] for item in whole["output"]] == ["completed", "incomplete"]
-    assert events_of(streamed(events))[-1]["type"] == "response.incomplete"
-
-
-def test_a_silence_is_broken_by_the_response_so_far() -> None:
-    stream = ResponseStream(spec())
-    wire = stream.open() + stream.feed(0, ReasoningDelta("why")) + stream.feed(0, TextDelta("so")) + stream.keep_alive()
-    last = events_of(wire.decode())[-1]
-    assert last["type"] == "response.in_progress" and last["response"]["status"] == "in_progress"
-    assert [item["type"] for item in last["response"]["output"]] == ["reasoning"]
-
-
-def test_a_failure_is_the_last_event() -> None:
-    stream = ResponseStream(spec())
-    wire = stream.open() + stream.feed(0, TextDelta("half")) + stream.fail(GenerationError("It broke."))
-    last = events_of(wire.decode())[-1]
-    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
-    assert last["response"]["error"] == {"code": "server_error", "message": "It broke."}
 
 
 @pytest.mark.parametrize(
