@@ -5,7 +5,6 @@ import pytest
 from tests.support.keep_comparison import DEVICES, Comparisons, Tier
 from tests.support.recorded_sessions import requests_of
 from tests.support.rows import cases
-from vllm_mlx.prompt.encoded import common_prefix
 
 NEAR = 1.1  # times the seconds under the clairvoyant rule, from half of the room on
 NO_WORSE = 1.02  # times the seconds under the least recently used, anywhere
@@ -33,14 +32,3 @@ def test_seconds_are_near_the_clairvoyants_and_no_more_than_lru(
             assert found.ours.total_s <= NO_WORSE * found.lru.total_s, case
             if share >= 0.5:
                 assert found.ours.total_s <= NEAR * found.clairvoyant.total_s, case
-
-
-def test_requests_are_as_recorded() -> None:
-    requests = requests_of(people=4)
-    assert [request.at_s for request in requests] == sorted(request.at_s for request in requests)
-    assert max(request.num_prompt for request in requests) > 20_000
-    by_session = {request.session: request for request in requests}
-    for request in requests:
-        other = by_session[request.session]
-        mine, theirs = request.token_ids(0, request.num_tokens), other.token_ids(0, other.num_prompt)
-        assert request.common(other) == common_prefix(mine, theirs)

@@ -19,7 +19,6 @@ MAX_PRIVATE = 60  # uses of private attributes in tests, from outside; lower it 
 PAGES = [
     page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.name != "requirements.md"
 ]
-PREPOSITIONS = ("Of", "As", "Behind", "Beside", "For", "Among")
 
 
 @cache
@@ -65,55 +64,6 @@ def test_tests_enter_by_public_names() -> None:
 
 
 # Sentences
-
-
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Each text that is a statement of its own, also the help text below a setting."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Expr(ast.Constant(str(text))):
-                yield node.lineno, text.strip()
-
-
-def fault(text: str) -> str | None:
-    first = re.split(r"[.;:]\s|\n", text, maxsplit=1)[0]
-    if text.split()[0] in PREPOSITIONS and "," not in first:
-        return "it begins with a preposition and lacks a subject"
-    if text.split("\n\n")[0].rstrip("`)\"'")[-1:] not in ".:?!":
-        return "its first paragraph does not end as a sentence"
-    return None
-
-
-def test_docstrings_are_sentences() -> None:
-    found = [
-        f"{file}:{line}: {text[:60]!r}: {wrong}"
-        for file, tree in trees().items()
-        for line, text in docstrings(tree)
-        if (wrong := fault(text))
-    ]
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_fault"),
-    [
-        ("Of all rows.", True),
-        ("The rows", True),
-        ("For each row, plan a chunk.", False),
-        ("Plan a chunk for each row.", False),
-    ],
-)
-def test_a_text_without_a_subject_or_an_end_is_found(text: str, is_fault: bool) -> None:
-    assert (fault(text) is not None) is is_fault
-
-
-def test_every_module_says_what_it_is() -> None:
-    silent = [
-        str(file.relative_to(ROOT))
-        for file in python_files()
-        if (text := file.read_text(encoding="utf-8")).strip() and not re.match(r'(#!.*\n)?"""', text)
-    ]
-    assert silent == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
