@@ -228,12 +228,6 @@ def test_max_tokens_below_the_budget_ends_first(driver, guiding, marks) -> None:
     assert end not in driver.replies[row].token_ids
 
 
-@pytest.mark.parametrize("wrong", [-2, True, 1.5, "5"])
-def test_a_budget_that_is_none(guiding, wrong) -> None:
-    with pytest.raises(InvalidParameter, match="non-negative integer or -1 for unlimited"):
-        guiding.constraint([1, 2], thinking_token_budget=wrong)
-
-
 @row("S3-5")
 def test_a_budget_without_known_tags_is_refused(path) -> None:
     guiding = Guiding(path, reasoning=None)

@@ -29,15 +29,6 @@ def guiding(path):
     return Guiding(path)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
-def test_a_guided_reply_is_valid_and_ends(driver, guiding, sampling) -> None:
-    start, stop = prompt(9), guiding.tokenizer.eos_token_ids
-    row = driver.add(start, 150, sampling, constraint=guiding.person(start, thinking="off"), stop_token_ids=stop)
-    driver.run()
-    assert driver.replies[row].finish_reason is FinishReason.STOP
-    assert is_person(guiding.text(driver.replies[row].token_ids))
-
-
 def test_rows_beside_guided_ones_keep_their_tokens(driver, guiding, path) -> None:
     prompts = [prompt(length) for length in (5, 12, 20, 7)]
     rows = [driver.add(each, 25) for each in prompts]

@@ -129,15 +129,6 @@ def test_an_aborted_prefill_is_not_lost(model, when: str):
     assert check(driver, path, ids) == 64, name
 
 
-def test_warm_and_cold_rows_share_a_batch(model, driver):
-    path = model[1]
-    warm = [prompt(50 + row) for row in range(3)]
-    for ids in warm:
-        run(driver, ids)
-    asked = [*([*ids, *prompt(5)] for ids in warm), prompt(40), prompt(70)]
-    assert driver.generate(asked, max_tokens=NUM_TOKENS) == [plain_loop(path, ids, NUM_TOKENS)[0] for ids in asked]
-
-
 def test_rows_that_begin_alike_compute_the_beginning_once(model):
     path = model[1]
     driver = Driver(path, max_prefill_chunk=32)

@@ -28,28 +28,6 @@ def driver(request, checkpoint):
 HOT = TokenSampling(temperature=1.2, seed=77)
 
 
-def test_a_hot_row_and_a_greedy_row_do_not_change_each_other(driver):
-    cold_prompt, hot_prompt = prompt(30), prompt(45)
-    cold = driver.generate([cold_prompt], max_tokens=20)[0]
-    hot = driver.generate([hot_prompt], max_tokens=20, sampling=HOT)[0]
-    together = [driver.add(cold_prompt, 20), driver.add(hot_prompt, 20, HOT)]
-    driver.run()
-    assert [driver.replies[seq_id].token_ids for seq_id in together] == [cold, hot]
-    assert hot != driver.generate([hot_prompt], max_tokens=20)[0]
-
-
-def test_the_same_seed_gives_the_same_reply_alone_and_in_a_crowd(driver):
-    ids = prompt(25)
-    alone = driver.generate([ids], max_tokens=15, sampling=HOT)[0]
-    crowd = [driver.add(prompt(20 + row), 15, TokenSampling(temperature=0.9, seed=row)) for row in range(5)]
-    again = driver.add(ids, 15, HOT)
-    other = driver.add(ids, 15, TokenSampling(temperature=1.2, seed=78))
-    driver.run()
-    assert driver.replies[again].token_ids == alone
-    assert driver.replies[other].token_ids != alone
-    assert len(crowd) == 5
-
-
 def test_logprobs_equal_those_of_a_plain_forward_pass(checkpoint):
     path = checkpoint("qwen3")
     ids = prompt(20)

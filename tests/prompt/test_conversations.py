@@ -9,14 +9,14 @@ import pytest
 from tests.support.checkpoints import write_tokenizer
 from tests.support.rows import cases, row
 from vllm_mlx.core.events import FinishReason
-from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
+from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
 
 from .template_variants import TEMPLATE_VARIANTS
-from .turns import ECHOES, Session, canonical, each_part, letter_by_letter, make_processor, system, user
+from .turns import ECHOES, Session, canonical, letter_by_letter, make_processor, system, user
 
 START = (system("Be kind."), user("Change a.py."))
 JSON_CALL = '<tool_call>\n{"name":"edit","arguments":{"path":"a.py", "text":"é  x\\n","lines":[1.0,2]}}\n</tool_call>'
@@ -96,62 +96,9 @@ def test_a_thought_that_the_prompt_opened_ends_before_the_generation_suffix(proc
     assert kept in turn.prepared.prompt.snapshot_points
 
 
-def test_after_the_stripping_question_prompts_extend_again(processor_with) -> None:
-    processor = processor_with("after the last question")
-    session = Session(processor, echo=ECHOES["arguments with defaults"], messages=START)
-    session.answer(CALLING["after the last question"])
-    session.give_results("a", "b")
-    session.answer("<think>\nso\n</think>\n\nDone.<|im_end|>")
-    session.ask("Again.")
-    for _ in range(2):
-        turn = session.answer(CALLING["after the last question"])
-        session.give_results("c", "d")
-        assert session.prepare().prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda part: TextPart("Well, no ") if isinstance(part, TextPart) else part,
-        lambda part: ReasoningPart("ho") if isinstance(part, ReasoningPart) else part,
-        lambda part: ToolCallPart(part.call_id, "read", part.arguments) if isinstance(part, ToolCallPart) else part,
-        lambda part: (
-            ToolCallPart(part.call_id, part.name, {**part.arguments, "path": "b.py"})
-            if isinstance(part, ToolCallPart)
-            else part
-        ),
-        lambda part: (
-            ToolCallPart("other", part.name, {**part.arguments, "all": False})
-            if isinstance(part, ToolCallPart)
-            else part
-        ),
-    ],
-    ids=["text", "reasoning", "name", "value", "more arguments under another id"],
-)
-def test_what_the_client_changed_is_what_the_model_reads(processor_with, change) -> None:
-    processor = processor_with("keeps reasoning")
-    session = Session(processor, echo=each_part(change), messages=START)
-    turn = session.answer(CALLING["keeps reasoning"])
-    session.give_results("a", "b")
-    prepared = session.prepare()
-    assert prepared.chat.request.messages == tuple(session.messages)
-    assert prepared.prompt == make_again(processor).prepare(session.request()).prompt
-    assert prepared.prompt.token_ids[: len(turn.token_ids)] != turn.token_ids
-
-
 def make_again(processor: RequestProcessor) -> RequestProcessor:
     """The same, with nothing remembered."""
     return make_processor(processor.tokenizer, tools=processor.formats.calls_name or "auto")
-
-
-def test_a_reply_of_another_salt_is_not_known(processor_with) -> None:
-    processor = processor_with("keeps reasoning")
-    mine = Session(processor, echo=ECHOES["reasoning dropped"], messages=START, cache_salt="mine")
-    mine.answer("<think>\nsecret\n</think>\n\nDone.<|im_end|>")
-    mine.ask("And?")
-    yours = Session(processor, messages=mine.messages, cache_salt="yours")
-    assert "secret" in mine.prepare().chat.text
-    assert "secret" not in yours.prepare().chat.text
 
 
 def test_replies_to_one_prompt_are_told_apart(processor_with) -> None:
@@ -176,16 +123,6 @@ def test_a_reply_that_a_stop_string_cut_stays_as_far_as_it_was_shown(processor_w
     shown = len(turn.prepared.prompt.token_ids) + len("One two ")
     assert prompt[:shown] == turn.token_ids[:shown]
     assert processor.kept_tokens(turn.prepared, turn.reply) == shown
-
-
-def test_a_reply_that_its_length_cut_goes_on_with_the_turns_end(processor_with) -> None:
-    processor = processor_with("keeps reasoning")
-    session = Session(processor, messages=START)
-    turn = session.answer("<think>\nhm", FinishReason.LENGTH)
-    session.ask("And?")
-    prepared = session.prepare()
-    assert prepared.prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
-    assert processor.tokenizer.decode(prepared.prompt.token_ids) == prepared.chat.text
 
 
 def test_a_call_that_was_cut_is_not_remembered(processor_with) -> None:
@@ -215,16 +152,6 @@ def test_a_reply_that_went_on_with_the_clients_start(processor_with) -> None:
     later = Session(processor, messages=(*START, whole, user("And?")))
     assert later.prepare().prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
     assert processor.kept_tokens(turn.prepared, turn.reply) == len(turn.token_ids)
-
-
-def test_no_end_token_in_the_template(processor_with) -> None:
-    processor = processor_with("no special tokens")
-    session = Session(processor, messages=START)
-    turn = session.answer(" Done.<|im_end|>")
-    session.ask("And?")
-    prompt = session.prepare().prompt.token_ids
-    assert prompt[: len(turn.token_ids) - 1] == turn.token_ids[:-1]
-    assert "<|im_end|>" not in processor.tokenizer.decode(prompt)
 
 
 def test_a_reply_that_the_template_writes_in_its_own_way_leaves_earlier_replies_as_they_were(processor_with) -> None:

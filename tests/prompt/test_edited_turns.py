@@ -78,6 +78,7 @@ EDITS = {
     "without an argument in an object": Edit(on_options(lambda opts: {k: v for k, v in opts.items() if k != "size"})),
     "with another value": Edit(on_arguments(lambda given: {**given, "to": "eve"} if "to" in given else given)),
     "with another value in a list": Edit(on_tags(lambda tag: {**tag, "name": "z"})),
+    "of another tool": Edit(each_part(lambda p: replace(p, name="read") if isinstance(p, ToolCallPart) else p)),
     "with another text": Edit(on(TextPart, lambda text: text.replace("bob", "eve"))),
     "with spaces inside the text": Edit(on(TextPart, lambda text: text.replace(" to", "  to"))),
     "without its text": Edit(without(TextPart)),
@@ -167,12 +168,6 @@ def test_an_argument_of_a_stranger_s_call_is_no_default(processor_with: Callable
 def call_id(message: Message) -> str:
     [call] = [part for part in message.parts if isinstance(part, ToolCallPart)]
     return call.call_id
-
-
-def test_an_argument_that_a_person_added_is_shown(processor_with: Callable[[str], RequestProcessor]) -> None:
-    processor = processor_with("keeps reasoning")
-    edited = EDITS["with an argument"].make(answered(processor))
-    assert "alice" in text_of(processor.prepare(request(edited)))
 
 
 def test_replies_after_an_edited_one_are_still_known(processor_with: Callable[[str], RequestProcessor]) -> None:

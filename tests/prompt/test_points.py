@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.rows import cases, row
-from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.formats.tokenizer import Tokenizer
@@ -107,36 +106,6 @@ def test_points_are_where_whole_prompts_part(processor_with, variant: str, conve
     assert list(inputs.token_ids) == ids_of(processor, request)
     assert set(inputs.snapshot_points) == expected_points(processor, request)
     assert list(inputs.snapshot_points) == sorted(inputs.snapshot_points)
-
-
-def test_the_first_point_ends_tools_and_system(processor_with) -> None:
-    processor = processor_with(TEMPLATE_VARIANTS["after the last question"])
-    prompt = processor.prepare(ask(system("Be kind."), user("hello"))).prompt
-    text = processor.tokenizer.decode(prompt.token_ids[: prompt.snapshot_points[0]])
-    assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools")
-    assert text.endswith("</tool_call><|im_end|>\n<|im_start|>user")
-
-
-def test_a_system_message_in_between_is_no_part_of_the_system_prompt(processor_with) -> None:
-    processor = processor_with(TEMPLATE_VARIANTS["merges system"])
-    prompt = processor.prepare(ask(*CONVERSATIONS["system in between"], tools=())).prompt
-    texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
-    assert texts[0] == "<|im_start|>system\nBe kind.\n<|im_end|>\n<|im_start|>user"
-
-
-def test_the_generation_suffix_is_left_out(processor_with) -> None:
-    processor = processor_with((TEMPLATES / "qwen3_5.jinja").read_text())
-    prompt = processor.prepare(ask(user("hello"), tools=())).prompt
-    text = processor.tokenizer.decode(prompt.token_ids[: prompt.snapshot_points[-1]])
-    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant"
-
-
-def test_where_the_next_question_strips_reasoning_is_a_point(processor_with) -> None:
-    processor = processor_with(TEMPLATE_VARIANTS["after the last question"])
-    prompt = processor.prepare(ask(*CONVERSATIONS["in a tool loop"])).prompt
-    texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
-    assert [text.endswith("Read it.<|im_end|>\n<|im_start|>assistant") for text in texts] == [False, True, False]
-    assert texts[-1].endswith("</tool_response><|im_end|>\n<|im_start|>assistant")
 
 
 def test_a_probe_that_the_template_refuses_leaves_its_point_out(processor_with) -> None:

@@ -90,11 +90,6 @@ def test_several_at_the_start_are_one_where_one_is_taken(render: Any) -> None:
     assert render(PLAIN, BE_KIND, NOTE, HI) == "<system>be kind<system>note<user>hi<go>"
 
 
-def test_a_template_without_system_messages_shows_them_to_the_user(render: Any) -> None:
-    assert render(ALTERNATES, BE_KIND, HI, HELLO, MORE) == "<user>be kind\nhi<assistant>hello<user>more"
-    assert render(ALTERNATES, BE_KIND, NOTE, HI) == "<user>be kind\nnote\nhi"
-
-
 REFUSES = {  # as templates of Gemma 2, of Mistral 7B and of DeepSeek's first models do
     "an error": "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",

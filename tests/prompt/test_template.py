@@ -8,7 +8,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.rows import row
-from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.errors import TemplateError, Unsupported
 from vllm_mlx.core.messages import (
     ImagePart,
@@ -222,16 +221,6 @@ def test_template_that_fails_is_a_clear_error(with_template, template: str) -> N
     assert raised.value.message.startswith("The model's chat template cannot take this conversation: ")
     assert "\n" not in raised.value.message
     assert raised.value.param == "messages"
-
-
-def test_reason_of_the_template_is_quoted(with_template) -> None:
-    with pytest.raises(TemplateError, match="Roles must alternate"):
-        render(with_template("{{ raise_exception('Roles must alternate') }}"), USER)
-
-
-def test_gemma_style_template_renders(with_template) -> None:
-    text = render(with_template((TEMPLATES / "gemma.jinja").read_text()), USER)
-    assert text.endswith("<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n")
 
 
 # Templates that take calls in ways of their own

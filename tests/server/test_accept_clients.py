@@ -163,6 +163,7 @@ ask("ANTHROPIC_MODEL", messages=messages, tools=[{"name": "Bash", "input_schema"
 """
 
 
+@pytest.mark.full
 def test_replies_of_a_small_model_beside_the_main_one_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
 ) -> None:

@@ -1,10 +1,13 @@
 """Whatever the OpenAPI document allows, and what it does not, gets an answer in an envelope. scripts/fuzz goes on."""
 
+import pytest
+
 from tests.support.running import serving
 
 from .fakes import FakeEngine
 
 
+@pytest.mark.full  # tests/server/test_refusals.py and tests/api/test_any*.py are its short form
 def test_no_request_breaks_a_route() -> None:
     from scripts._fuzz.routes import fuzz_operation, operations  # what it imports takes half a second
 
