@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cache.fakes import SPACE, FakeSegment, FakeState, put, resumed, segment_of, tree_of
+from tests.cache.fakes import SPACE, FakeSegment, FakeState, put, resumed, tree_of
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
@@ -20,17 +20,6 @@ def test_each_kind_of_hit() -> None:
     assert resumed(tree, range(120)) == ("prefix", 100)
     assert resumed(tree, [*range(60), 7, 7, 7]) == ("lcp", 60)
     assert resumed(tree, [7, 7]) == ("miss", 0)
-
-
-def test_a_branch_is_no_stored_end() -> None:
-    tree = tree_of()
-    put(tree, range(100))
-    put(tree, [*range(40), 7, 7])
-    assert resumed(tree, [*range(40), 8, 8]) == ("lcp", 40)
-    assert tree.insert(
-        SPACE, pack(range(40)), start=0, segment=segment_of(range(40), 0), window_start=0, state=None, now=0
-    )
-    assert resumed(tree, [*range(40), 8, 8]) == ("prefix", 40)
 
 
 @row("S4-7")
@@ -65,17 +54,6 @@ def test_recurrent_state_resumes_only_where_it_was_copied() -> None:
     assert tree.stats.num_states == 2
 
 
-def test_a_point_inside_a_stored_run_splits_it_and_attaches_its_state() -> None:
-    tree = tree_of(STATES)
-    put(tree, range(80), state=FakeState(80))
-    before = tree.used_bytes
-    put(tree, range(30), state=FakeState(30))
-    assert [(entry.start, entry.end, entry.state_bytes) for entry in tree.entries()] == [(30, 80, 700), (0, 30, 700)]
-    assert tree.used_bytes == before + 700 + 512
-    match = tree.match(SPACE, pack(range(40)), now=0.0)
-    assert match.length == 30 and isinstance(match.state, FakeState) and match.state.position == 30
-
-
 @row("S4-7", "S4-32")
 def test_an_identical_prompt_is_exact_behind_which_its_reply_is_stored() -> None:
     tree = tree_of()
@@ -88,56 +66,6 @@ def test_an_identical_prompt_is_exact_behind_which_its_reply_is_stored() -> None
         "supersequence",
         "exact",
     ]
-
-
-def test_lookups_never_split() -> None:
-    tree = tree_of()
-    put(tree, range(100))
-    assert resumed(tree, range(30)) == ("supersequence", 29)
-    assert len(list(tree.entries())) == 1
-
-
-def test_a_window_resumes_where_all_of_it_is_held() -> None:
-    tree = tree_of(ResumeRule(window=10))
-    put(tree, range(100), window_start=90)
-    assert resumed(tree, range(99)) == ("miss", 0)
-    assert resumed(tree, range(101)) == ("prefix", 100)
-    put(tree, range(120), start=100, window_start=100)
-    assert resumed(tree, range(106)) == ("supersequence", 105)
-
-
-def test_recomputed_tokens_bring_the_window_that_was_not_held() -> None:
-    tree = tree_of(ResumeRule(window=10))
-    put(tree, range(100), window_start=90)
-    edited = [*range(50), *(7 for _ in range(5))]
-    put(tree, edited, window_start=45)
-    assert resumed(tree, [*edited, 1]) == ("prefix", 55)
-    assert resumed(tree, range(101)) == ("prefix", 100)
-    assert resumed(tree, range(96)) == ("miss", 0)
-    put(tree, range(95), window_start=80)
-    assert resumed(tree, range(96)) == ("exact", 95)
-
-
-def test_a_window_that_does_not_fit_changes_nothing() -> None:
-    tree = tree_of(ResumeRule(window=10))
-    put(tree, range(50), window_start=50)
-    put(tree, range(100), start=50, window_start=90)
-    tree.set_limit(tree.used_bytes + 100)
-    match = tree.match(SPACE, pack(range(101)), now=0.0)
-    entries = list(tree.entries())
-    assert match.length == 100 and not put(tree, [*range(50), 7], window_start=41)
-    assert list(tree.entries()) == entries
-
-
-def test_nothing_is_shared_across_salts_and_models() -> None:
-    tree = tree_of()
-    tree.add_model("other", ResumeRule())
-    put(tree, range(10))
-    assert resumed(tree, range(10), space=("model", "salt")) == ("miss", 0)
-    assert resumed(tree, range(10), space=("other", "")) == ("miss", 0)
-    assert put(tree, range(10), space=("other", ""))
-    assert tree.clear(fingerprint="other") > 0
-    assert resumed(tree, range(10)) == ("exact", 9)
 
 
 def test_an_insert_whose_beginning_has_gone_is_refused() -> None:
@@ -191,17 +119,6 @@ def test_a_pinned_path_is_not_evicted_and_a_release_counts_once() -> None:
     assert tree.shrink_to(0) == 0
 
 
-def test_trim_keeps_what_another_path_uses() -> None:
-    tree = tree_of()
-    put(tree, range(100))
-    put(tree, [*range(50), 7, 8, 9], start=50)
-    assert tree.trim(SPACE, pack(range(50)), 0) == 0
-    assert tree.trim(SPACE, pack(range(100)), 20) > 0
-    assert resumed(tree, range(100)) == ("lcp", 50)
-    assert tree.trim(SPACE, pack([*range(50), 7, 8, 9]), 51) > 0
-    assert resumed(tree, [*range(50), 7, 8, 9]) == ("prefix", 51)
-
-
 def stored(tree: PrefixTree, ids: range) -> int:
     """Tokens of it that are held; asking is no use of them."""
     return tree.common_length(SPACE, pack(ids))
@@ -239,41 +156,6 @@ def test_ten_stripped_thoughts_leave_no_bytes() -> None:
         put(tree, thought, start=100)
         tree.trim(SPACE, pack(thought), 100)
     assert tree.used_bytes == before
-
-
-def test_a_dropped_state_frees_its_bytes_and_keeps_later_points() -> None:
-    tree = tree_of(STATES)
-    put(tree, range(50), state=FakeState(50))
-    put(tree, range(80), start=50, state=FakeState(80))
-    assert tree.drop_state(SPACE, pack(range(50))) == 700
-    assert tree.drop_state(SPACE, pack(range(40))) == 0
-    assert resumed(tree, range(70)) == ("miss", 0)
-    tree.drop_state(SPACE, pack(range(80)))
-    assert tree.used_bytes == 0, "nothing can resume in what would be left"
-
-
-def test_a_state_that_served_others_is_not_dropped() -> None:
-    tree = tree_of(STATES)
-    put(tree, range(50), state=FakeState(50))
-    put(tree, range(80), start=50, state=FakeState(80))
-    assert resumed(tree, range(60)) == ("supersequence", 50)
-    assert tree.drop_state(SPACE, pack(range(50))) == 0
-
-
-def test_a_damaged_piece_is_never_returned_again() -> None:
-    tree = tree_of()
-    put(tree, range(100))
-    put(tree, [*range(50), 7, 8, 9], start=50)
-    put(tree, range(150), start=100)
-    match = tree.match(SPACE, pack(range(140)), now=0.0)
-    damaged = match.pieces[1]
-    tree.drop(SPACE, pack(range(140)), start=damaged.start)
-    tree.check_integrity()
-    tree.release(match)
-    tree.check_integrity()
-    again = tree.match(SPACE, pack(range(140)), now=0.0)
-    assert (again.length, len(again.pieces)) == (50, 1)
-    assert resumed(tree, [*range(50), 7, 8, 9]) == ("exact", 52)
 
 
 def test_a_lower_limit_evicts_at_once() -> None:

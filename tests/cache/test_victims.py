@@ -7,24 +7,6 @@ from vllm_mlx.cache.node import ResumeRule
 STATES = ResumeRule(needs_state=True)
 
 
-def test_the_oldest_leaf_loses_its_tail_and_no_more_than_needed() -> None:
-    tree = tree_of(min_cut=10)
-    put(tree, range(100), now=0.0)
-    put(tree, range(500, 600), now=50.0)
-    tree.shrink_to(tree.used_bytes - 1)
-    assert resumed(tree, range(500, 600), now=50.0) == ("exact", 99)
-    assert resumed(tree, range(100), now=50.0) == ("prefix", 90)
-
-
-def test_a_lookup_makes_a_path_young() -> None:
-    tree = tree_of()
-    put(tree, range(100), now=0.0)
-    put(tree, range(500, 600), now=10.0)
-    resumed(tree, range(50), now=100.0)
-    tree.shrink_to(tree.used_bytes * 2 // 3)
-    assert resumed(tree, range(100), now=100.0)[1] == 99
-
-
 def test_a_shared_system_prompt_outlives_one_shot_requests_of_its_age() -> None:
     tree = tree_of()
     for turn in range(4):
@@ -66,48 +48,11 @@ def test_the_copy_just_before_a_later_one_goes_first() -> None:
     assert [entry.end for entry in tree.entries() if entry.state_bytes] == [1000, 2000]
 
 
-def test_kv_goes_with_the_last_state_that_could_use_it() -> None:
-    tree = tree_of(STATES)
-    put(tree, range(50), now=0.0)
-    put(tree, range(60), start=50, state=FakeState(60), now=0.0)
-    tree.shrink_to(tree.used_bytes - 1)
-    assert tree.used_bytes == 0
-
-
-def test_kv_nothing_can_resume_in_goes_before_all_else() -> None:
-    tree = tree_of(STATES)
-    put(tree, range(50), state=FakeState(50), now=0.0)
-    put(tree, range(500, 550), now=99.0)
-    tree.shrink_to(tree.used_bytes - 1)
-    assert [entry.end for entry in tree.entries()] == [50]
-    assert resumed(tree, range(60), now=99.0) == ("prefix", 50)
-
-
 def test_one_long_conversation_gives_up_its_earlier_states_for_the_next() -> None:
     tree = tree_of(STATES, max_bytes=110_000)
     for end in range(10, 200, 10):
         assert put(tree, range(end), start=end - 10, state=FakeState(end, 5_000), now=float(end))
         assert tree.used_bytes <= 110_000 and resumed(tree, range(end + 5), now=float(end))[1] == end
-
-
-def test_an_old_branch_gives_way_to_a_new_one_on_the_same_prefix() -> None:
-    tree = tree_of(max_bytes=30_000)
-    assert put(tree, range(60))
-    assert put(tree, [*range(30), *(7 for _ in range(60))], now=1.0)
-    assert resumed(tree, [*range(30), *(7 for _ in range(60))], now=1.0) == ("exact", 89)
-
-
-def test_room_that_cannot_be_made_costs_nothing() -> None:
-    tree = tree_of(max_bytes=20_000)
-    put(tree, range(20))
-    put(tree, range(500, 520))
-    match = tree.match(SPACE, pack(range(20)), now=0.0)
-    before = tree.used_bytes
-    assert not tree.make_room(19_000)
-    assert tree.used_bytes == before
-    assert tree.make_room(10_000) and tree.used_bytes <= 10_000
-    tree.release(match)
-    assert tree.make_room(20_000) and tree.used_bytes == 0
 
 
 def test_tokens_of_a_slow_model_outlive_those_of_a_fast_one() -> None:

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.commands import call, refusal
 from tests.support.rows import row
 from vllm_mlx import __version__
@@ -25,18 +23,9 @@ def test_help_names_every_flag() -> None:
     assert expected - {"--join"} | {"--config", "--help"} <= words  # --join is a worker's
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["serve", "--port", "abc"], "vllm-mlx: --port must be a whole number, got 'abc'."),
-        (["serve", "--slow-client-s", "soon"], "vllm-mlx: --slow-client-s must be a number, got 'soon'."),
-        (["serve", "--log-level", "loud"], "vllm-mlx: --log-level must be 'debug', 'info', 'warning' or 'error', got"),
-        (["serve", "--memory-budget", "24XB"], "vllm-mlx: --memory-budget: give bytes, such as 24GB"),
-        (["serve", "--max-num-seqs", "0"], "vllm-mlx: --max-num-seqs must be greater than 0, got '0'."),
-    ],
-)
-def test_a_wrong_flag_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
-    assert refusal(*arguments, code=2).startswith(line)
+def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
+    line = "vllm-mlx: --slow-client-s must be a number, got 'soon'."
+    assert refusal("serve", "--slow-client-s", "soon", code=2).startswith(line)
 
 
 def test_a_file_that_is_missing_is_no_wrong_command_line() -> None:
@@ -54,16 +43,6 @@ def test_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
     for given in (tmp_path, tmp_path / "model.gguf", "gone.gguf"):
         line = call("serve", str(given), "--port", "0").stderr.splitlines()[-1]
         assert "is a GGUF file; this server loads MLX checkpoints." in line and "mlx-community" in line
-
-
-def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path) -> None:
-    assert refusal("serve", VLLM_MLX_PORT="70000").startswith(
-        "vllm-mlx: VLLM_MLX_PORT must be at most 65535, got '70000'."
-    )
-    file = tmp_path / "config.toml"
-    file.write_text("prot = 1\n")
-    line = f"vllm-mlx: Unknown setting `prot` in {file}. Did you mean `port`?"
-    assert refusal("serve", VLLM_MLX_CONFIG=str(file)) == line
 
 
 def test_an_unknown_flag_is_a_usage_error_that_names_the_nearest() -> None:

@@ -118,7 +118,7 @@ def test_a_guided_reply_is_the_same_with_drafts(checkpoint, sampling, thinking) 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
 def test_a_budget_that_is_spent_within_a_run_of_right_drafts(checkpoint, sampling, is_guided) -> None:
     """The prediction is the reply without a budget: right up to the end that is forced, whatever a run holds then."""
-    path, budgets = checkpoint("qwen3"), range(21)
+    path, budgets = checkpoint("qwen3"), (0, 1, 2, 3, 4, 5, 6, 10, 20)
     guiding = Guiding(path)
     start, end = (guiding.tokenizer.token_id(tag) for tag in ("<think>", "</think>"))
     sampling = dataclasses.replace(sampling, logit_bias=dict.fromkeys((start, end), -100.0))
@@ -135,7 +135,7 @@ def test_a_budget_that_is_spent_within_a_run_of_right_drafts(checkpoint, samplin
         found.append([driver.replies[row].token_ids for row in rows])
     assert found[1] == found[0]
     assert all(reply[: budget + 1] == [*free[:budget], end] for budget, reply in zip(budgets, found[1], strict=True))
-    assert drafted.engine.scheduler.speculation.num_accepted["prediction"] > 100
+    assert drafted.engine.scheduler.speculation.num_accepted["prediction"] > 20
 
 
 def test_the_end_of_a_grammar_comes_before_min_tokens(driver, guiding) -> None:

@@ -127,10 +127,11 @@ def test_a_file_that_holds_no_weights_is_named(broken, content, words):
     file = broken / "model.safetensors"
     content(file) if callable(content) else file.write_bytes(CONTENTS[content])
     assert message(broken).startswith(f"{file} {words}")
-    served = call("serve", str(broken), "--port", "0")
-    assert served.returncode == 1 and served.stderr.splitlines()[-1].startswith(f"vllm-mlx: {file} {words}")
-    checked = call("doctor", "--quick", "--json", str(broken), VLLM_MLX_PORT="0")
-    assert checked.returncode == 1 and f"{file} {words}" in checked.stdout
+    if content is cut:  # what a process prints
+        served = call("serve", str(broken), "--port", "0")
+        assert served.returncode == 1 and served.stderr.splitlines()[-1].startswith(f"vllm-mlx: {file} {words}")
+        checked = call("doctor", "--quick", "--json", str(broken), VLLM_MLX_PORT="0")
+        assert checked.returncode == 1 and f"{file} {words}" in checked.stdout
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"])

@@ -50,10 +50,6 @@ def kill_at_random_moments(root: Path, seeds: range, num_turns: int) -> None:
             assert [ask(server.url, turn) for turn in range(num_turns)] == expected, seed
 
 
-def test_a_killed_server_goes_on_with_the_same_replies(tmp_path: Path) -> None:
-    kill_at_random_moments(tmp_path, range(1), 2)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(1, 21, 5))
 def test_twenty_killed_servers_go_on_with_the_same_replies(tmp_path: Path, first: int) -> None:
