@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.support.drawing import examples
 from vllm_mlx.api.anthropic import schema as anthropic
 from vllm_mlx.api.error_replies import ANTHROPIC, OPENAI
 from vllm_mlx.api.responses import schema as responses
@@ -39,6 +40,7 @@ wire_messages = st.fixed_dictionaries(
 message_values = json_values | st.lists(wire_messages, min_size=1, max_size=3) | st.lists(blocks, max_size=2) | blocks
 
 
+@settings(max_examples=examples(50))
 @given(st.dictionaries(st.sampled_from(list(anthropic.MessagesBody.model_fields)), message_values, max_size=4))
 def test_any_message_body(fields: dict[str, Any]) -> None:
     try:

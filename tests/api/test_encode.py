@@ -7,12 +7,14 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
+from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.events import (
     Counted,
     Finished,
     FinishReason,
     GenerationEvent,
     ReasoningDelta,
+    Started,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,

@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.drawing import examples
 from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from vllm_mlx.core.events import (
@@ -126,6 +127,7 @@ def interleaved(draw: st.DrawFn) -> list[tuple[int, GenerationEvent]]:
     return events
 
 
+@settings(max_examples=examples(40))
 @given(interleaved(), st.booleans(), st.sampled_from(["separate", "inline", "hidden"]))
 def test_a_streamed_chat_is_the_folded_chat(
     events: list[tuple[int, GenerationEvent]], with_logprobs: bool, reasoning: Any
@@ -140,6 +142,7 @@ def test_a_streamed_chat_is_the_folded_chat(
     assert chunks(wire)[-1]["usage"] == whole["usage"]
 
 
+@settings(max_examples=examples(40))
 @given(interleaved(), st.booleans())
 def test_a_streamed_completion_is_the_folded_completion(
     events: list[tuple[int, GenerationEvent]], with_logprobs: bool

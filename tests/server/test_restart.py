@@ -18,7 +18,6 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import Finished
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import open_disk, start_engine
-from vllm_mlx.prompt.processor import PreparedRequest
 
 from ..media.samples import encode
 
@@ -57,27 +56,6 @@ def post(running: Running, path: str, body: dict[str, Any], key: str = "") -> di
     return dict(reply.json())
 
 
-def prepared(running: Running, messages: list[dict[str, Any]]) -> PreparedRequest:
-    body = ChatCompletionBody.model_validate({"messages": messages, "tools": TOOLS})
-    request = decode_chat(body, reply_id="r", model="", created=0).requests[0]
-    found, _ = asyncio.run_coroutine_threadsafe(
-        running.engine.preparations.prepare(request), running.engine._loop
-    ).result(120)
-    return found
-
-
-def conversation(running: Running) -> list[dict[str, Any]]:
-    """Two turns, the first about an image. The client sends the replies back without their reasoning."""
-    shown = {"type": "image_url", "image_url": {"url": PNG}}
-    content = [{"type": "text", "text": "What is in this image?"}, shown]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    for question in ("And now?", "And then?"):
-        said = post(running, "/v1/chat/completions", {"messages": messages, "tools": TOOLS})["choices"][0]["message"]
-        messages.append({name: said[name] for name in ("role", "content", "tool_calls") if said.get(name)})
-        messages.append({"role": "user", "content": question})
-    return messages
-
-
 def answered(running: Running, messages: list[dict[str, Any]], salt: str) -> tuple[int, int]:
     """Ask for a reply, which joins the conversation. Returns the tokens of the prompt, and how many were cached."""
     body = {"messages": messages, "tools": TOOLS, "max_tokens": 60, "cache_salt": salt}
@@ -102,29 +80,6 @@ def test_a_restart_between_turns_costs_no_cached_token(tmp_path: Path) -> None:
         found.append(answered(running, restarted, "restarted"))
     assert (restarted, found) == (lasting, expected)
     assert all(num_cached > 0.95 * num_tokens for num_tokens, num_cached in found[1:])
-
-
-def told(found: PreparedRequest) -> tuple[Any, ...]:
-    assert found.chat is not None
-    media = [(item.digest, item.offset, item.length) for item in found.prompt.media]
-    points = found.prompt.snapshot_points
-    return found.prompt.token_ids, points, media, found.chat.request.messages
-
-
-@pytest.mark.full  # with every run: restarts between the turns of a conversation with an image
-def test_the_next_turn_of_a_conversation_with_an_image_is_the_same(tmp_path: Path) -> None:
-    with started(tmp_path, "demo") as running:
-        messages = conversation(running)
-        expected = told(prepared(running, messages))
-    with started(tmp_path, "demo") as running:
-        post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
-        assert told(prepared(running, messages)) == expected
-        with running.http() as http:
-            assert http.delete("/v1/cache").status_code == 200
-    assert b"What is" not in database(tmp_path), "a cleared cache leaves nothing of its conversations"
-    with started(tmp_path, "demo") as running:
-        post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
-        assert told(prepared(running, messages))[-1] != expected[-1]
 
 
 def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path, small: str) -> None:

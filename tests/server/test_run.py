@@ -201,17 +201,6 @@ def test_a_signal_ends_an_idle_server_with_exit_code_0(stop: signal.Signals) -> 
         assert ended(server) == (0, "[3600]", [line])
 
 
-@pytest.mark.full  # with every run: what does not finish in time, and the end after two signals
-@pytest.mark.parametrize("stop", STOPS)
-def test_a_signal_lets_a_stream_send_its_last_event(stop: signal.Signals) -> None:
-    with process(drain_s=0.1) as (server, port), streaming(port) as reader:
-        server.send_signal(stop)
-        rest = reader.read()
-        assert "shutting down" in rest
-        code, out, log = ended(server)
-        assert (code, out, len(log)) == (0, "[0.1]", 1)
-
-
 @pytest.mark.parametrize("stop", cases(STOPS[:2], [signal.SIGINT]))
 def test_a_second_signal_does_not_wait_for_the_drain(stop: signal.Signals) -> None:
     with process(drain_s=3600) as (server, port), streaming(port) as reader:
