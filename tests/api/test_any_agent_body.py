@@ -78,6 +78,7 @@ item_values = json_values | st.lists(items, max_size=3) | items
 response_names = [*responses.ResponsesBody.model_fields, *BODY_FIELDS]
 
 
+@settings(max_examples=examples(50))
 @given(st.dictionaries(st.sampled_from(response_names), item_values, max_size=4))
 def test_any_response_body(fields: dict[str, Any]) -> None:
     try:

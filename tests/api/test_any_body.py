@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.support.drawing import examples
 from vllm_mlx.api.error_replies import OPENAI
 from vllm_mlx.api.openai.schema import (
     BODY_FIELDS,
@@ -52,6 +53,7 @@ body_names = [*ChatCompletionBody.model_fields, *CompletionBody.model_fields, *B
 values = json_values | st.lists(messages, min_size=1, max_size=3)
 
 
+@settings(max_examples=examples(50))
 @given(st.dictionaries(st.sampled_from(body_names), values, max_size=4), st.sampled_from([decode, decode_text]))
 def test_any_body_is_decoded_or_refused_by_name(fields: dict[str, Any], decoder: Any) -> None:
     try:
