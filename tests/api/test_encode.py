@@ -18,6 +18,7 @@ from vllm_mlx.core.events import (
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
+    ToolCallEnd,
     ToolCallStart,
     Usage,
 )

@@ -13,13 +13,14 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from vllm_mlx.api.error_replies import response_code
-from vllm_mlx.api.responses.encode import response_fold
+from vllm_mlx.api.responses.encode import ResponseStream, response_fold
 from vllm_mlx.api.responses.replies import Tools
 from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import Cancelled, ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
 from vllm_mlx.core.events import (
     FinishReason,
     GenerationEvent,
+    TextDelta,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
