@@ -236,4 +236,5 @@ def test_named_settings_exist(path: Path) -> None:
     theirs |= ROUTER_FLAGS if path.name == "scaling.md" else set()
     assert flags - opposites <= FLAGS | TOOLS_FLAGS | theirs
     variables = set(re.findall(r"VLLM_MLX_[A-Z_]+\w", read(path)))
-    assert variables <= {env_name(name) for name in SETTINGS} | {"VLLM_MLX_CONFIG", "VLLM_MLX_PYTHON"}
+    own = {"VLLM_MLX_CONFIG", "VLLM_MLX_PYTHON", "VLLM_MLX_FORCE_ATTENTION"}
+    assert variables <= {env_name(name) for name in SETTINGS} | own

@@ -111,7 +111,7 @@ def test_a_refused_chunk_is_halved_until_it_fits() -> None:
     seq = bench.add(1500)
     bench.run()
     assert is_right(bench, seq)
-    assert bench.scheduler.num_restarts == 2, "from 512 tokens to 128"
+    assert bench.scheduler.num_restarts == 3, "from 1,024 tokens to 128"
 
 
 def test_a_row_whose_shortest_chunk_is_refused_thrice_fails_and_the_next_one_is_tried() -> None:
