@@ -17,10 +17,10 @@ from .api.replies import FoldedChoice
 from .api.text import well_formed
 from .core.config import EngineConfig
 from .core.events import Failed, FinishReason, TokenLogprob, Usage
-from .core.json_values import with_texts
 from .core.request import Request, SamplingParams
-from .core.tasks import call_at_exit, together
 from .engine.loading import open_disk, start_engine
+from .util.json_values import with_texts
+from .util.tasks import call_at_exit, together
 
 T = TypeVar("T")
 MAX_TOKENS = 256  # of a text that `generate` continues without a limit, as in mlx-lm

@@ -23,7 +23,7 @@ from tests.support.checkpoints import write_checkpoint
 from tests.support.engine_driver import Driver
 from vllm_mlx.cache.index import WORD_BYTES
 from vllm_mlx.cache.node import Node
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.files import PIECE_BYTES
 from vllm_mlx.disk.place import RECORDS
@@ -71,7 +71,7 @@ def packed(token_ids: list[int]) -> bytes:
     return b"".join(token_id.to_bytes(WORD_BYTES, "big") for token_id in token_ids)
 
 
-def repeat(tree: PrefixTree, leaf: Node, words: bytes, start: int) -> None:
+def repeat(tree: MemoryAwarePrefixCache, leaf: Node, words: bytes, start: int) -> None:
     """Store the leaf's path again and again for the words from `start` on, as far as it fits below the last one."""
     path = [node for node in leaf.path() if node.end <= (leaf.end // 256) * 256]
     length = path[-1].end
@@ -91,7 +91,7 @@ def repeat(tree: PrefixTree, leaf: Node, words: bytes, start: int) -> None:
         start += length
 
 
-def longest(tree: PrefixTree) -> Node:
+def longest(tree: MemoryAwarePrefixCache) -> Node:
     return max((node for node in tree.nodes() if node.key is not None), key=lambda node: node.end)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from vllm_mlx.core.fence import Fence
+from vllm_mlx.util.fence import Fence
 
 from .machine import boot_time, describe, without_names
 

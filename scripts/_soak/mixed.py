@@ -13,7 +13,7 @@ from tests.support.harm.vitals import Vitals
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server.run import freeze_garbage_collector
 
@@ -70,7 +70,7 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
 async def _inside(engine: EngineClient) -> dict[str, Any]:
     """Return the engine's counts. Raise AssertionError if the cache is not sound or something was left behind."""
 
-    def look(loaded: Engine) -> dict[str, Any]:
+    def look(loaded: LLMEngine) -> dict[str, Any]:
         tree = loaded.cache_tree
         assert tree is not None
         tree.check_integrity()

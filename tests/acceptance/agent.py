@@ -12,7 +12,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolResultPart
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.monitoring.schema import EngineReport
 from vllm_mlx.engine.preparing import TENANT_THREADS
 from vllm_mlx.formats.reply import FinishedReply
@@ -115,8 +115,8 @@ async def settled(engine: EngineClient) -> tuple[EngineReport, list[Entry]]:
     meeting = threading.Barrier(TENANT_THREADS)  # of all workers: every trim that was under way is done
     workers = [engine.pool.submit(meeting.wait) for _ in range(meeting.parties)]
     await asyncio.gather(*map(asyncio.wrap_future, workers))
-    while (await engine.ask(Engine.report)).lanes[0].row["running"]:
+    while (await engine.ask(LLMEngine.report)).lanes[0].row["running"]:
         await asyncio.sleep(0.01)
     while await engine.ask(lambda loaded: loaded.has_work):
         pass  # the trims are done in a step that has nothing else to do
-    return await engine.ask(Engine.report), await engine.cache_entries()
+    return await engine.ask(LLMEngine.report), await engine.cache_entries()

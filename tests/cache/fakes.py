@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule, Space
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 
 Ids = tuple[int, ...]
 WINDOW_BYTES = 40  # what a token takes more, where its window KV is held
@@ -67,14 +67,14 @@ def segment_of(ids: Sequence[int], start: int, window_start: int | None = None) 
 SPACE: Space = ("model", "")
 
 
-def tree_of(rule: ResumeRule = ResumeRule(), *, max_bytes: int = 1 << 30, min_cut: int = 1) -> PrefixTree:  # noqa: B008
-    tree = PrefixTree(max_bytes=max_bytes, min_cut=min_cut)
+def tree_of(rule: ResumeRule = ResumeRule(), *, max_bytes: int = 1 << 30, min_cut: int = 1) -> MemoryAwarePrefixCache:  # noqa: B008
+    tree = MemoryAwarePrefixCache(max_bytes=max_bytes, min_cut=min_cut)
     tree.add_model("model", rule)
     return tree
 
 
 def put(
-    tree: PrefixTree,
+    tree: MemoryAwarePrefixCache,
     ids: Sequence[int],
     *,
     start: int = 0,
@@ -90,7 +90,9 @@ def put(
     return done
 
 
-def resumed(tree: PrefixTree, ids: Sequence[int], *, now: float = 0.0, space: Space = SPACE) -> tuple[str, int]:
+def resumed(
+    tree: MemoryAwarePrefixCache, ids: Sequence[int], *, now: float = 0.0, space: Space = SPACE
+) -> tuple[str, int]:
     """Kind and length of a look-up that pins nothing afterwards."""
     match = tree.match(space, pack(ids), now=now)
     tree.release(match)

@@ -13,7 +13,7 @@ from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_o
 from tests.support.rows import row
 from vllm_mlx.cache.index import SortedPaths, common_tokens, num_tokens, pack
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 
 BIG_IDS = (0, 1, 255, 256, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1)
 
@@ -82,7 +82,7 @@ class Sized:
         return Sized(100 * at), Sized(self.nbytes - 100 * at)
 
 
-def tree_of_keys(keys: list[bytes]) -> PrefixTree:
+def tree_of_keys(keys: list[bytes]) -> MemoryAwarePrefixCache:
     tree = tree_of(max_bytes=1 << 50)
     for key in keys:
         start = tree.common_length(SPACE, key)

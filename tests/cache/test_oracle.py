@@ -10,7 +10,7 @@ from tests.cache.oracle import FlatCache, Found
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import Match, ResumeRule, Space
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 
 RULES = {
     "sliceable": ResumeRule(),
@@ -31,7 +31,7 @@ class Session:
         rules = {first: RULES[first], second: RULES[second]}
         budget, min_cut = draw.choice((3_000, 5_000, 8_000, 16_000)), draw.choice((1, 1, 3))
         speed = draw.choice((0.5, 0.1, 3.0))
-        self.tree = PrefixTree(max_bytes=budget, s_per_token=0.5, min_cut=min_cut)
+        self.tree = MemoryAwarePrefixCache(max_bytes=budget, s_per_token=0.5, min_cut=min_cut)
         self.tree.add_model(first, rules[first])
         self.tree.add_model(second, rules[second], s_per_token=speed)
         speeds = {first: 0.5, second: speed}
@@ -180,7 +180,7 @@ def check_contents(match: Match, ids: Ids, rule: ResumeRule) -> None:
         assert all(piece.take == piece.end - piece.start for piece in match.pieces)
 
 
-def contents_of_tree(tree: PrefixTree) -> dict[Any, Any]:
+def contents_of_tree(tree: MemoryAwarePrefixCache) -> dict[Any, Any]:
     return {
         (space, key[: 8 * node.end]): (
             (node.start, node.window_start),

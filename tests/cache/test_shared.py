@@ -3,12 +3,12 @@
 from tests.cache.fakes import SPACE, segment_of, tree_of
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.shared import Shared, SharedLog
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 
 IDS = tuple(range(20))
 
 
-def stored() -> tuple[PrefixTree, SharedLog, Shared]:
+def stored() -> tuple[MemoryAwarePrefixCache, SharedLog, Shared]:
     """Return a tree that holds one name, and the segment of that name."""
     tree, log = tree_of(), SharedLog()
     shared = Shared(log, log.make(1), segment_of(IDS, 0))

@@ -2,15 +2,15 @@
 
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 
 from .fakes import FakeSegment, FakeState
 
 SPACE = ("model", "")
 
 
-def tree_with_turns(ends: list[int]) -> PrefixTree:
-    tree = PrefixTree(max_bytes=1 << 30)
+def tree_with_turns(ends: list[int]) -> MemoryAwarePrefixCache:
+    tree = MemoryAwarePrefixCache(max_bytes=1 << 30)
     tree.add_model("model", ResumeRule(needs_state=True))
     start = 0
     for now, end in enumerate(ends):
@@ -22,7 +22,7 @@ def tree_with_turns(ends: list[int]) -> PrefixTree:
     return tree
 
 
-def resume_points(tree: PrefixTree, length: int) -> list[int]:
+def resume_points(tree: MemoryAwarePrefixCache, length: int) -> list[int]:
     points = []
     for end in range(length, 0, -1):
         match = tree.match(SPACE, pack([*range(end), 10**6]), now=99)

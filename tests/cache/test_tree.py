@@ -6,7 +6,7 @@ from tests.cache.fakes import SPACE, FakeSegment, FakeState, put, resumed, tree_
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 
 STATES = ResumeRule(needs_state=True)
 
@@ -119,7 +119,7 @@ def test_a_pinned_path_is_not_evicted_and_a_release_counts_once() -> None:
     assert tree.shrink_to(0) == 0
 
 
-def stored(tree: PrefixTree, ids: range) -> int:
+def stored(tree: MemoryAwarePrefixCache, ids: range) -> int:
     """Tokens of it that are held; asking is no use of them."""
     return tree.common_length(SPACE, pack(ids))
 
@@ -168,7 +168,7 @@ def test_a_lower_limit_evicts_at_once() -> None:
 
 
 def test_the_number_of_buffers_is_bounded_too():
-    tree = PrefixTree(max_bytes=1 << 30, max_buffers=20, min_cut=1)
+    tree = MemoryAwarePrefixCache(max_bytes=1 << 30, max_buffers=20, min_cut=1)
     tree.add_model("model", ResumeRule())
     for number in range(40):
         assert put(tree, [number, *range(100, 130)], now=number)

@@ -20,7 +20,7 @@ from rich.console import Console
 from tests.server.fakes import FakeEngine
 from tests.support.running import named
 from vllm_mlx.cli.output import write_last
-from vllm_mlx.core.tenants import unnamed_keys
+from vllm_mlx.util.tenants import unnamed_keys
 from vllm_mlx.cli.output import configure_logging
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig

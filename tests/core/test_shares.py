@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mlx.core.tenants import has_room
+from vllm_mlx.util.tenants import has_room
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 5), max_size=60))

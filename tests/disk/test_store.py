@@ -6,7 +6,7 @@ import pytest
 
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.disk.record import Header, Record
 from vllm_mlx.disk.store import DiskStore
 
@@ -46,7 +46,7 @@ class Filled:
 
     def __init__(self, num_records: int = NUM_RECORDS, salts: tuple[str, ...] = ("",)):
         self.files = Files()
-        memory = PrefixTree(max_bytes=1 << 30)
+        memory = MemoryAwarePrefixCache(max_bytes=1 << 30)
         memory.add_model("model", RULE, s_per_token=1.0)
         self.store = DiskStore(self.files, memory)  # type: ignore[arg-type]
         self.store.add_model("model", "Model")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.runner.batch import Batch, InFlight
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sampler import Sampler
@@ -19,7 +19,7 @@ SEAMS: dict[str, tuple[Any, str]] = {
     "arrangement": (Runner, "_arrange"),
     "step": (Runner, "decode"),
     "chunk": (Runner, "_prefill_chunk"),
-    "look-up": (PrefixTree, "match"),
+    "look-up": (MemoryAwarePrefixCache, "match"),
     "plan": (PrefillPlanner, "plan"),
     "verify": (Batch, "verify"),
     "settle": (Batch, "settle"),

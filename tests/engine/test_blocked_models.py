@@ -12,7 +12,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import cases
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import Source, load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.scheduler.residence import Resident
@@ -48,7 +48,7 @@ class Three(Driver):
                    pin=at == PINNED)
             for at, path in enumerate(PATHS)
         ]  # fmt: skip
-        self.engine: Engine = load_engines(sources)
+        self.engine: LLMEngine = load_engines(sources)
         self.replies, self.seqs = {}, {}
         for model in self.engine.residency.models:
             model.expected_load_s = 0.0  # so that no sequence is patient for long
@@ -80,7 +80,7 @@ class Three(Driver):
         return self.replies[seq_id].finish_reason is not None
 
 
-def free_bytes(engine: Engine, lane: Resident, gone: set[Resident]) -> int:
+def free_bytes(engine: LLMEngine, lane: Resident, gone: set[Resident]) -> int:
     """What `lane` would have once the models of `gone` had left."""
     facts = [other.memory for other in engine.residency.models]
     taken = sum(memory.media_bytes + memory.grammars_bytes for memory in facts)
@@ -95,7 +95,7 @@ def needed_bytes(lane: Resident) -> int:
     return lane.weights_bytes + max(row_bytes, lane.room_bytes)
 
 
-def is_blocked(engine: Engine, lane: Resident) -> bool:
+def is_blocked(engine: LLMEngine, lane: Resident) -> bool:
     pinned = engine.residency.models[PINNED]
     others = {other for other in engine.residency.models if not other.is_pinned}
     return lane is not pinned and pinned.is_busy and needed_bytes(lane) > free_bytes(engine, lane, others)

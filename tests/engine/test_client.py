@@ -13,7 +13,7 @@ from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParam
 from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, TextDelta
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.formats.pipeline import OutputPipeline
 
@@ -174,7 +174,7 @@ def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkey
         async with await engine.submit(request(max_tokens=60_000)) as generation:
             events = aiter(generation)
             await anext(events)
-            monkeypatch.setattr(Engine, "step", die)
+            monkeypatch.setattr(LLMEngine, "step", die)
             rest = [event async for _, event in events]
         assert isinstance(rest[-1], Failed)
         assert isinstance(rest[-1].error, EngineDead)

@@ -19,7 +19,7 @@ from tests.support.unloading import HeldLoading
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
 from vllm_mlx.core.errors import ModelLoadError, ModelUnavailable
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.model import Model
 
@@ -42,10 +42,10 @@ class NoMemory(HeldLoading):
         return self._loading.advance()
 
 
-def change_loads(make: Callable[..., Any], released: threading.Event) -> Callable[[Engine], None]:
+def change_loads(make: Callable[..., Any], released: threading.Event) -> Callable[[LLMEngine], None]:
     """Loads of the second model go through `make`."""
 
-    def change(engine: Engine) -> None:
+    def change(engine: LLMEngine) -> None:
         model = engine.models[1]
         begin = model.assembly.begin
         model.assembly = replace(model.assembly, begin=lambda: make(begin(), released))

@@ -15,7 +15,7 @@ from tests.support.rows import cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.request import TokenSampling
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 
 from .vision_harness import VisionModel
 
@@ -296,7 +296,7 @@ def test_a_fault_that_a_question_between_steps_meets_is_everyones_too(checkpoint
     assert [driver.replies[seq_id].token_ids] == expected and driver.engine.report().lanes[0].num_restarts == 1
 
 
-def meets_a_fault(engine: Engine) -> None:
+def meets_a_fault(engine: LLMEngine) -> None:
     raise RuntimeError(INTERACTIVITY)
 
 

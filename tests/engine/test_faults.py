@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.engine_driver import Driver
 from tests.support.rows import cases, row
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import Sequence
 from vllm_mlx.runner.batch import Batch
@@ -230,7 +230,7 @@ def test_a_prompt_that_can_never_be_looked_up_begins_from_nothing(path: Path, ex
         raise InjectedFault
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrefixTree, "match", failing)
+        patch.setattr(MemoryAwarePrefixCache, "match", failing)
         seq_ids = start(driver)
         driver.run()
     assert tokens(driver, seq_ids) == expected
@@ -256,9 +256,9 @@ def test_what_cannot_be_kept_is_not(path: Path, name: str, monkeypatch: pytest.M
     """Where a row ends, or gives way for a while: both plan to keep what it computed."""
     roomy = Driver(path)
     driver = Driver(path, rows_bytes=2 * roomy.engine.facts.footprint.bytes_at(240))
-    works = getattr(PrefixTree, name)
+    works = getattr(MemoryAwarePrefixCache, name)
 
-    def failing(self: PrefixTree, *args: Any) -> Any:
+    def failing(self: MemoryAwarePrefixCache, *args: Any) -> Any:
         if any(seq.num_output_tokens for seq in driver.seqs.values()):
             raise InjectedFault
         return works(self, *args)
@@ -266,7 +266,7 @@ def test_what_cannot_be_kept_is_not(path: Path, name: str, monkeypatch: pytest.M
     monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     prompts = [(ids * 12)[:220] for ids in PROMPTS[:3]]
     with monkeypatch.context() as patch:
-        patch.setattr(PrefixTree, name, failing)
+        patch.setattr(MemoryAwarePrefixCache, name, failing)
         seq_ids = [driver.add(ids, 60) for ids in prompts]
         driver.run()
     assert driver.engine.report().lanes[0].num_preemptions

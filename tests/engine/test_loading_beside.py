@@ -11,7 +11,7 @@ import pytest
 from tests.support.checkpoints import checkpoint
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.load_model import begin_loading
@@ -29,7 +29,7 @@ NUM_ROWS = 4
 class Slices:
     """Notes at each part of a load how many steps there were. The load goes on only while all rows decode beside it."""
 
-    def __init__(self, engine: Engine, path: str, slice_bytes: int):
+    def __init__(self, engine: LLMEngine, path: str, slice_bytes: int):
         self._loading = begin_loading(find_checkpoint(path), trust_remote_code=False, slice_bytes=slice_bytes)
         self._engine = engine
         self.seen: list[int] = []
@@ -50,7 +50,7 @@ def check(options: dict[str, Any], slice_bytes: int, num_tokens: int, caplog: py
     models = Catalogue(tuple(Entry(config=ModelConfig(model=each, max_model_len=4096), name=each) for each in paths))
     config, made = EngineConfig(model=paths[0], memory_budget_bytes=4 << 30), list[Slices]()
 
-    def watch(engine: Engine) -> int:
+    def watch(engine: LLMEngine) -> int:
         def begin() -> Any:
             made.append(Slices(engine, paths[1], slice_bytes))
             return made[0]

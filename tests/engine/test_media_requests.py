@@ -16,11 +16,11 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine import preparing
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.media.vision import VisionProcessor
+from vllm_mlx.util.tasks import Deadline
 
 from ..media.samples import corners, encode
 from .vision_harness import picture

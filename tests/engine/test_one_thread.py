@@ -28,7 +28,7 @@ def calls_of_new_threads() -> Iterator[Calls]:
         code = frame.f_code
         if event == "call" and ("/vllm_mlx/" in code.co_filename):
             name = f"{code.co_filename}::{code.co_qualname}"
-            stack = names(frame.f_back) if name.endswith("engine.py::Engine.abort") else []
+            stack = names(frame.f_back) if name.endswith("engine.py::LLMEngine.abort") else []
             calls.append((name, threading.current_thread().name, stack))
 
     threading.setprofile(observe)

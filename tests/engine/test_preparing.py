@@ -13,11 +13,11 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import Cancelled, TimeLimit
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request
-from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.preparing import LONG_CHARS, is_long
 from vllm_mlx.formats.tokenizer import Tokenizer
+from vllm_mlx.util.tasks import Deadline
 
 LIMIT_S = 0.2
 CHAT = Request(

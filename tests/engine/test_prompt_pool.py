@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.running import eventually
 from vllm_mlx.core.errors import Cancelled, Overloaded, TimeLimit
-from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine import preparing
 from vllm_mlx.engine.preparing import MAX_HUNG, TENANT_THREADS, PromptPool
+from vllm_mlx.util.tasks import Deadline
 
 
 class Jobs:

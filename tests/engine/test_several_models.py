@@ -20,7 +20,7 @@ from vllm_mlx.core.errors import ConfigError, ModelUnavailable
 from vllm_mlx.core.events import Failed
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import open_disk, start_engine
 
 NAMES = ("qwen3", "qwen3_5", "gpt_oss")
@@ -231,7 +231,7 @@ def test_a_running_reply_that_outgrows_the_memory_gets_that_of_an_idle_model_tho
     assert watch.most_bytes <= budget_bytes
 
 
-def be_patient(engine: Engine) -> None:
+def be_patient(engine: LLMEngine) -> None:
     """Let no sequence wait so long that a busy model leaves for it."""
     for model in engine.residency.models:
         model.load_s = 1e6
@@ -301,11 +301,11 @@ def test_who_is_held_back_too_long_because_its_own_model_yields_learns_what_is_i
     tight = {"memory_budget_bytes": 8_400_000, "max_prefill_chunk": 64, "max_model_len": 3600}
     with serving("qwen3", "qwen3_5", loop_factory=Ahead, **tight) as (served, runner):
 
-        async def until(is_so: Callable[[Engine], bool]) -> None:
+        async def until(is_so: Callable[[LLMEngine], bool]) -> None:
             while not await served.client.ask(is_so):
                 await asyncio.sleep(0.005)
 
-        def load_soon(engine: Engine) -> None:
+        def load_soon(engine: LLMEngine) -> None:
             engine.residency.models[1].expected_load_s = 0.0
 
         async def ask_all() -> list[Any]:
@@ -327,5 +327,5 @@ def test_who_is_held_back_too_long_because_its_own_model_yields_learns_what_is_i
             assert end.message.endswith("(--max-model-wait-s). In memory: qwen3, which runs 1.")
 
 
-def free_bytes(engine: Engine) -> int:
+def free_bytes(engine: LLMEngine) -> int:
     return engine.scheduler.pool.planned_bytes - engine.scheduler.room.kept_bytes

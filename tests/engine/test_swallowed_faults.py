@@ -14,18 +14,18 @@ from tests.support.failing_device import INTERACTIVITY, NO_BUFFER, OUT_OF_MEMORY
 from tests.support.unloading import FIRST, Serving, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import EngineDead
-from vllm_mlx.core.faults import MAX_FAULTS
 from vllm_mlx.core.request import SamplingParams
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import Source, load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.load_model import begin_loading
+from vllm_mlx.util.faults import MAX_FAULTS
 
 LENGTH = 24
 PROMPT = FIRST[:60]
 
 
-def fail(engine: Engine) -> None:
+def fail(engine: LLMEngine) -> None:
     raise RuntimeError(INTERACTIVITY)
 
 
@@ -44,7 +44,7 @@ def test_the_end_of_the_engine_in_a_question_ends_its_next_step(num_steps: int) 
         with pytest.raises(EngineDead, match="in a row"):
             work()
     with pytest.raises(EngineDead, match="in a row"):
-        driver.engine.ask(Engine.report, driver.deliver)
+        driver.engine.ask(LLMEngine.report, driver.deliver)
     told = driver.replies[seq_id].token_ids
     assert told == plain_loop(checkpoint("qwen3"), PROMPT, LENGTH)[0][: len(told)]
     assert driver.replies[seq_id].finish_reason is None
@@ -58,7 +58,7 @@ def test_a_reply_ends_with_the_engine_that_a_question_has_ended() -> None:
         while not await served.client.ask(lambda engine: engine.num_rows):
             await asyncio.sleep(0)
         held = threading.Event()
-        questions = [lambda engine: held.wait(120), *[fail] * MAX_FAULTS, Engine.report]
+        questions = [lambda engine: held.wait(120), *[fail] * MAX_FAULTS, LLMEngine.report]
         answers = [asyncio.create_task(served.client.ask(question)) for question in questions]
         await asyncio.sleep(0)
         held.set()

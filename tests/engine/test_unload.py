@@ -15,7 +15,7 @@ from tests.support.engine_driver import plain_loop
 from tests.support.unloading import FIRST, NUM_TOKENS, Serving, hold_loads, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, ModelBusy, ModelUnavailable
 from vllm_mlx.core.request import SamplingParams
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.load_model import begin_loading
 from vllm_mlx.runner.loading import Loading
@@ -175,7 +175,7 @@ def test_a_file_that_is_cut_while_it_is_read_gives_all_bytes_back(tmp_path: Path
 class StepsBetween:
     """Notes at each slice how many steps there were, and makes a step due."""
 
-    def __init__(self, engine: Engine, loading: Loading[Model], seen: list[int]):
+    def __init__(self, engine: LLMEngine, loading: Loading[Model], seen: list[int]):
         self._engine, self._loading, self._seen = engine, loading, seen
 
     def __getattr__(self, name: str) -> Any:
@@ -190,7 +190,7 @@ class StepsBetween:
 def test_a_step_that_is_due_runs_between_two_slices() -> None:
     path, seen = checkpoint("qwen3"), list[int]()
 
-    def watch(engine: Engine) -> None:
+    def watch(engine: LLMEngine) -> None:
         def begin() -> Any:
             loading = begin_loading(find_checkpoint(str(path)), trust_remote_code=False, slice_bytes=40_000)
             return StepsBetween(engine, loading, seen)

@@ -14,7 +14,7 @@ from tests.support.failing_device import INTERACTIVITY
 from tests.support.unloading import FIRST, NUM_TOKENS, Serving, hold, serving
 from vllm_mlx.core.errors import ModelBusy, ModelUnavailable, Overloaded, ShuttingDown
 from vllm_mlx.core.request import SamplingParams
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 
 STATES = ["ready", "leaving", "unloaded", "loading", "failed"]
 
@@ -134,7 +134,7 @@ def test_a_shutdown(tmp_path: Path, state: str) -> None:
         assert isinstance(end, ShuttingDown)
 
 
-def fail(engine: Engine) -> None:
+def fail(engine: LLMEngine) -> None:
     raise RuntimeError(INTERACTIVITY)
 
 
@@ -186,7 +186,7 @@ def test_a_load_that_an_unload_gives_up_says_so(served: Serving) -> None:
 
 
 def test_a_load_that_ends_by_an_error_of_our_own_says_why(served: Serving) -> None:
-    def spoil(engine: Engine, run: Any) -> Any:
+    def spoil(engine: LLMEngine, run: Any) -> Any:
         before = engine.default.assembly
         engine.default.assembly = replace(before, run=run or before.run)
         return before.run

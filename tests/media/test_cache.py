@@ -4,9 +4,9 @@ import tracemalloc
 
 import numpy as np
 
-from vllm_mlx.core.lru import LRU
 from vllm_mlx.core.sequence import Layout
 from vllm_mlx.media.rendered import RenderedMedia, media_item
+from vllm_mlx.util.lru import LRU
 
 
 def rendition(number: int, num_tokens: int = 1000) -> RenderedMedia:

@@ -14,10 +14,10 @@ from PIL import Image
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import Cancelled, InvalidDocument, TimeLimit
 from vllm_mlx.core.messages import DocumentPart, ImagePart, TextPart
-from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.documents import DocumentFile, DocumentReader, DocumentRefusal, DocumentText, ReadDocument
 from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.sources import MediaRoot
+from vllm_mlx.util.tasks import Deadline
 
 from .hosts import HERE, Names, host, reply, web
 from .pdf_samples import drawn, encrypted, filled_in, hostile, pdf, show

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.core.tasks import python_process
 from vllm_mlx.media import worker
 from vllm_mlx.media.video import container
 from vllm_mlx.media.worker import END, FRAME, REFUSED, STAMPS, TOO_LARGE, VideoTask
+from vllm_mlx.util.tasks import python_process
 
 from .hostile_videos import HOSTILE
 from .samples import encode as encode_image

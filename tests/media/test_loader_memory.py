@@ -14,11 +14,11 @@ from PIL import Image
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import Cancelled, InvalidImage, InvalidVideo, TimeLimit
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
-from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.decode import Decoded
 from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling
+from vllm_mlx.util.tasks import Deadline
 
 from .samples import Held, as_pixels, encode, live_blocks
 

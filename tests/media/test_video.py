@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.rows import cases
 from vllm_mlx.core.errors import Cancelled, InvalidImage
-from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.decode import Clip
 from vllm_mlx.media.processes import Processes
 from vllm_mlx.media.video import FrameSampling, VideoLimits, VideoReader
+from vllm_mlx.util.tasks import Deadline
 
 from .samples import corners
 from .samples import encode as encode_picture

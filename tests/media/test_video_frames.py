@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from vllm_mlx.core.errors import Cancelled, InvalidImage
-from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.decode import ImageFile
 from vllm_mlx.media.video import FrameFiles, VideoLimits
+from vllm_mlx.util.tasks import Deadline
 
 from .samples import encode, live_blocks
 

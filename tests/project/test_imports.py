@@ -13,19 +13,20 @@ from tests.project.sources import PACKAGE, ROOT, imported_modules, python_files
 
 RANKS = {
     "core": 1,
-    "cache": 2,
-    "formats": 2,
-    "disk": 3,
-    "guidance": 3,
-    "media": 3,
-    "prompt": 4,
-    "runner": 4,
-    "scheduler": 4,
-    "ranks": 5,
-    "api": 6,
-    "engine": 6,
-    "server": 7,
-    "cli": 8,
+    "util": 2,
+    "cache": 3,
+    "formats": 3,
+    "disk": 4,
+    "guidance": 4,
+    "media": 4,
+    "prompt": 5,
+    "runner": 5,
+    "scheduler": 5,
+    "ranks": 6,
+    "api": 7,
+    "engine": 7,
+    "server": 8,
+    "cli": 9,
 }
 PURE = {"core", "formats", "scheduler", "api"}
 WRAPPERS = {PACKAGE / "formats" / "tokenizer.py", PACKAGE / "formats" / "remote_code.py"}  # of libraries, by pure files

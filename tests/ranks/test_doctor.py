@@ -17,11 +17,11 @@ from tests.support.two_ranks import HOST, free_ports
 from vllm_mlx.cli.doctor import check_workers
 from vllm_mlx.cli.options import load_settings
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.core.tasks import settle
 from vllm_mlx.ranks.channel import join
 from vllm_mlx.ranks.handshake import facts_of, follow
 from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.util.tasks import settle
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.timeout(120)

@@ -16,12 +16,12 @@ from tests.support.two_ranks import free_ports
 from vllm_mlx.cli.options import load_settings
 from vllm_mlx.cli.worker import leading
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.core.tasks import settle
 from vllm_mlx.ranks import handshake, watch
 from vllm_mlx.ranks.channel import Channel, Door, Lost, join
 from vllm_mlx.ranks.handshake import facts_of, follow, lead
 from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.util.tasks import settle
 
 SECRET = b"a secret of the tests"
 HOST = "127.0.0.1"

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_mlx.core.errors import GenerationError
-from vllm_mlx.core.faults import Fault
 from vllm_mlx.core.sequence import Sequence
 from vllm_mlx.core.step import PrefillChunk, SequenceUpdate, StepOutput
+from vllm_mlx.util.faults import Fault
 
 from .fake_runner import FakeRunner, reply
 from .test_scheduler import Bench, passes_of

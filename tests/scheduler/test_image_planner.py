@@ -11,7 +11,7 @@ from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import MediaItem, PromptInputs, Sequence
 from vllm_mlx.core.step import StepOutput
-from vllm_mlx.scheduler.image_planner import ImagePlanner
+from vllm_mlx.scheduler.image_planner import MLLMScheduler
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.scheduler import Scheduler
 
@@ -28,7 +28,7 @@ class Pure:
         self, *, whole: bool = False, rows_bytes: int = 10_000, chunk: int = 64, repeatable: bool = False
     ) -> None:
         self.features: MediaCache[Features] = MediaCache(0)
-        self.images = ImagePlanner(self.features, max_bytes=rows_bytes // 2, bytes_per_token=2, bidirectional=whole)
+        self.images = MLLMScheduler(self.features, max_bytes=rows_bytes // 2, bytes_per_token=2, bidirectional=whole)
         self.scheduler = Scheduler(
             EngineConfig(model="m", max_prefill_chunk=chunk, repeatable=repeatable),
             memory=MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1),

@@ -8,7 +8,7 @@ from tests.cache.fakes import FakeSegment, FakeState
 from tests.support.drawing import examples
 from tests.support.rows import row
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.cache.tree import NEAR_FORK, PrefixTree
+from vllm_mlx.cache.tree import NEAR_FORK, MemoryAwarePrefixCache
 from vllm_mlx.cache.victims import unevictable_bytes
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import GenerationError
@@ -70,7 +70,7 @@ class CopyingRunner(FakeRunner):
 class Bench:
     def __init__(self, rule: ResumeRule, *, rows_bytes: int = 1 << 40, max_stall_s: float = 0.2, max_chunk: int = 64):
         config = EngineConfig(model="fake", max_num_seqs=3)
-        self.tree = PrefixTree(max_bytes=rows_bytes, min_cut=1)
+        self.tree = MemoryAwarePrefixCache(max_bytes=rows_bytes, min_cut=1)
         self.cache = PrefixPlanner(
             self.tree, "model", rule, FOOTPRINTS[rule], max_bytes=rows_bytes, snapshot_every=config.snapshot_every
         )

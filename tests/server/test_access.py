@@ -10,9 +10,9 @@ import pytest
 from tests.support.running import Running, named, serving
 from vllm_mlx.core.catalogue import Catalogue
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.server import run
 from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.util.tenants import unnamed_keys
 
 from .fakes import FakeEngine
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.running import Running, eventually, serving
-from vllm_mlx.core.tenants import APIKey
 from vllm_mlx.server.guards import is_admin
+from vllm_mlx.util.tenants import APIKey
 
 from .fakes import FakeEngine
 

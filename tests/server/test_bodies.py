@@ -24,12 +24,12 @@ from vllm_mlx.api.text import well_formed
 from vllm_mlx.api.wire import Items, UnknownFields
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
-from vllm_mlx.core.json_values import with_texts
 from vllm_mlx.core.messages import TextPart
 from vllm_mlx.core.request import RequestLimits
 from vllm_mlx.server import json_bytes
 from vllm_mlx.server.bodies import _read
 from vllm_mlx.server.json_bytes import LARGE_BYTES, MAX_PARTS, MAX_TEXT_BYTES, MAX_VALUES, read_json
+from vllm_mlx.util.json_values import with_texts
 
 from .fakes import FakeEngine, Pause, finished
 

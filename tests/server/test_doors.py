@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.support.running import Running, named, serving
-from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.guards import own_names
+from vllm_mlx.util.tenants import unnamed_keys
 
 from .fakes import FakeEngine
 

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.support.running import Running, serving
 from vllm_mlx.cache import snapshot
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
@@ -54,9 +54,9 @@ SEAMS = {
     "sampler": Seam(Sampler, "sample", after=2),
     "step as a whole": Seam(Runner, "decode", after=2),
     "grammar": Seam(RowConstraint, "fill", guided=True, after=1),
-    "look-up": Seam(PrefixTree, "match", harmless=True),
+    "look-up": Seam(MemoryAwarePrefixCache, "match", harmless=True),
     "snapshot": Seam(snapshot, "capture", harmless=True),
-    "insert": Seam(PrefixTree, "insert", harmless=True),
+    "insert": Seam(MemoryAwarePrefixCache, "insert", harmless=True),
     "restore": Seam(snapshot, "restore", harmless=True),
     "vision tower": Seam(runner_model, "encode", shows=True),
     "image processor": Seam(VisionProcessor, "render_again", shows=True),

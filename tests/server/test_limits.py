@@ -14,12 +14,12 @@ import pytest
 from tests.support.running import Running, eventually, named, post_bytes, serving
 from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
-from vllm_mlx.core.json_values import is_deeper
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Request, RequestLimits
 from vllm_mlx.server.bodies import BODIES
 from vllm_mlx.server.config import ConnectionLimits, ServerConfig
 from vllm_mlx.server.guards import RateLimit
+from vllm_mlx.util.json_values import is_deeper
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished
 

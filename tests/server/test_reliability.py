@@ -59,7 +59,7 @@ DYING = """
 import sys
 from vllm_mlx.cli.main import main
 from vllm_mlx.engine import loading
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.runner.runner import Runner
 
 loading.warm_up = lambda model, **options: None
@@ -80,7 +80,7 @@ FAILED = "The GPU failed 3 times in a row, so that only a restart of the server 
 @pytest.mark.parametrize(
     ("seam", "error", "words"),
     [
-        ("Engine.step", 'SystemError("the device is gone")', GONE),
+        ("LLMEngine.step", 'SystemError("the device is gone")', GONE),
         pytest.param(  # with every run: such faults in a server within this process, as below
             "Runner.prefill",
             'RuntimeError("[METAL] Command buffer execution failed: Ignored (00000004).")',

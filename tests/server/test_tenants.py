@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.running import Running, eventually, serving, slowly
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.tenants import APIKey
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineStatus
 from vllm_mlx.server.status import Recent
+from vllm_mlx.util.tenants import APIKey
 
 from .documents import documented_reply
 from .watched import engine_served

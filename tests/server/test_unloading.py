@@ -13,7 +13,7 @@ import pytest
 from tests.support.rows import cases
 from tests.support.running import Running, eventually, slowly
 from tests.support.unloading import hold_loads
-from vllm_mlx.core.tenants import APIKey
+from vllm_mlx.util.tenants import APIKey
 
 from .watched import engine_served
 

@@ -14,7 +14,7 @@ from vllm_mlx.core.memory import NO_OVERRUN, MemoryBudget, Overrun
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.lane import Assembly, ServedModel
 from vllm_mlx.engine.monitoring.schema import EngineFacts
 from vllm_mlx.runner.calibrate import Calibration
@@ -47,7 +47,7 @@ class Lanes:
         self.heard: dict[int, list[float]] = {}  # when each token of a reply was delivered, by the sequence's id
         self.busy_s = [0.0] * len(devices)
         models = [self._model(device) for device in devices]
-        self.engine = Engine(models, cast(Any, Watch()), clock=lambda: self.clock.now_s)
+        self.engine = LLMEngine(models, cast(Any, Watch()), clock=lambda: self.clock.now_s)
 
     def _model(self, device: Device) -> ServedModel:
         weights_bytes = int(device.shape.weights_bytes)

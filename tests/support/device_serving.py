@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.request import TokenSampling
@@ -83,7 +83,7 @@ class Serving:
         cache = None
         if with_cache:
             rule = ResumeRule(needs_state=shape.num_recurrent > 0, window=shape.window or None)
-            tree = PrefixTree(max_bytes=memory.rows_bytes)
+            tree = MemoryAwarePrefixCache(max_bytes=memory.rows_bytes)
             cache = PrefixPlanner(
                 tree, "simulated", rule, row, max_bytes=memory.rows_bytes, snapshot_every=config.snapshot_every
             )

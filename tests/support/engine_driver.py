@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_text_model
 
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import FinishReason, TokenLogprob
@@ -21,7 +21,7 @@ from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.lane import ServedModel
 from vllm_mlx.engine.loading import assemble, device_watch, make_scheduler
 from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, load_measured
@@ -79,7 +79,7 @@ class Driver:
         watch = device_watch(budget)
         served = ServedModel(assemble(config, checkpoint, measured, budget, watch))
         served.start(measured.model)
-        self.engine = Engine([served], watch)
+        self.engine = LLMEngine([served], watch)
         if rows_bytes is not None:
             self.engine = squeezed(config, measured.model, self.engine, rows_bytes)
         self.may_restart = config.num_draft_tokens in ("auto", 0)  # a restart would hide a fault of drafts
@@ -147,12 +147,12 @@ def measured_once(
     return replace(measured, model=begin_drafting(config, checkpoint).complete())
 
 
-def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int) -> Engine:
+def squeezed(config: EngineConfig, model: Model, engine: LLMEngine, rows_bytes: int) -> LLMEngine:
     """An engine whose live rows may take exactly `rows_bytes`. It takes over the runner, which has no row.
 
     It takes over the tree too, by which the runner of several ranks knows which state is in use.
     """
-    tree = engine.cache_tree or PrefixTree(max_bytes=rows_bytes)
+    tree = engine.cache_tree or MemoryAwarePrefixCache(max_bytes=rows_bytes)
     tree.set_limit(rows_bytes)
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
@@ -169,7 +169,7 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
     assembly = replace(engine.default.assembly, scheduler=scheduler, facts=facts, weights_bytes=1, run=lambda _: runner)
     served = ServedModel(assembly)
     served.start(model)
-    return Engine([served], engine.watch)
+    return LLMEngine([served], engine.watch)
 
 
 @lru_cache(maxsize=2)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_mlx.cache.node import Node, ResumeRule
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.cache.victims import Prices, saved_s_per_byte
 
 from .recorded_sessions import Request
@@ -37,12 +37,12 @@ class Clairvoyant:
     def __init__(self, future: Future):
         self.number = 0  # of the request that runs
         self._future = future
-        self._tree: PrefixTree | None = None
+        self._tree: MemoryAwarePrefixCache | None = None
         self._seen: tuple[Prices, int] | None = None
         self._points: list[tuple[Node, int, float]] = []  # where later requests go: leaf, shared tokens, next time
         self._next: dict[int, float] = {}  # next use by node_id
 
-    def bind(self, tree: PrefixTree) -> None:
+    def bind(self, tree: MemoryAwarePrefixCache) -> None:
         self._tree = tree
 
     def begin(self, number: int) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 
 from vllm_mlx.cache.index import WORD_BYTES, num_tokens, pack
 from vllm_mlx.cache.node import Node, Piece, ResumeRule, Space
-from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.cache.victims import Worth
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs
@@ -108,7 +108,7 @@ class Simulation:
         self._has_disk = disk_bytes > 0
         self._rule = rule_of(device.shape)
         self._memory, self._disk = (
-            PrefixTree(max_bytes=limit, worth=rule)
+            MemoryAwarePrefixCache(max_bytes=limit, worth=rule)
             for limit, rule in zip((memory_bytes, disk_bytes), rules, strict=True)
         )
         for tree, rule in zip((self._memory, self._disk), rules, strict=True):

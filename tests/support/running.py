@@ -18,12 +18,12 @@ import httpx
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import ModelConfig
 from vllm_mlx.core.errors import EngineDead
-from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.disk.kept import NO_MEMORIES
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.recorder import open_recorder
 from vllm_mlx.server.run import EngineServer, listen
+from vllm_mlx.util.tenants import unnamed_keys
 
 NAMES = ("tiny", "alias")  # of a model that has no others
 

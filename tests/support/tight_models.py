@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import start_engine
 
 from .checkpoints import checkpoint
@@ -131,7 +131,7 @@ class Watch:
     _first_seen: dict[int, int] = field(default_factory=dict)
     _num_before: int = 0
 
-    def begin(self, engine: Engine) -> None:
+    def begin(self, engine: LLMEngine) -> None:
         step, move = engine.step, engine.move
 
         def watched_step(*args: Any) -> None:
@@ -144,7 +144,7 @@ class Watch:
 
         engine.step, engine.move = watched_step, watched_move  # type: ignore[method-assign]
 
-    def _look(self, engine: Engine) -> None:
+    def _look(self, engine: LLMEngine) -> None:
         self.num_looks += 1
         self.most_bytes = max(self.most_bytes, promised_bytes(engine))
         self.most_active_bytes = max(self.most_active_bytes, mx.get_active_memory())
@@ -158,7 +158,7 @@ class Watch:
             self.most_loads = max(self.most_loads, num_loads - since)
 
 
-def promised_bytes(engine: Engine) -> int:
+def promised_bytes(engine: LLMEngine) -> int:
     """What the engine has promised of the budget. Cached state takes the rest, and is evicted for it."""
     total = max(model.memory.transient_bytes for model in engine.residency.models)
     for model in engine.residency.models:

@@ -19,7 +19,6 @@ import mlx.core as mx
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.core.faults import Fault, device_fault
 from vllm_mlx.engine.loading import Source, load_engines, work
 from vllm_mlx.ranks import watch as watching
 from vllm_mlx.ranks.channel import Door, join
@@ -27,6 +26,7 @@ from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.shards import shard_of
 from vllm_mlx.ranks.watch import Watch
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
+from vllm_mlx.util.faults import Fault, device_fault
 
 from .engine_driver import Driver
 

@@ -15,7 +15,7 @@ from vllm_mlx.core.errors import ModelBusy, ModelLoadError, ModelUnavailable
 from vllm_mlx.core.events import Failed
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import open_disk, start_engine
 from vllm_mlx.runner.loading import Loading
 from vllm_mlx.runner.model import Model
@@ -122,7 +122,7 @@ def hold(served: Serving, state: str) -> Callable[[], None]:
 def _write_slowly(served: Serving, released: threading.Event) -> None:
     """Keep the thread that writes busy, so that what a reply leaves waits to be written."""
 
-    def wait(engine: Engine) -> None:
+    def wait(engine: LLMEngine) -> None:
         assert engine.disk is not None
         engine.disk.store.threads.write(released.wait, lambda error: None)
 
@@ -133,7 +133,7 @@ def _write_slowly(served: Serving, released: threading.Event) -> None:
         pass
 
 
-def hold_loads(engine: Engine, released: threading.Event, *, fails: bool = False) -> None:
+def hold_loads(engine: LLMEngine, released: threading.Event, *, fails: bool = False) -> None:
     """Loads wait, or fail, until they are released. Called on the engine thread."""
     begin = engine.default.assembly.begin
 

@@ -13,7 +13,7 @@ import zlib
 from typing import Any
 
 from ..core.errors import InvalidParameter
-from ..core.json_values import is_deeper, with_texts
+from ..util.json_values import is_deeper, with_texts
 
 RAW_ARGUMENTS = "_raw"
 CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text

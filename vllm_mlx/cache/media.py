@@ -7,7 +7,7 @@ any two steps; the vision encoder then runs again. Entries that a step needs are
 
 from typing import Protocol, TypeVar
 
-from ..core.lru import LRU
+from ..util.lru import LRU
 
 
 class Sized(Protocol):

@@ -6,7 +6,7 @@ What the tree does to such state is noted, for the other ranks to do the same. T
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.faults import RanksParted
+from ..util.faults import RanksParted
 
 Event = list[int]  # [name]: no longer used; [name, at, left, right]: split after `at` tokens into two new names
 

@@ -17,7 +17,7 @@ from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
 NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork
 
 
-class PrefixTree:
+class MemoryAwarePrefixCache:
     """Holds each token's KV once. Segments and states are opaque: both have a size, and segments can be split."""
 
     def __init__(

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.json_values import with_texts
-from ..core.private_file import write_private
+from ..util.json_values import with_texts
+from ..util.private_file import write_private
 from .terminal import CommandFailed, one_line
 
 _AIDER = (

@@ -22,9 +22,9 @@ from .. import __version__
 from ..cache.stats import DiskReport
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, EngineDead, ModelLoadError, VLLMMLXError
-from ..core.faults import device_fault
 from ..core.memory import readable
 from ..server.config import ServerConfig
+from ..util.faults import device_fault
 from .models import nearest
 from .options import unknown_variables
 from .output import LogFile, Output, configure_logging, descriptor_of

@@ -23,7 +23,7 @@ from pydantic import BaseModel, SecretStr
 
 from ..core.config import ReasoningStrings
 from ..core.errors import ConfigError, VLLMMLXError
-from ..core.private_file import rights_of, write_private
+from ..util.private_file import rights_of, write_private
 from .options import SERVICE_FILE, SERVICE_KEYS, service_settings, takes_settings
 from .output import LogFile, log_files, write_last
 from .remote import NoServer, Remote

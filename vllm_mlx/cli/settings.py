@@ -19,8 +19,8 @@ from ..core.catalogue import Catalogue, Entry
 from ..core.config import EngineConfig, MediaConfig, ModelConfig, SamplingDefaults, SettingsGroup
 from ..core.errors import ConfigError, InvalidParameter, about
 from ..core.request import RequestLimits, SamplingParams
-from ..core.tenants import APIKey
 from ..server.config import MAX_BODY_BYTES, ConnectionLimits, ServerConfig
+from ..util.tenants import APIKey
 from .values import (
     DEFAULT_MEDIA_LIMITS,
     Form,

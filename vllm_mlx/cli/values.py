@@ -14,7 +14,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from ..core.config import MediaConfig, ReasoningStrings, read_draft_tokens
 from ..core.errors import ConfigError
 from ..core.memory import physical_memory
-from ..core.tenants import APIKey, unnamed_keys
+from ..util.tenants import APIKey, unnamed_keys
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, EngineDead, setting
-from ..core.faults import Fault, RanksParted, device_fault
-from ..core.tasks import settle
+from ..util.faults import Fault, RanksParted, device_fault
+from ..util.tasks import settle
 from .ending import end
 from .output import LogFile, configure_logging, write_last
 from .settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..cache.index import WORD_BYTES
 from ..cache.node import Node, ResumeRule, Space
-from ..cache.tree import PrefixTree
+from ..cache.tree import MemoryAwarePrefixCache
 from .record import Header, Record
 
 _WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are not cut
@@ -68,7 +68,7 @@ class DiskIndex:
     """Belongs to the engine thread. Times are seconds since the epoch, as rows have them."""
 
     def __init__(self) -> None:
-        self.tree = PrefixTree(max_bytes=1 << 62, min_cut=_WHOLE)
+        self.tree = MemoryAwarePrefixCache(max_bytes=1 << 62, min_cut=_WHOLE)
         self._stored: dict[str, Stored] = {}  # by name
         self._num_changes = -1  # those of the tree when the unused records were found last
         self._repeated: list[

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from xxhash import xxh3_64
 
-from ..core.fence import Fence
+from ..util.fence import Fence
 from .database import KEPT_VERSION, Database, clear_kept
 from .faults import FolderUnusable, NoRoom
 from .folder import Folder

@@ -7,8 +7,8 @@ import logging
 import time
 from functools import partial
 
-from ..cache.tree import PrefixTree
-from ..core.faults import device_fault
+from ..cache.tree import MemoryAwarePrefixCache
+from ..util.faults import device_fault
 from .faults import FolderUnusable, NoRoom
 from .folder import Folder
 from .index import DiskIndex
@@ -23,7 +23,7 @@ PAUSE_S = 60.0  # after a fault of the folder, nothing is written for this time
 class DiskStore:
     """Belongs to the engine thread."""
 
-    def __init__(self, folder: Folder, memory: PrefixTree):
+    def __init__(self, folder: Folder, memory: MemoryAwarePrefixCache):
         """`memory` is the tree of the engine's cache, which knows the rule and the speed of each model."""
         self.folder, self.memory = folder, memory
         self.threads = Threads()

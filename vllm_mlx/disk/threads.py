@@ -8,7 +8,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from ..core.fence import Fence
+from ..util.fence import Fence
 
 _NUM_READERS = 2
 

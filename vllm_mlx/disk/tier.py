@@ -11,7 +11,7 @@ from functools import partial
 
 from ..cache.node import Node
 from ..cache.stats import DiskReport, Entry
-from ..cache.tree import PrefixTree
+from ..cache.tree import MemoryAwarePrefixCache
 from .folder import Folder
 from .reader import Reader
 from .store import DiskStore
@@ -28,7 +28,7 @@ class DiskTier:
     def __init__(
         self,
         folder: Folder,
-        memory: PrefixTree,
+        memory: MemoryAwarePrefixCache,
         report: DiskReport,
     ):
         """`memory` is the tree of the engine's cache. `report` has the settings; `DiskTier.report` adds what happens.

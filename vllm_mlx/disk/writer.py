@@ -80,7 +80,7 @@ class Writer:
             self._settle(next(iter(self._due)))
 
     def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Iterable[int]) -> None:
-        """Remove states like `PrefixTree.thin`, but the ones that memory keeps, once the path is written.
+        """Remove states like `MemoryAwarePrefixCache.thin`, but the ones that memory keeps, once the path is written.
 
         So a turn whose server is killed before that has removed nothing.
         """

@@ -10,7 +10,7 @@ from typing import NoReturn
 from ..core.config import EngineConfig
 from ..core.errors import ModelUnavailable, TimeLimit, TooManyRequests, setting
 from ..core.request import Request
-from ..core.tenants import has_room
+from ..util.tenants import has_room
 from .generation import Generation
 from .monitoring.counters import ReplyStats
 

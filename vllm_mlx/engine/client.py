@@ -29,7 +29,7 @@ from .monitoring.status import Moment, engine_status
 from .preparing import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
-    from .engine import Engine
+    from .engine import LLMEngine
     from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class EngineClient:
         """End all requests with this error, from any thread, though the engine thread may never come back."""
         self._thread.fail(error)
 
-    async def ask(self, question: Callable[["Engine"], T]) -> T:
+    async def ask(self, question: Callable[["LLMEngine"], T]) -> T:
         """Ask the engine between two steps. Raises EngineDead."""
         return await asyncio.wrap_future(self._thread.inspect(question))
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import mlx.core as mx
 
 from ..cache.stats import DiskReport, Entry
-from ..cache.tree import PrefixTree
+from ..cache.tree import MemoryAwarePrefixCache
 from ..core.errors import (
     ConfigError,
     EngineDead,
@@ -20,8 +20,6 @@ from ..core.errors import (
     ModelLoadError,
     first_line,
 )
-from ..core.faults import MAX_FAULTS, DeviceFault, Fault, device_fault
-from ..core.fence import Fence, clear_locals
 from ..core.sequence import Sequence
 from ..core.step import NO_WORK, SequenceUpdate, StepOutput
 from ..disk.tier import DiskTier
@@ -32,6 +30,8 @@ from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.residence import Event, Reason, Residency, Resident
 from ..scheduler.scheduler import Scheduler
+from ..util.faults import MAX_FAULTS, DeviceFault, Fault, device_fault
+from ..util.fence import Fence, clear_locals
 from .lane import Lane, ServedModel
 from .macos import return_freed_memory
 from .monitoring.schema import EngineFacts, EngineReport
@@ -45,7 +45,7 @@ _RETURN_EVERY_S = 5.0  # without work, what Python and libraries freed goes back
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
-class Engine:
+class LLMEngine:
     """Runs the steps of all models, one model's at a time. Members that name no model refer to the default model."""
 
     def __init__(self, models: Items[ServedModel], watch: DeviceWatch, clock: Callable[[], float] = time.monotonic):
@@ -119,7 +119,7 @@ class Engine:
         return sum(lane.runner.num_rows for lane in self._lanes)
 
     @property
-    def cache_tree(self) -> PrefixTree | None:
+    def cache_tree(self) -> MemoryAwarePrefixCache | None:
         """The prefix cache of all lanes; None if it is off."""
         return next((cache.tree for cache in self._caches), None)
 
@@ -399,7 +399,7 @@ class Engine:
         if fence.error is not None:
             self.recover(fence.error, deliver, self._longest_chunk, model)
 
-    def ask(self, question: Callable[["Engine"], T], deliver: Deliver) -> T:
+    def ask(self, question: Callable[["LLMEngine"], T], deliver: Deliver) -> T:
         """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too.
 
         Raises EngineDead. The next step raises it again: the end belongs to the engine, not to the question alone.

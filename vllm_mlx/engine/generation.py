@@ -15,14 +15,14 @@ from types import TracebackType
 
 from ..core.errors import Cancelled, VLLMMLXError, setting
 from ..core.events import Counted, Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started, Usage
-from ..core.fence import Fence, clear_locals
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..core.tasks import Deadline
 from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
+from ..util.fence import Fence, clear_locals
+from ..util.tasks import Deadline
 from .media_requests import MediaRequests
 from .monitoring.counters import Outcome, ReplyStats
 from .preparing import PromptPool, is_long

@@ -12,11 +12,10 @@ import mlx.core as mx
 
 from ..cache.snapshot import STATE_VERSION
 from ..cache.stats import DiskReport
-from ..cache.tree import PrefixTree
+from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, about, setting
-from ..core.fair_queue import FairThreads
 from ..core.memory import Budget, MemoryBudget
 from ..disk.faults import FolderUnusable
 from ..disk.folder import Folder
@@ -44,13 +43,14 @@ from ..runner.model import Model, MultimodalModel, weight_arrays
 from ..runner.proofs import Proofs
 from ..runner.runner import Runner, Unfenced
 from ..scheduler.depth import DepthController
-from ..scheduler.image_planner import ImagePlanner
+from ..scheduler.image_planner import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
+from ..util.fair_queue import FairThreads
 from .client import EngineClient
-from .engine import Engine
+from .engine import LLMEngine
 from .front import Front
 from .generation import Preparations, ReplyKeeper
 from .lane import Assembly, ServedModel
@@ -93,7 +93,7 @@ class OpenDisk:
             return NO_MEMORIES
         return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
 
-    def start(self, memory: PrefixTree, names: Mapping[str, str]) -> DiskTier | None:
+    def start(self, memory: MemoryAwarePrefixCache, names: Mapping[str, str]) -> DiskTier | None:
         """Put the tier together, on the engine thread. `names` are those of the tree's models, by fingerprint."""
         if self.folder is None:
             return None
@@ -253,7 +253,7 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
         )
 
 
-def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> Engine:
+def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> LLMEngine:
     """Load and measure the models that have room, pinned ones first, and size everything to the available memory.
 
     Any other model is measured at its first load. Raises ConfigError. With `ranks`, there is one model, and nothing of
@@ -275,7 +275,7 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
                 least = least_memory(source.config, source.checkpoint, own_budget, weights_bytes)
                 is_read = not _lacks_room(found.values(), budget, least)
             found[source.name] = _load(source, own_budget, watch, list(found.values()), is_read=is_read)
-    engine = Engine([found[source.name] for source in sources], watch)
+    engine = LLMEngine([found[source.name] for source in sources], watch)
     for model in reversed(found.values()):
         if model.residence.may_leave and _lacks_room(engine.models, budget):
             engine.evict(model)
@@ -326,13 +326,13 @@ def _load(
     return served
 
 
-def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> Engine:
+def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> LLMEngine:
     config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
     watch = device_watch(budget)
     model = ServedModel(assemble(config, checkpoint, measured, budget, watch, ranks=ranks), no_unload=config.no_unload)
     model.start(measured.model)
     _loaded(ranks, watch)
-    engine = Engine([model], watch)
+    engine = LLMEngine([model], watch)
     engine.rank_reports = ranks.watch.rows
     return engine
 
@@ -369,7 +369,7 @@ def assemble(
     measured: MeasuredModel,
     budget: Budget,
     watch: DeviceWatch,
-    tree: PrefixTree | None = None,
+    tree: MemoryAwarePrefixCache | None = None,
     ranks: Ranks | None = None,
 ) -> Assembly:
     """Build what runs a measured model, except its weights. `tree` is that of the other models, if there is one.
@@ -473,8 +473,8 @@ def _speculation(config: EngineConfig, model: Model) -> Speculation | None:
     )
 
 
-def _image_planner(model: MultimodalModel, memory: MemoryBudget, cost: ImageCost | None) -> ImagePlanner:
-    return ImagePlanner(
+def _image_planner(model: MultimodalModel, memory: MemoryBudget, cost: ImageCost | None) -> MLLMScheduler:
+    return MLLMScheduler(
         model.media,
         max_bytes=memory.rows_bytes // _MEDIA_SHARE,
         bytes_per_token=0 if cost is None else cost.feature_bytes_per_token,
@@ -487,7 +487,7 @@ def _prefix_planner(
     checkpoint: Checkpoint,
     measured: MeasuredModel,
     memory: MemoryBudget,
-    tree: PrefixTree | None,
+    tree: MemoryAwarePrefixCache | None,
 ) -> PrefixPlanner | None:
     """Return None if the prefix cache is off. `tree` is the other models', if there is one."""
     model, s_per_token = measured.model, 1 / measured.calibration.tokens_per_s
@@ -498,7 +498,7 @@ def _prefix_planner(
         return None
     max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
     if tree is None:
-        tree = PrefixTree(max_bytes=max_bytes, max_buffers=max_stored_buffers())
+        tree = MemoryAwarePrefixCache(max_bytes=max_bytes, max_buffers=max_stored_buffers())
     tree.add_model(name := fingerprint(checkpoint, model), model.resume_rule, s_per_token=s_per_token)
     return PrefixPlanner(
         tree,

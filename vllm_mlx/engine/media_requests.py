@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from ..core.errors import InvalidDocument
 from ..core.messages import DocumentPart, MediaPart, ShownPart, TextPart
 from ..core.request import Request
-from ..core.tasks import Deadline
 from ..media.decode import Decoded
 from ..media.documents import DocumentText
 from ..media.loader import MediaLoader
 from ..media.rendered import RenderedMedia
 from ..media.sources import document_parts, naming, replace_parts
 from ..media.vision import VisionProcessor
+from ..util.tasks import Deadline
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.errors import ShuttingDown
-from ..core.fair_queue import FairQueue, Place
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
-from ..core.tasks import Deadline, settle
+from ..util.fair_queue import FairQueue, Place
+from ..util.tasks import Deadline, settle
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

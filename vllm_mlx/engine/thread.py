@@ -12,10 +12,10 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from ..core.errors import EngineDead
-from ..core.fence import Fence
 from ..core.sequence import Sequence
-from ..core.tasks import call_at_exit, raise_in, settle
-from .engine import Deliver, Engine
+from ..util.fence import Fence
+from ..util.tasks import call_at_exit, raise_in, settle
+from .engine import Deliver, LLMEngine
 from .lane import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ _EXIT_S = 60.0  # at the end of the process, for the running step or the part of
 class _Question:
     """A question of another thread, which waits for the answer."""
 
-    ask: Callable[[Engine], object]
+    ask: Callable[[LLMEngine], object]
     answer: "Future[object]"
 
 
-_Message = Callable[[Engine], None] | _Question | None  # with None, the thread stops
+_Message = Callable[[LLMEngine], None] | _Question | None  # with None, the thread stops
 
 
 class EngineThread:
@@ -39,7 +39,7 @@ class EngineThread:
 
     models: tuple[ServedModel, ...]
 
-    def __init__(self, load: Callable[[], Engine]):
+    def __init__(self, load: Callable[[], LLMEngine]):
         self._load = load
         self._deliver: Deliver = _nobody_listens
         self._died: Callable[[EngineDead], None] = _nobody_listens
@@ -84,9 +84,9 @@ class EngineThread:
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or the disk threads have results to collect."""
-        self._inbox.put(Engine.wake)
+        self._inbox.put(LLMEngine.wake)
 
-    def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
+    def inspect(self, ask: Callable[[LLMEngine], T]) -> "Future[T]":
         """Call `ask` between two steps. The future may be cancelled; it fails with EngineDead once the thread ends."""
         answer: Future[T] = Future()
         self._inbox.put(_Question(ask, answer))  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ class EngineThread:
             if isinstance(message, _Question) and message.answer.set_running_or_notify_cancel():
                 message.answer.set_exception(error)
 
-    def _take_messages(self, engine: Engine, wait_s: float) -> bool:
+    def _take_messages(self, engine: LLMEngine, wait_s: float) -> bool:
         """Wait up to `wait_s` for a message, and handle all. Returns False after a stop message."""
         while True:
             try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.errors import ModelLoadError, first_line, setting
-from ..core.fence import Fence
+from ..util.fence import Fence
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from ..core.json_values import is_deeper
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart
+from ..util.json_values import is_deeper
 
 MAX_DEPTH = 64  # of the arguments of a call
 

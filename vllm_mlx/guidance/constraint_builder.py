@@ -12,14 +12,14 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
 from ..core.errors import GrammarLimit, InvalidParameter, Unsupported, setting
-from ..core.fence import Fence
-from ..core.lru import LRU
 from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, NameHold, PromptInputs
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..formats.tokenizer import Tokenizer
+from ..util.fence import Fence
+from ..util.lru import LRU
 from .grammar_compiler import MAX_BYTES, GrammarCompiler
 from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
 from .names import CheckpointNames

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ..core.errors import GrammarLimit, InvalidParameter, Overloaded
-from ..core.fair_queue import FairQueue
-from ..core.tasks import python_process, settle
 from ..formats.tokenizer import Tokenizer
+from ..util.fair_queue import FairQueue
+from ..util.tasks import python_process, settle
 from . import trial_process as trial
 from .exact_tokenizer import ExactTokenizer
 from .grammars import AddedTokens

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, setting
 from ..core.messages import ImagePart, TextPart
-from ..core.tasks import Deadline
+from ..util.tasks import Deadline
 from .processes import MAX_MEMORY_BYTES, TOO_MUCH, Frame, Processes, ReadingFailed
 from .worker import ENCRYPTED, IMAGE, TOO_LARGE, TOO_MUCH_TEXT, TOO_SLOW, PdfTask
 

@@ -18,7 +18,7 @@ import httpx
 from .. import __version__
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
-from ..core.fair_queue import FairThreads
+from ..util.fair_queue import FairThreads
 from .sources import Kind, check_bytes
 
 Resolve = Callable[[str, int], list[str]]  # host name, port -> numeric addresses; on a thread

@@ -12,11 +12,11 @@ from typing import Generic, Protocol, TypeVar
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, Overloaded, setting
-from ..core.fair_queue import FairQueue, FairThreads
-from ..core.lru import LRU
 from ..core.memory import ByteRoom
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
-from ..core.tasks import Deadline, together
+from ..util.fair_queue import FairQueue, FairThreads
+from ..util.lru import LRU
+from ..util.tasks import Deadline, together
 from .decode import Decoded, ImageFile
 from .documents import DocumentFile, ReadDocument
 from .fetch import MediaFetcher

@@ -14,12 +14,12 @@ import numpy as np
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, ShuttingDown, setting
-from ..core.fair_queue import FairQueue, FairThreads
-from ..core.fence import clear_locals
-from ..core.lru import LRU
 from ..core.memory import ByteRoom
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
-from ..core.tasks import Deadline, together
+from ..util.fair_queue import FairQueue, FairThreads
+from ..util.fence import clear_locals
+from ..util.lru import LRU
+from ..util.tasks import Deadline, together
 from .decode import Decoded, DecodedImage, ImageFile
 from .documents import DocumentFile, DocumentReader, DocumentRefusal, ReadDocument
 from .fetch import MediaFetcher

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import InvalidImage, Overloaded, setting
-from ..core.fair_queue import FairQueue
-from ..core.tasks import Deadline, python_process
+from ..util.fair_queue import FairQueue
+from ..util.tasks import Deadline, python_process
 from . import worker
 from .decode import ImageFile
 from .worker import END, FRAME, REFUSED, SIZE, TOO_LARGE, TOO_SLOW, ImageTask, Task

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage
-from ..core.tasks import Deadline
+from ..util.tasks import Deadline
 from .decode import Clip, FrameStack, ImageFile, fitting, scaled, what_else
 from .processes import MAX_MEMORY_BYTES, Frame, Processes, ReadingFailed, sent_pixels, too_slow, undecodable
 from .worker import SIZE, THREADS, VideoTask

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..core.config import PROBE_PIXELS
 from ..core.errors import InvalidImage, TemplateError, first_line
-from ..core.lru import LRU
 from ..core.memory import ByteRoom, MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
+from ..util.lru import LRU
 from .decode import Clip, Decoded, DecodedImage
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia
 from .renderers import (

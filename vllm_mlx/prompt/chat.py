@@ -12,12 +12,12 @@ from ..core.errors import InvalidParameter, TemplateError
 from ..core.messages import Message
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
-from ..core.tasks import Deadline
 from ..formats import ReplyFormats
 from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer
 from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
+from ..util.tasks import Deadline
 from .context_window import ContextWindow
 from .encoded import EncodedText, common_prefix
 from .points import conversation_end, next_requests, plan_points

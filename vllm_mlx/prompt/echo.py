@@ -5,10 +5,10 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ..core.json_values import is_deeper
 from ..core.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ..formats.bodies.tool_schema import resolve
 from ..formats.reply import MAX_DEPTH
+from ..util.json_values import is_deeper
 
 _MAX_BRANCHES = 64  # subschemas that are examined for one value; a default in any further one is ignored
 _ALTERNATIVES = ("allOf", "anyOf", "oneOf")

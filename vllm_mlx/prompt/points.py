@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..core.errors import TemplateError
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..core.request import Request
-from ..core.tasks import Deadline
+from ..util.tasks import Deadline
 from .encoded import EncodedText, common_prefix
 from .remembered import Boundary
 from .template import ChatTemplate

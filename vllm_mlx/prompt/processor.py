@@ -13,7 +13,6 @@ from ..core.events import TokenLogprob
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request, ResolvedSampling, checkpoint_defaults, resolve_sampling
 from ..core.sequence import Constraint, PromptInputs, Sequence
-from ..core.tasks import Deadline
 from ..disk.kept import NO_MEMORIES, Memories
 from ..formats import SchemaBudget, Schemas
 from ..formats.pipeline import OutputPipeline, declared_schemas
@@ -24,6 +23,7 @@ from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.rendered import RenderedMedia
 from ..media.sources import media_parts, replace_parts
 from ..media.vision import VisionProcessor
+from ..util.tasks import Deadline
 from .chat import ChatPrompt, ChatPrompts
 from .context_window import ContextWindow
 from .prompt_changes import ComparedPrompt, PromptChanges

@@ -9,7 +9,6 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
-from ..core.lru import LRU
 from ..core.messages import (
     DocumentPart,
     ImagePart,
@@ -23,6 +22,7 @@ from ..core.messages import (
     VideoPart,
 )
 from ..disk.kept import Journal, Restored
+from ..util.lru import LRU
 from .echo import DeclaredValue, calls_of, declared_arguments, is_echo
 from .remembered import RememberedReply, can_be_kept, reply_value, restored_replies
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from ..core.errors import TemplateError, Unsupported, first_line, setting
-from ..core.json_values import with_texts
 from ..core.messages import ImagePart, Message, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
 from ..formats import CallChoice, detect_formats
@@ -17,6 +16,7 @@ from ..formats.families import spelling
 from ..formats.family import Spelling
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from ..media.sources import media_parts
+from ..util.json_values import with_texts
 from .shapes import PROBE_NAMES, Shapes
 from .template_messages import CallIds, CallStyle, in_style, template_messages
 from .turns import Turns

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..core.errors import ConfigError, setting
-from ..core.faults import RanksParted
+from ..util.faults import RanksParted
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 1 << 26  # of one message; a prompt of a million tokens has 8 MB

@@ -24,10 +24,10 @@ import mlx.core as mx
 
 from .. import __version__
 from ..core.errors import ConfigError, first_line, setting
-from ..core.faults import RanksParted
-from ..core.tasks import settle
 from ..runner.checkpoint import Checkpoint
 from ..runner.weight_files import model_files
+from ..util.faults import RanksParted
+from ..util.tasks import settle
 from .channel import RETRY_S, Channel, Door, Lost, Message, join
 from .lockstep import Ranks
 from .shards import Shard

@@ -6,11 +6,11 @@ Drawing, masks and seeds stay here. The state that the prefix cache gets stays o
 from dataclasses import replace
 
 from ..cache.shared import Shared, SharedLog
-from ..cache.tree import PrefixTree
-from ..core.faults import RanksParted
+from ..cache.tree import MemoryAwarePrefixCache
 from ..core.step import NO_WORK, Restore, Snapshot, StepOutput, StepPlan
 from ..runner.device import DeviceWatch
 from ..runner.model import Model
+from ..util.faults import RanksParted
 from .lockstep import Ranks
 from .runner import NUM_NAMES, PrefillContext, RankRunner
 from .wire import packed
@@ -23,7 +23,7 @@ class Leader(RankRunner):
         watch: DeviceWatch,
         prefill_context: PrefillContext,
         ranks: Ranks,
-        tree: PrefixTree | None = None,
+        tree: MemoryAwarePrefixCache | None = None,
     ):
         """`tree` gets the state that is stored. The names of what it no longer holds are dropped with the next plan."""
         super().__init__(model, watch, prefill_context, ranks)

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..core.faults import RanksParted
+from ..util.faults import RanksParted
 from .channel import Message
 from .figures import Link
 from .shards import Shard

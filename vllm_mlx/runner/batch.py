@@ -16,9 +16,9 @@ import mlx.core as mx
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.leaving import OwnRow
-from ..core.faults import DeviceFault
 from ..core.sequence import Sequence
 from ..core.step import BY_HEAD, TokenOutput
+from ..util.faults import DeviceFault
 from .attention import by_groups
 from .grouped import GroupedLayer, block_spans, spans
 from .masks import Words

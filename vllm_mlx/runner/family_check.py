@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.errors import ModelLoadError, Unsupported, first_line, setting
-from ..core.faults import device_fault
 from ..core.request import TokenSampling
 from ..core.sequence import PromptInputs, Sequence
+from ..util.faults import device_fault
 from .model import MultimodalModel
 from .model_types import facts_of
 from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays

@@ -11,9 +11,9 @@ import numpy as np
 from llguidance.mlx import apply_token_bitmask
 
 from ..core.errors import GenerationError, GrammarLimit
-from ..core.fence import Fence, RowFence
 from ..core.sequence import Constraint, Sequence
 from ..core.step import TokenOutput
+from ..util.fence import Fence, RowFence
 from .row_constraint import Clock, Filled, RowConstraint, thread_time
 
 logger = logging.getLogger(__name__)

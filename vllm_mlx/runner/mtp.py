@@ -16,8 +16,8 @@ import mlx.core as mx
 
 from ..cache.layers import LayerCaches
 from ..core.errors import ModelLoadError, first_line, setting
-from ..core.faults import device_fault
 from ..core.sequence import Sequence
+from ..util.faults import device_fault
 from .checkpoint import Checkpoint, find_checkpoint
 from .grouped import held
 from .load_model import LOAD_ERRORS

@@ -24,10 +24,10 @@ import mlx.core as mx
 from ..cache import layers, snapshot
 from ..cache.node import Piece
 from ..core.errors import first_line
-from ..core.faults import device_fault
 from ..core.request import TokenSampling
 from ..core.sequence import PromptInputs, Sequence
 from ..core.step import BY_HEAD
+from ..util.faults import device_fault
 from .batch import Batch, Group, regroup
 from .model import Model
 

@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from ..cache.layers import LayerCaches
 from ..core.errors import ModelLoadError, first_line
-from ..core.faults import RanksParted
 from ..core.sequence import Sequence
+from ..util.faults import RanksParted
 from .model import TextModel
 
 

@@ -23,8 +23,6 @@ from ..cache import layers, leaving, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.errors import GenerationError, RequestError, VLLMMLXError
-from ..core.faults import Fault, RanksParted, device_fault
-from ..core.fence import RowFence
 from ..core.sequence import Sequence
 from ..core.step import (
     Capture,
@@ -39,6 +37,8 @@ from ..core.step import (
     Verified,
     forward_passes,
 )
+from ..util.faults import Fault, RanksParted, device_fault
+from ..util.fence import RowFence
 from .batch import Batch, InFlight, regroup
 from .device import DeviceWatch
 from .masks import Masks

@@ -11,7 +11,7 @@ from ..cache.media import Key, MediaCache
 from ..core.sequence import MediaItem, Sequence
 
 
-class ImagePlanner:
+class MLLMScheduler:
     """Owns the budget of the features, and the image that the running step encodes."""
 
     def __init__(self, features: MediaCache[Any], *, max_bytes: int, bytes_per_token: int, bidirectional: bool):

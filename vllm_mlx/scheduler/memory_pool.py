@@ -3,12 +3,12 @@
 import logging
 import math
 
-from ..core.faults import Fault
 from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure, RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import StepOutput
+from ..util.faults import Fault
 from .decode_groups import DecodeGroups
-from .image_planner import ImagePlanner
+from .image_planner import MLLMScheduler
 from .prefill_pacer import PrefillPacer
 from .prefix_planner import PrefixPlanner
 from .running_set import RunningSet
@@ -146,7 +146,7 @@ class Room:
         seqs: RunningSet,
         groups: DecodeGroups,
         prefix_cache: PrefixPlanner | None,
-        images: ImagePlanner | None,
+        images: MLLMScheduler | None,
     ):
         self._max_num_seqs = max_num_seqs
         self._pool = pool

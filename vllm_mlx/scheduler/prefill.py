@@ -7,7 +7,7 @@ from collections.abc import Sequence as Rows
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import MOST_SCORED, PrefillChunk
-from .image_planner import ImagePlanner
+from .image_planner import MLLMScheduler
 from .memory_pool import Room
 from .prefill_pacer import GRID, Budget, PrefillPacer
 from .prefix_planner import PrefixPlanner
@@ -24,7 +24,7 @@ class PrefillPlanner:
         turns: Turns,
         room: Room,
         prefix_cache: PrefixPlanner | None,
-        images: ImagePlanner | None,
+        images: MLLMScheduler | None,
     ):
         self._pacer = pacer
         self._turns = turns

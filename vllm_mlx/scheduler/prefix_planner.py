@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.node import NODE_BYTES, Match, ResumeRule, Space
-from ..cache.tree import NEAR_FORK, PrefixTree
-from ..core.faults import device_fault
-from ..core.fence import RowFence
+from ..cache.tree import NEAR_FORK, MemoryAwarePrefixCache
 from ..core.memory import RowFootprint
 from ..core.receipt import CacheReceipt
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
+from ..util.faults import device_fault
+from ..util.fence import RowFence
 
 if TYPE_CHECKING:  # it knows arrays of mlx
     from ..disk.tier import DiskTier
@@ -34,7 +34,7 @@ class PrefixPlanner:
 
     def __init__(
         self,
-        tree: PrefixTree,
+        tree: MemoryAwarePrefixCache,
         fingerprint: str,
         rule: ResumeRule,
         footprint: RowFootprint,
@@ -285,7 +285,7 @@ class PrefixPlanner:
         return True
 
     @property
-    def _trees(self) -> list[PrefixTree]:
+    def _trees(self) -> list[MemoryAwarePrefixCache]:
         """The tree, and the one of what is on disk."""
         return [self.tree] if self.disk is None else [self.tree, self.disk.tree]
 

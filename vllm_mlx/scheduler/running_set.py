@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..core.faults import MAX_FAULTS
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, StepOutput
+from ..util.faults import MAX_FAULTS
 
 
 @dataclass(slots=True)

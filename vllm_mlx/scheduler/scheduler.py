@@ -13,12 +13,12 @@ from dataclasses import replace
 from ..core.config import EngineConfig
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import FinishReason
-from ..core.faults import MAX_FAULTS, Fault
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import SequenceUpdate, StepOutput, StepPlan, TokenOutput
+from ..util.faults import MAX_FAULTS, Fault
 from .decode_groups import DecodeGroups
-from .image_planner import ImagePlanner
+from .image_planner import MLLMScheduler
 from .memory_pool import MemoryPool, Room
 from .prefill import PrefillPlanner
 from .prefill_pacer import PrefillPacer
@@ -41,7 +41,7 @@ class Scheduler:
         can_batch: bool = True,
         shares_forward: bool = True,
         prefix_cache: PrefixPlanner | None = None,
-        images: ImagePlanner | None = None,
+        images: MLLMScheduler | None = None,
         speculation: Speculation | None = None,
     ):
         """`images` is None for a model that takes none, `speculation` where no drafts are verified."""

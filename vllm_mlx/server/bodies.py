@@ -32,11 +32,11 @@ from ..api.parameters import Decoded, PromptFields
 from ..api.text import may_hold_sealed
 from ..api.wire import UnknownFields
 from ..core.errors import setting
-from ..core.fair_queue import FairQueue, FairThreads
 from ..core.request import RequestLimits
-from ..core.tenants import has_room
 from ..engine.client import EngineClient
 from ..engine.front import Front
+from ..util.fair_queue import FairQueue, FairThreads
+from ..util.tenants import has_room
 from .config import ServerConfig
 from .error_handlers import ClientGone, http_error
 from .guards import tenant_of

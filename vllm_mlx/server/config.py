@@ -10,8 +10,8 @@ from ..core.catalogue import Catalogue
 from ..core.config import DOCUMENTED, SettingsGroup
 from ..core.errors import ConfigError, setting
 from ..core.request import RequestLimits
-from ..core.tenants import APIKey
-from ..core.urls import http_url
+from ..util.tenants import APIKey
+from ..util.urls import http_url
 
 MAX_BODY_BYTES = 256 * 1024 * 1024  # images come inside the body
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+")  # browsers send it in lower case, and without a path

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import TooManyRequests, setting, shown
 from ..core.request import Request
-from ..core.tenants import APIKey
+from ..util.tenants import APIKey
 from .error_handlers import envelope_of, http_error, respond
 
 ANY = "*"

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from ..core.errors import EngineDead
-from ..core.fence import Fence
 from ..engine.monitoring.schema import EngineFigures
+from ..util.fence import Fence
 from .schema import Sample, StatusHistory
 
 SAMPLE_EVERY_S = 2.0

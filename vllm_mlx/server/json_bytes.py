@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from ..api.text import MAX_DEPTH
 from ..core.errors import InvalidParameter
-from ..core.json_values import is_deeper
+from ..util.json_values import is_deeper
 
 LARGE_BYTES = 64 * 1024
 MAX_PARTS = 150_000

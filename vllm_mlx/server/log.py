@@ -21,8 +21,8 @@ from ..core.events import (
     ToolCallStart,
     Usage,
 )
-from ..core.fence import Fence
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
+from ..util.fence import Fence
 from .error_handlers import CLIENT_GONE
 from .generations import RequestGeneration
 from .schema import LastReply

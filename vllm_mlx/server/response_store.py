@@ -10,8 +10,8 @@ from ..api.replies import ReplyFold
 from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
 from ..core.errors import InvalidParameter
-from ..core.lru import LRU
 from ..disk.kept import Journal, Restored
+from ..util.lru import LRU
 from .log import RequestRecord, error_of
 from .streaming import Submission, feed_all, for_client
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ... import __version__
 from ...cache.media import MediaCache
-from ...cache.tree import PrefixTree
+from ...cache.tree import MemoryAwarePrefixCache
 from ...core.memory import MemoryBudget, SystemMemory
 from ...scheduler.drafts import SOURCES
 from ...scheduler.speculation import Speculation
@@ -242,7 +242,7 @@ def draft_status(off_reason: str | None, *models: Speculation | None) -> DraftSt
 
 
 def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
-    stats = PrefixTree(max_bytes=0).stats if report.cache is None else report.cache
+    stats = MemoryAwarePrefixCache(max_bytes=0).stats if report.cache is None else report.cache
     lookups = stats.num_hits + stats.misses
     status: CacheStatus = {
         "enabled": report.cache is not None,

@@ -1,6 +1,6 @@
 """The least recently used values are evicted first, within bytes and entries."""
 
-from vllm_mlx.core.lru import LRU
+from vllm_mlx.util.lru import LRU
 
 
 def filled(max_bytes: int, *names: str, max_entries: int | None = None) -> LRU[str, int]:

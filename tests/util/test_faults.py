@@ -3,8 +3,8 @@
 import pytest
 
 from vllm_mlx.core.errors import GenerationError
-from vllm_mlx.core.faults import DeviceFault, Fault, RanksParted, device_fault
-from vllm_mlx.core.fence import Fence, RowFence
+from vllm_mlx.util.faults import DeviceFault, Fault, RanksParted, device_fault
+from vllm_mlx.util.fence import Fence, RowFence
 
 FAILED = (
     "[METAL] Command buffer execution failed: Impacting Interactivity "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
-from .errors import Cancelled, TimeLimit
+from ..core.errors import Cancelled, TimeLimit
 from .fence import clear_locals
 
 T = TypeVar("T")

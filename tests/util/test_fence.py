@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_mlx.core.fence import Fence
+from vllm_mlx.util.fence import Fence
 
 
 def test_an_error_stays_inside_and_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mlx.core.private_file import write_private
+from vllm_mlx.util.private_file import write_private
 
 
 def test_it_replaces_an_older_file_and_only_its_owner_may_read_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_mlx.core.errors import Cancelled, TimeLimit
-from vllm_mlx.core.tasks import Deadline
+from vllm_mlx.util.tasks import Deadline
 
 
 def test_work_goes_on_until_its_time_is_over() -> None:

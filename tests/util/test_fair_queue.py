@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.core.fair_queue import FairQueue, FairThreads, Place
+from vllm_mlx.util.fair_queue import FairQueue, FairThreads, Place
 
 
 class Line:
