@@ -93,9 +93,9 @@ def test_a_prompt_that_the_first_load_finds_too_long_is_refused(monkeypatch: pyt
     """A chunk takes more than assumed, so that less context fits; the model serves what fits."""
     calibrate, count = sizing.calibrate, Counter[str]()
 
-    def dear(model: Any) -> Any:
+    def dear(model: Any, **options: Any) -> Any:
         count["loads"] += 1
-        found = calibrate(model)
+        found = calibrate(model, **options)
         return found if count["loads"] < 2 else sizing.replace(found, chunk_bytes_per_token=12_000.0)
 
     monkeypatch.setattr(sizing, "calibrate", dear)

@@ -295,6 +295,8 @@ class Settings(_Values):
         values = self._values_of(SamplingDefaults)
         try:
             SamplingParams(**values)  # a default has the limits of the request's field
+            if values["max_tokens"] == 0:
+                raise InvalidParameter("`max_tokens` must be at least 1.", param="max_tokens")
         except InvalidParameter as error:
             raise ConfigError(f"{flag_name(error.param or '')}: {error.message}") from error
         return SamplingDefaults(**values)

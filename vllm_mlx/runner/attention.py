@@ -24,7 +24,7 @@ from .model_types import text_config
 FUSED_WIDTHS = frozenset({64, 72, 80, 96, 128, 192, 256})
 # MLX prefers matrix products for these, which are faster and take memory (`use_fallback` in the same file).
 UNPREFERRED_WIDTHS = frozenset({192, 256})
-# No Mac has shown whether forcing pays with MLX 0.32.4, which may compute these in blocks: `scripts/check --mac`.
+# No Mac has shown whether forcing pays with MLX 0.32.4, which may compute these in blocks.
 FORCES = os.environ.get("VLLM_MLX_FORCE_ATTENTION") != "0"
 _FORCED_BYTES = 2  # bytes of an element; with more, they exceed a threadgroup's 32 KB (steel_attention.h)
 _FEW_QUERIES = 8  # this many or fewer take other kernels, and their scores are small

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import takewhile
 
+from ..core.errors import setting
 from ..core.sequence import Sequence
 from ..core.step import StepOutput
 from .depth import DepthController
@@ -22,7 +23,7 @@ MOST = 7  # drafts of a row in one step; Metal's vector attention takes eight qu
 _LAG = 2  # tokens before the first draft, if a sample is in flight: that one, and the one of the step that reads
 _MOST_TOKENS = 64  # of all rows in a pass with drafts, which has logits for each of them
 _JUDGED, _LEAST_ACCEPTED = 200, 0.1  # drafts after which a head is judged, and the acceptance rate that is suspicious
-_ADVICE = "its tensors do not fit the model. Use another conversion of it, or another --draft-model."
+_ADVICE = f"its tensors do not fit the model. Use another conversion of it, or another {setting('draft_model')}."
 
 Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
 
