@@ -351,3 +351,14 @@ def test_the_callers_loop_hardly_waits(loading: Loading) -> None:
 
     asyncio.run(run())
     assert num_ticks > 5, "it would be one or two if the loop did the work"
+
+
+def test_two_shutdowns_may_meet() -> None:
+    """A second call, which hurries, comes while the first one ends."""
+
+    async def close_twice() -> None:
+        loader = MediaLoader(MediaConfig(), MediaRoot(None))
+        await asyncio.gather(*(loader.close() for _ in range(4)))
+
+    for _ in range(20):
+        asyncio.run(close_twice())

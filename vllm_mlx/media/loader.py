@@ -102,6 +102,7 @@ class MediaLoader:
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
         self._entering = threading.Lock()  # work enters the loop, or no more work may
+        self._closing = threading.Lock()  # two calls of `close` may meet
         self._is_closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="images", daemon=True)
         self._thread.start()
@@ -192,9 +193,10 @@ class MediaLoader:
     def _close_loop(self) -> None:
         with self._entering:
             self._is_closed = True
-        if not self._loop.is_closed():
-            self._loop.run_until_complete(self._cancel())  # work that entered after the loop was stopped
-        self._loop.close()
+        with self._closing:
+            if not self._loop.is_closed():
+                self._loop.run_until_complete(self._cancel())  # work that entered after the loop was stopped
+            self._loop.close()
 
     def _enter(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start work on the loader's own loop, from any thread. Raises ShuttingDown if the loop is closed."""
