@@ -201,7 +201,7 @@ class Sequence:
 
     @property
     def is_scored(self) -> bool:
-        """Whether all log-probabilities of the prompt that the reply shows are known."""
+        """Return whether all log-probabilities of the prompt that the reply shows are known."""
         return not self.scores_prompt or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
 
     def take(self, token_id: int) -> FinishReason | None:

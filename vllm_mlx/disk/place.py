@@ -154,7 +154,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _strangers(folder: Path) -> Iterator[Path]:
-    """Yield what other programs and people keep in the folder, without what the system keeps at the top of a disk."""
+    """Yield the entries of other programs and people in the folder, except those of the system at a disk's top."""
     return (path for path in folder.iterdir() if not path.name.startswith(".") and path.name != "lost+found")
 
 

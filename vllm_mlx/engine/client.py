@@ -75,7 +75,7 @@ class EngineClient:
 
     @property
     def model_facts(self) -> ModelFacts:
-        """The facts of the default model."""
+        """Return the facts of the default model."""
         return self.fronts[0].model_facts
 
     @property
@@ -84,11 +84,11 @@ class EngineClient:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine has ended for good, so that the process has to be started again."""
+        """Return whether the engine has ended for good, so that the process has to be started again."""
         return self._thread.error is not None
 
     def error(self) -> str | None:
-        """Return why no request can be served, because a thread has ended or hangs, or None if all is well."""
+        """Return the reason why no request can be served: a thread has ended or hangs. None if all is well."""
         return self._monitor.error()
 
     async def submit(self, request: Request) -> Generation:
@@ -118,7 +118,7 @@ class EngineClient:
         return generation  # from here on the caller owns it: nothing after `add` may fail
 
     def watch_preparing(self, changed: Callable[[bool], None]) -> None:
-        """`changed` is called with True when threads begin to prepare prompts, and with False when none does.
+        """Call `changed` with True when threads begin to prepare prompts, and with False when none does.
 
         It is called on these threads, or on the event loop.
         """
@@ -145,7 +145,7 @@ class EngineClient:
         return engine_status(moment, replies, self.queue.num_refused)
 
     async def metrics(self) -> Iterable[Metric]:
-        """The figures in Prometheus' form. Raises EngineDead."""
+        """Return the figures in Prometheus' form. Raises EngineDead."""
         return metric_families(await self._monitor.moment())
 
     def cancel(self, request_id: str, *, salts: str = "") -> bool:
@@ -166,7 +166,7 @@ class EngineClient:
         return await self.ask(lambda engine: engine.disk_entries())
 
     async def cache_entries(self) -> list[Entry]:
-        """The nodes of the prefix cache's tree. Raises EngineDead."""
+        """Return the nodes of the prefix cache's tree. Raises EngineDead."""
         return await self.ask(lambda engine: engine.cache_entries())
 
     async def clear_cache(self, *, salts: str = "") -> int:
@@ -178,7 +178,7 @@ class EngineClient:
         return await self.ask(lambda engine: engine.clear_cache(salts))
 
     def state_of(self, model: int) -> State:
-        """Where the weights of the model at this position are now."""
+        """Return the place of the weights of the model at this position."""
         return self._residents[model].state
 
     async def load_model(self, model: int, *, wait: bool) -> None:
@@ -347,15 +347,15 @@ class Monitor:
         self._last_s = 0.0
 
     def error(self) -> str | None:
-        """Why no request can be served; None if the engine is well."""
+        """Return the reason why no request can be served; None if the engine is well."""
         return self.hanging() if self._thread.error is None else self._thread.error.message
 
     def hanging(self) -> str | None:
-        """What hangs: the engine in a step, or many threads that prepare prompts. Returns None if nothing hangs."""
+        """Describe the part that hangs: the engine in a step, or many prompt threads. None if nothing hangs."""
         return self._hanging_step() or self._pool.error()
 
     def _hanging_step(self) -> str | None:
-        """Why the engine hangs, or None. The first call during a hanging step logs the stack."""
+        """Return the reason why the engine hangs, or None. The first call during a hanging step logs the stack."""
         started_s = self._thread.step_started_s
         if started_s is None or time.monotonic() - started_s < self._watchdog_s:
             return None
@@ -366,7 +366,7 @@ class Monitor:
         return f"The engine has been in one step for {time.monotonic() - started_s:.0f} s{place_in(stack)}."
 
     async def moment(self) -> Moment:
-        """All figures of this moment, with the previous report while a long step runs. Raises EngineDead."""
+        """Return all figures of this moment, with the previous report while a long step runs. Raises EngineDead."""
         self._thread.check_alive()
         pending = self._ask()
         await asyncio.wait({pending}, timeout=None if self._last is None else _PATIENCE_S)

@@ -72,18 +72,18 @@ class LLMEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step can do anything before the next message."""
+        """Return whether a step can do anything before the next message."""
         return bool(self._aborts) or any(model.has_work for model in self.models)
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to do between steps, also if no step is due."""
+        """Return whether there is something to do between steps, also if no step is due."""
         now = self._clock()
         return self.has_work or self._has_disk_work or any(each.is_moving(now) for each in self.residency.models)
 
     @property
     def idle_s(self) -> float:
-        """How long the thread may wait for messages if it is not busy."""
+        """Return the longest wait for messages, in seconds, if the thread is not busy."""
         is_soon = self._is_leaving or (self.disk is not None and self.disk.is_due_soon)
         return _SOON_S if is_soon else _IDLE_S
 
@@ -105,7 +105,7 @@ class LLMEngine:
 
     @property
     def runner(self) -> Runner:
-        """The runner of the default model, whose weights are in memory."""
+        """Return the runner of the default model, whose weights are in memory."""
         assert self.default.lane is not None
         return self.default.lane.runner
 
@@ -120,7 +120,7 @@ class LLMEngine:
 
     @property
     def cache_tree(self) -> MemoryAwarePrefixCache | None:
-        """The prefix cache of all lanes; None if it is off."""
+        """Return the prefix cache of all lanes; None if it is off."""
         return next((cache.tree for cache in self._caches), None)
 
     @property
@@ -131,7 +131,7 @@ class LLMEngine:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
 
     def disk_entries(self) -> list[Entry]:
-        """What is kept on disk; times are seconds since the epoch."""
+        """Return the records on disk; times are seconds since the epoch."""
         return [] if self.disk is None else self.disk.entries()
 
     def clear_cache(self, salts: str = "") -> int:

@@ -50,7 +50,7 @@ class Preparations:
 
     @property
     def replies(self) -> list[ReplyStats]:
-        """The progress of the replies whose prompts are being prepared."""
+        """Return the progress of the replies whose prompts are being prepared."""
         return [reply for preparation in self._open for reply in preparation.replies]
 
     async def prepare(self, request: Request, *, runs: bool = True) -> tuple[PreparedRequest, list[ReplyStats]]:
@@ -92,7 +92,7 @@ class Preparations:
 
     @property
     def pixels_bytes(self) -> int:
-        """The bytes of decoded images that are kept."""
+        """Return the bytes of decoded images that are kept."""
         return self._media.pixels_bytes
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class _Preparation:
 
 
 def _replies(request: Request) -> list[ReplyStats]:
-    """The progress of the replies to a request that has just arrived."""
+    """Return the progress of the replies to a request that has just arrived."""
     now, num_replies = monotonic(), request.sampling.n
     return [
         ReplyStats(
@@ -239,7 +239,7 @@ class Generation:
         abort: Callable[[Items[int]], None],
         closed: Callable[["Generation"], None],
     ):
-        """`replies` are given by sequence id. `abort` ends sequences, and `closed` is called on leaving the block."""
+        """Hold `replies`, by sequence id. `abort` ends sequences; leaving the block calls `closed`."""
         self.request = prepared.request
         self._prepared = prepared
         self._keeper = keeper
@@ -254,7 +254,7 @@ class Generation:
 
     @property
     def replies(self) -> list[ReplyStats]:
-        """The progress of the replies that have not ended."""
+        """Return the progress of the replies that have not ended."""
         return [reply.stats for reply in self.by_sequence.values() if reply.is_open]
 
     @property

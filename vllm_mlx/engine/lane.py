@@ -53,13 +53,13 @@ class Lane:
         self.decoded_s = 0.0  # when its replies got their last tokens, by the engine's clock
 
     def slack_s(self, now: float) -> float:
-        """Return how long its replies can wait for the next step; infinite if none decodes."""
+        """Return the seconds that its replies can wait for the next step; infinite if none decodes."""
         prefill = self.scheduler.prefill
         return prefill.stall_s - prefill.decode_s - (now - self.decoded_s) if prefill.is_decoding else math.inf
 
     @property
     def wanted_s(self) -> float:
-        """The slack that other lanes should have for its next step. A chunk is worth most of a stall budget."""
+        """Return the slack that other lanes should have for its next step. A chunk is worth most of a stall budget."""
         prefill = self.scheduler.prefill
         return prefill.decode_s + (_CHUNK_SHARE * prefill.stall_s if prefill.is_prefilling else 0.0)
 
@@ -122,7 +122,7 @@ class ServedModel:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step can do anything before the next message."""
+        """Return whether a step can do anything before the next message."""
         if self.lane is None or (self.residence.is_short and not self.scheduler.num_running):
             cache = self.scheduler.prefix_cache
             return cache is not None and cache.has_trims  # to remove cached state needs no model
@@ -130,7 +130,7 @@ class ServedModel:
 
     @property
     def images(self) -> MediaCache[Any] | None:
-        """The features of images that are cached; None if the model takes no images."""
+        """Return the features of images that are cached; None if the model takes no images."""
         return self.media if self.facts.info.takes_images else None
 
     def report(self, now: float) -> LaneReport:

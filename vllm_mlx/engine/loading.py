@@ -88,7 +88,7 @@ class OpenDisk:
     folder: Folder | None = None
 
     def memories(self, fingerprint: str) -> Memories:
-        """Return what a restarted server needs in addition for the same prompts, from the same folder."""
+        """Return the memories that a restarted server needs for the same prompts, from the same folder."""
         if self.folder is None:
             return NO_MEMORIES
         return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
@@ -240,7 +240,7 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
 
 
 def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:
-    """The checkpoint's image processor; None if it has no vision encoder or only text is served."""
+    """Return the checkpoint's image processor; None without a vision encoder, or if only text is served."""
     if config.text_only or not checkpoint.has_vision_encoder:
         return None
     with advising(checkpoint, trust_remote_code=config.trust_remote_code):
@@ -523,7 +523,7 @@ def check_settings(config: EngineConfig) -> None:
 
 
 def checked_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer:
-    """The checkpoint's tokenizer. Raises ConfigError for settings that do not fit the checkpoint's small files."""
+    """Return the checkpoint's tokenizer. Raises ConfigError for settings that do not fit the checkpoint's files."""
     declared, wanted = checkpoint.max_model_len, config.max_model_len
     if declared is not None and wanted is not None and wanted > declared:
         raise ConfigError(f"{setting('max_model_len')} {wanted} exceeds the checkpoint's context of {declared} tokens.")

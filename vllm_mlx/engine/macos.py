@@ -39,14 +39,14 @@ class LibSystem:
         self._library = library
 
     def footprint_bytes(self) -> int:
-        """The memory that the system charges to this process: what Activity Monitor displays."""
+        """Return the memory that the system charges to this process: what Activity Monitor displays."""
         buffer = ctypes.create_string_buffer(struct.calcsize(_RUSAGE_FORMAT))
         if self._call("proc_pid_rusage", os.getpid(), _RUSAGE_INFO_V0, buffer) != 0:
             raise OSError("proc_pid_rusage failed")
         return int(struct.unpack(_RUSAGE_FORMAT, buffer.raw)[_FOOTPRINT_FIELD])
 
     def pressure(self) -> Pressure:
-        """The memory pressure of the machine, as the kernel grades it."""
+        """Return the memory pressure of the machine, as the kernel grades it."""
         level, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
         name = b"kern.memorystatus_vm_pressure_level"
         if self._call("sysctlbyname", name, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
@@ -69,7 +69,7 @@ def return_freed_memory(library: Any) -> None:
 
 
 def resident_bytes() -> int | None:
-    """The memory of this process as Linux counts it; None on other systems."""
+    """Return the memory of this process as Linux counts it; None on other systems."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -77,7 +77,7 @@ def resident_bytes() -> int | None:
 
 
 def memory_calls() -> LibSystem | None:
-    """The calls of this machine; None if it does not run macOS."""
+    """Return the calls of this machine; None if it does not run macOS."""
     return LibSystem(ctypes.CDLL(None)) if sys.platform == "darwin" else None
 
 
@@ -123,7 +123,7 @@ def wired_bytes(run: Callable[..., str] = subprocess.check_output) -> int | None
 
 
 def parse_wired_bytes(vm_stat: str) -> int:
-    """Bytes from the output of `vm_stat`. Raises ValueError if it does not have them."""
+    """Return bytes from the output of `vm_stat`. Raises ValueError if it does not have them."""
     if (found := _VM_STAT.search(vm_stat)) is None:
         raise ValueError("vm_stat does not report wired pages")
     return int(found[1]) * int(found[2])
@@ -143,7 +143,7 @@ class KeepAwake:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the program runs."""
+        """Return whether the program runs."""
         return self._child is not None
 
     def hold(self) -> None:

@@ -92,11 +92,11 @@ class PromptPool:
         self._changed: Callable[[bool], None] = _nobody_watches
 
     def watch(self, changed: Callable[[bool], None]) -> None:
-        """`changed` is called with True when the first thread starts to work, and with False when the last one ends."""
+        """Call `changed` with True when the first thread starts to work, and with False when the last one ends."""
         self._changed = changed
 
     async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
-        """Raises the errors of `work` and of the deadline, and ShuttingDown at shutdown.
+        """Raise the errors of `work` and of the deadline, and ShuttingDown at shutdown.
 
         Work that did not begin before that, or before the caller was cancelled, is dropped.
         """
@@ -120,7 +120,7 @@ class PromptPool:
         return result
 
     def error(self) -> str | None:
-        """Why prompts are no longer prepared: too many threads hang. The stack of each that hangs is logged once."""
+        """Return the reason if too many threads hang to prepare prompts. The stack of each is logged once."""
         hung = self._hung()
         for job in hung:
             if not job.is_reported:
@@ -194,12 +194,12 @@ def _refuse() -> None:
 
 
 def stack_of(thread_id: int | None) -> traceback.StackSummary:
-    """The stack of a thread; empty if there is no such thread."""
+    """Return the stack of a thread; empty if there is no such thread."""
     frame = sys._current_frames().get(thread_id or 0)
     return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
 
 
 def place_in(stack: traceback.StackSummary) -> str:
-    """The innermost frame of our own code, as the end of a sentence; empty for an empty stack."""
+    """Return the innermost frame of our own code, as the end of a sentence; empty for an empty stack."""
     own = [frame for frame in stack if frame.filename.startswith(_PACKAGE)] or list(stack)
     return f", in {own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""

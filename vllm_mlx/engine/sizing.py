@@ -54,7 +54,7 @@ class MeasuredModel:
 
 
 def budget_of(config: EngineConfig, held_bytes: int = 0) -> Budget:
-    """The memory that is set, or else the machine's default. `held_bytes`: weights of other models that stay."""
+    """Return the memory that is set, or else the machine's default. `held_bytes`: weights of other models that stay."""
     return Budget(config.memory_budget_bytes or device_memory().default_budget_bytes, held_bytes)
 
 
@@ -65,7 +65,7 @@ def load_measured(
     budget: Budget | None = None,
     ranks: Ranks | None = None,
 ) -> MeasuredModel:
-    """Raises ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
+    """Raise ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
 
     With `ranks`, all of them call this at the same time: each loads and measures its shard, and `agreed` follows.
     """
@@ -160,7 +160,7 @@ def begin_drafting(
 
 
 def agreed(ranks: Ranks, measured: MeasuredModel, budget: Budget) -> tuple[MeasuredModel, Budget]:
-    """The sizes that hold on every rank: the least memory, and the most that a chunk takes.
+    """Return the sizes that hold on every rank: the least memory, and the most that a chunk takes.
 
     The state of a row takes the same on all of them, because mlx-lm divides equally or not at all.
     """
@@ -245,7 +245,7 @@ def one_chunk(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredMo
 def attention_cost(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, budget: Budget
 ) -> AttentionCost:
-    """The memory that attention scores of a chunk may take. Beyond a small part, kernels that keep none are forced."""
+    """Return the memory for a chunk's attention scores. Beyond a small part, kernels that keep none are forced."""
     wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     pair_bytes = score_bytes(measured.calibration.attention, on_metal=mx.metal.is_available())
     if measured.model.no_chunks is not None:
@@ -259,14 +259,14 @@ def attention_cost(
 
 
 def forced_bytes(budget: Budget, measured: MeasuredModel) -> int:
-    """Bytes of attention scores from which on a kernel that keeps none is forced; 0 if no layer needs that."""
+    """Return bytes of attention scores from which on a kernel that keeps none is forced; 0 if no layer needs that."""
     return budget.forced_bytes if can_force(measured.calibration.attention) else 0
 
 
 def engine_facts(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost, budget: Budget
 ) -> EngineFacts:
-    """Raises ConfigError if the context that was asked for does not fit."""
+    """Raise ConfigError if the context that was asked for does not fit."""
     model = measured.model
     memory = _memory(config, measured, attention, budget)
     info = ModelInfo(
@@ -323,7 +323,7 @@ def _divided(
 
 
 def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, weights: int) -> MemoryBudget:
-    """The sizes before a load, which measures what a step takes: here it is the least. Raises ConfigError."""
+    """Return the sizes before a load, which measures a step: here a step takes the least. Raises ConfigError."""
     chunk = within_kernels(config, checkpoint).max_prefill_chunk
     chunk_bytes = chunk * _least_bytes_per_token(checkpoint)
     if not mx.metal.is_available():  # scores are kept
@@ -345,7 +345,7 @@ def _least_bytes_per_token(checkpoint: Checkpoint) -> int:
 
 
 def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudget, footprint: RowFootprint) -> int:
-    """The context window: the flag's or the checkpoint's, as far as memory holds one row of that length."""
+    """Return the context window: the flag's or the checkpoint's, as far as memory holds one row of that length."""
     declared = checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     wanted = config.max_model_len or declared
     fitting = footprint.max_tokens(memory.rows_bytes)

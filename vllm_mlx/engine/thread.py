@@ -67,7 +67,7 @@ class EngineThread:
         self._deliver, self._died = deliver, died
 
     def check_alive(self) -> None:
-        """Raises EngineDead if the thread has ended by an error."""
+        """Raise EngineDead if the thread has ended by an error."""
         if self.error is not None:
             raise self.error
 

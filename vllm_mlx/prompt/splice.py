@@ -40,7 +40,7 @@ class Splicer:
     def splice(
         self, rest: str, reply: FinishedReply, request: Request, prompt: Sequence[int], in_reasoning: bool
     ) -> Splice:
-        """Return how much of `rest`, the rendered text after the `prompt` of the reply, the reply's ids can stand for.
+        """Return the part of `rest`, the rendered text after the `prompt`, for which the reply's ids can stand.
 
         They can stand for the turn if their text is the turn's, or if both texts are parsed as the same reply: then
         only spacing differs, or the turn lacks tags that the client did not see, and the model's own text is kept.

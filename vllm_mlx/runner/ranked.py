@@ -21,7 +21,7 @@ class Lockstep(Protocol):
     group: mx.distributed.Group
 
     def exchange(self, what: str, own: Any, timeout_s: float | None = None) -> list[Any]:
-        """Return what each rank says, by rank. Raises RanksParted if one does not take part in time."""
+        """Return the answer of each rank, by rank. Raises RanksParted if one does not take part in time."""
         ...
 
 

@@ -51,7 +51,7 @@ class GrammarTime:
 
     @property
     def may_look_ahead(self) -> bool:
-        """Whether drafts have taken less than half of what a reply may take."""
+        """Return whether drafts have taken less than half of what a reply may take."""
         return self._ahead_s < (START_S + TOKEN_S * self._num_tokens) / 2
 
     @contextmanager
@@ -74,7 +74,7 @@ class GrammarTime:
 
 
 class Phase(Enum):
-    """What bounds the next token of a reply."""
+    """The part that bounds the next token of a reply."""
 
     OPENING = auto()  # the grammar's first tokens, or the opening tag of reasoning
     REASONING = auto()
@@ -114,12 +114,12 @@ class RowConstraint:
 
     @property
     def num_words(self) -> int:
-        """Number of 32-bit words of a mask over the vocabulary."""
+        """Return the number of 32-bit words of a mask over the vocabulary."""
         return self.constraint.mask_words
 
     @property
     def is_bounding(self) -> bool:
-        """Whether a mask restricts the next token."""
+        """Return whether a mask restricts the next token."""
         if self._has_ended or self._phase is Phase.FREE:
             return self._holds_name and not self._has_ended
         return self._phase is not Phase.REASONING or self._matcher is not None
@@ -211,13 +211,13 @@ class RowConstraint:
         return num_fed
 
     def has_masked(self, filled: Filled | None, place: int) -> bool:
-        """Whether a place of the last block has the mask that the reply so far asks for. `filled`: of `fill_block`."""
+        """Return whether a place of the last block has the mask that the reply asks for. `filled`: of `fill_block`."""
         if filled is not None and place < filled[1]:
             return self._phase is filled[0]
         return not self.is_bounding
 
     def forced(self) -> tuple[int, ...]:
-        """The next tokens, as far as only one is allowed. A grammar is asked only if its last mask allowed one."""
+        """Return the next tokens while only one is allowed. A grammar is asked only if its last mask allowed one."""
         if self._phase is Phase.CLOSING:
             return tuple(self._forced)
         if self._phase is not Phase.BOUND or self._has_ended or not self._was_forced:

@@ -54,7 +54,7 @@ def read_header(file: Path) -> bytes:
 
 
 def tensors_of(file: Path) -> Mapping[str, Any]:
-    """Return what a safetensors file says of its tensors, by name. Raises ModelLoadError and OSError."""
+    """Return a safetensors file's description of its tensors, by name. Raises ModelLoadError and OSError."""
     header = read_header(file)
     try:
         tensors = {name: tensor for name, tensor in json.loads(header).items() if name != "__metadata__"}

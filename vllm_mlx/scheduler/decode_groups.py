@@ -75,7 +75,7 @@ class DecodeGroups:
         return [*self.shared, *((row,) for row in lengths if row not in shared)]
 
     def _is_due(self, rows: Collection[int]) -> bool:
-        """Whether rows have joined or left, or groups may merge by now."""
+        """Return whether rows have joined or left, or groups may merge by now."""
         may_merge = len(self.shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0
         return may_merge or rows != {row for group in self.shared for row in group}
 
@@ -85,7 +85,7 @@ class DecodeGroups:
         return frozenset(row for group in self.shared if len(group) > 1 for row in group)
 
     def isolated(self, rows: Iterable[int]) -> frozenset[int]:
-        """The rows whose group shares no forward pass with another group."""
+        """Return the rows whose group shares no forward pass with another group."""
         if self._shares_forward and self._can_batch:
             return frozenset(self._isolated.intersection(rows))
         return frozenset(rows)
@@ -109,7 +109,7 @@ class DecodeGroups:
         return [*(group for group in groups if group not in (a, b)), (*a, *b)]
 
     def _steps_to_merge(self, lengths: Sequence[int], others: Sequence[int]) -> float:
-        """The steps in which a merge of rows of these lengths saves what its copy costs."""
+        """Return the steps in which a merge of rows of these lengths saves what its copy costs."""
         union = (*lengths, *others)
         padding_share = self._reading(union) - self._reading(lengths) - self._reading(others)
         needs_mask = max(union) > _LONGEST_MASKED and padding(union) > 0
@@ -118,11 +118,11 @@ class DecodeGroups:
         return len(union) * self._layer_bytes(max(union)) / _BYTES_PER_STEP / (1 - padding_share)
 
     def _pays(self, lengths: Sequence[int]) -> bool:
-        """Whether reading the padding of a group costs no more than a group for each row would."""
+        """Return whether reading the padding of a group costs no more than a group for each row would."""
         return self._reading(lengths) <= len(lengths) - 1
 
     def _reading(self, lengths: Sequence[int]) -> float:
-        """The time in which a layer's padding is read, as a multiple of the time of one more group's kernels."""
+        """Return the time in which a layer's padding is read, as a multiple of the time of one more group's kernels."""
         longest = self._layer_bytes(max(lengths))
         return sum(longest - self._layer_bytes(length) for length in lengths) / READ_BYTES
 
@@ -131,7 +131,7 @@ class DecodeGroups:
         return (row.copy_bytes(num_tokens) - row.fixed_bytes) / row.num_layers
 
     def _padded_bytes(self, *groups: Sequence[int]) -> int:
-        """The bytes by which rows of these lengths grow if the groups become one."""
+        """Return the bytes by which rows of these lengths grow if the groups become one."""
         longest = max(map(max, groups))
         bytes_at = self._footprint.bytes_at
         return sum(len(lengths) * (bytes_at(longest) - bytes_at(max(lengths))) for lengths in groups)
@@ -155,7 +155,7 @@ class DecodeGroups:
 
 
 def padding(lengths: Sequence[int]) -> int:
-    """Number of slots without a token if rows of these lengths share a batch cache."""
+    """Return the number of slots without a token if rows of these lengths share a batch cache."""
     return len(lengths) * max(lengths, default=0) - sum(lengths)
 
 

@@ -45,7 +45,7 @@ class _Costs:
             self.widest = max(self.widest, num_tokens)
 
     def table(self, most: int) -> list[float]:
-        """The costs by tokens beyond one a row, up to `most` of them and to twice the widest pass.
+        """Return the costs by tokens beyond one a row, up to `most` of them and to twice the widest pass.
 
         Between measured widths they are interpolated; beyond them they are hoped to be small.
         """
@@ -74,7 +74,7 @@ class _Rates:
             self._seen[at] = fade * seen + (at < drafted and at <= accepted)
 
     def chances(self, depth: int) -> Iterable[float]:
-        """The chance that a draft is accepted, and all before it, by position."""
+        """Yield the chance that a draft is accepted, and all before it, by position."""
         rate, chance = _FIRST_RATE, 1.0
         for accepted, seen in zip(self._accepted[:depth], self._seen, strict=False):
             rate = (accepted + _POOLED * rate) / (seen + _POOLED)
@@ -140,7 +140,7 @@ class DepthController:
         return {row: min(limit, probed) for row, limit in limits.items() if limit > 0} if self._is_probing else best
 
     def _best(self, limits: Mapping[Row, int], costs: _Costs) -> dict[Row, int]:
-        """The depths with the most expected tokens a second; none, and parked, if they do not win the margin."""
+        """Return the depths with the most expected tokens a second; none, and parked, if they do not win the margin."""
         num_rows, table = len(limits), costs.table(len(limits) * self._most)
         for row in limits.keys() - self._rates.keys():
             self._rates[row] = _Rates(self._most)

@@ -36,7 +36,7 @@ class _Guide:
         self.position += self.is_followed
 
     def following(self, last: Sequence[int], most: int) -> tuple[int, ...]:
-        """The tokens that follow `last`, the last tokens of the row."""
+        """Return the tokens that follow `last`, the last tokens of the row."""
         if not self.is_followed and self.index is not None:
             found = self.index.find(last, start=self.position)
             if found is not None:
@@ -84,7 +84,7 @@ class _Row:
                 self._positions[ngram] = end
 
     def _repeated(self, most: int) -> tuple[int, ...]:
-        """What followed the last n-gram before. Where less than `most` tokens followed it, these go round."""
+        """Return the tokens that followed the last n-gram before. Fewer than `most` tokens go round."""
         start, num_prompt = self._repetition(), len(self._prompt)
         if start is None:
             return ()

@@ -33,7 +33,7 @@ class MLLMScheduler:
         self._features.release()
 
     def chunk_end(self, seq: Sequence, end: int) -> int:
-        """Where a row's next chunk ends, at `end` or before. It holds at most one image that this step encodes."""
+        """Return the end of a row's next chunk, at most `end`. It holds at most one image that this step encodes."""
         start = seq.num_computed_tokens
         items = [item for item in seq.prompt.media if item.end > start]
         if self._bidirectional:
@@ -55,7 +55,7 @@ class MLLMScheduler:
         return self._features.used_bytes + coming
 
     def _may_use(self, seq: Sequence, item: MediaItem) -> bool:
-        """Whether the image's features are available. The first image without features claims this step's encoder run.
+        """Return whether the image's features are available. The first image without any claims the encoder run.
 
         Features that a chunk of this step needs are held. Otherwise another row's image, or a row that leaves, could
         evict them before the chunk runs.
@@ -73,6 +73,6 @@ class MLLMScheduler:
         return True
 
     def _has_room(self, item: MediaItem) -> bool:
-        """Whether the features fit with the ones that this step needs. A single image of any size is encoded."""
+        """Return whether the features fit with the ones that this step needs. A single image of any size is encoded."""
         held_bytes = self._features.held_bytes
         return not held_bytes or held_bytes + item.length * self._bytes_per_token <= self._features.max_bytes

@@ -39,7 +39,7 @@ class MemoryPool:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a row that is admitted now would soon be preempted."""
+        """Return whether a row that is admitted now would soon be preempted."""
         margin = self._planned_bytes // _MARGIN
         return self._crowded_bytes is not None and self.num_bytes < self._crowded_bytes + margin
 
@@ -160,44 +160,44 @@ class Room:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the pool that cached state and features of images take."""
+        """Return bytes of the pool that cached state and features of images take."""
         return self.image_bytes + (0 if self._prefix_cache is None else self._prefix_cache.held_bytes)
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of image features that are kept."""
+        """Return bytes of image features that are kept."""
         return 0 if self._images is None else self._images.used_bytes
 
     def bytes_of(self, row: Sequence, extra: int = 0) -> int:
-        """Bytes of one row with its complete prompt, without padding, once it has grown by `extra` tokens."""
+        """Return bytes of one row with its complete prompt, without padding, once it has grown by `extra` tokens."""
         return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens) + extra)
 
     @property
     def first_id(self) -> float:
-        """The id of the row that came first; infinite if there is none."""
+        """Return the id of the row that came first; infinite if there is none."""
         return min(self._seqs.by_id, default=math.inf)
 
     def coming_bytes(self, seq: Sequence) -> int:
-        """Bytes of a sequence that is admitted, with a part of its reply: longer replies may be preempted."""
+        """Return bytes of a sequence that is admitted, with a part of its reply: longer replies may be preempted."""
         reserved = min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
         return self._footprint.bytes_at(seq.num_tokens + reserved)
 
     @property
     def growth_bytes(self) -> int:
-        """Bytes for which the rows were admitted, and which they do not take yet."""
+        """Return bytes for which the rows were admitted, and which they do not take yet."""
         return sum(self.coming_bytes(row) - self.bytes_of(row) for row in self._seqs.rows())
 
     def has_room_beside(self, coming_bytes: int) -> bool:
-        """Whether a row may be the first of its model: it waits only for memory that other models may give back."""
+        """Return whether a row may be its model's first: it waits only for memory that other models may give back."""
         is_free = len(self._seqs) > 0 or not self.is_shared
         return is_free or coming_bytes <= self._pool.planned_bytes
 
     def share(self, num_bytes: int) -> float:
-        """The share that a row of so many bytes has of all places, or of the memory if that is larger."""
+        """Return the share that a row of so many bytes has of all places, or of the memory if that is larger."""
         return max(1 / self._max_num_seqs, num_bytes / max(1, self._pool.num_bytes))
 
     def rows_bytes(self, *, extra: int = 0) -> int:
-        """Bytes of all rows, padded and with complete prompts, once each has grown by `extra` tokens."""
+        """Return bytes of all rows, padded and with complete prompts, once each has grown by `extra` tokens."""
         num_bytes, lengths = 0, {seq.seq_id: seq.num_computed_tokens for seq in self._seqs.rows()}
         for group in self._groups.shared:
             if padded := [lengths.pop(row) for row in group if row in lengths]:

@@ -42,7 +42,7 @@ class PrefillPlanner:
 
     @property
     def decode_s(self) -> float:
-        """What a step of the rows that decode takes; 0 if none did in the last step."""
+        """Return the seconds of a step of the decoding rows; 0 if none did in the last step."""
         return self._pacer.decode_s if self.is_decoding else 0.0
 
     def plan(self, prefilling: Rows[Sequence], now: float, *, is_decoding: bool) -> tuple[PrefillChunk, ...]:
@@ -121,7 +121,7 @@ def plan_prefill(
 
 
 def fixed_chunk_end(seq: Sequence, num_tokens: int) -> int:
-    """The end of the next chunk if chunks depend on the sequence alone, so that every run rounds alike.
+    """Return the end of the next chunk if chunks depend on the sequence alone, so that every run rounds alike.
 
     Chunks of a prompt end at multiples of `num_tokens` and before an image. A preempted row computes the tokens of its
     reply one at a time, as it did before.

@@ -45,7 +45,7 @@ class ChunkSpeed:
     """Expects a chunk to take an overhead, and for each token the average of earlier chunks at about its depth."""
 
     def __init__(self, *, overhead_s: float, tokens_per_s: float):
-        """Takes the figures of a first measurement, at the beginning of a prompt."""
+        """Take the figures of a first measurement, at the beginning of a prompt."""
         self.overhead_s = overhead_s
         self._s_per_token = {_depth(0): 1 / tokens_per_s}  # by depth
 
@@ -61,11 +61,11 @@ class ChunkSpeed:
         return ratio
 
     def chunk_s(self, num_tokens: int, start: int) -> float:
-        """Expected seconds of a chunk of `num_tokens` tokens after `start` others."""
+        """Return the expected seconds of a chunk of `num_tokens` tokens after `start` others."""
         return self.overhead_s + num_tokens * self._token_s(start)
 
     def tokens_within(self, seconds: float, start: int) -> int:
-        """Tokens of the chunk after `start` others that is expected to take `seconds`."""
+        """Return tokens of the chunk after `start` others that is expected to take `seconds`."""
         return int(max(0.0, seconds - self.overhead_s) / self._token_s(start))
 
     def knows(self, start: int) -> bool:
@@ -73,13 +73,13 @@ class ChunkSpeed:
         return _depth(start) in self._s_per_token
 
     def _token_s(self, start: int) -> float:
-        """The average at this depth, or at the deepest one before it that was measured."""
+        """Return the average at this depth, or at the deepest one before it that was measured."""
         known = max(depth for depth in self._s_per_token if depth <= _depth(start))
         return self._s_per_token[known]
 
 
 def _depth(start: int) -> int:
-    """The tokens before a chunk, rounded up so that there are few depths."""
+    """Return the tokens before a chunk, rounded up so that there are few depths."""
     return max(_SHALLOW, 1 << start.bit_length())
 
 
@@ -133,7 +133,7 @@ class PrefillPacer:
 
     @property
     def longest_chunk(self) -> int:
-        """Tokens of the longest chunk that memory allows now."""
+        """Return tokens of the longest chunk that memory allows now."""
         return self._longest_now
 
     def shorten(self, num_tokens: int) -> bool:
@@ -178,14 +178,14 @@ class PrefillPacer:
         self._least_decode_s, self._last_decode_s = min(seconds, self._last_decode_s), seconds
 
     def budget(self, *, decoding: bool, most_s: float = math.inf, is_alone: bool = False) -> Budget:
-        """The time that prefill may add to a step, at most `most_s`. `is_alone`: there is one request."""
+        """Return the time that prefill may add to a step, at most `most_s`. `is_alone`: there is one request."""
         seconds = min(most_s, self._idle_s)
         if not decoding:
             return Budget(seconds, is_idle=seconds == self._idle_s, is_alone=is_alone)
         return Budget(max(0.0, min(seconds, self.max_stall_s - self._decode_s)))
 
     def chunk_end(self, start: int, budget: Budget) -> int:
-        """The position at which a chunk after `start` tokens ends, if nothing cuts it."""
+        """Return the position at which a chunk after `start` tokens ends, if nothing cuts it."""
         in_memory = min(self._longest_now, self._attention.longest_chunk(start))
         if budget.is_idle:
             length = self._idle_length(start, _power_of_two(in_memory), is_alone=budget.is_alone)
@@ -198,7 +198,7 @@ class PrefillPacer:
         return _edge(start, longest, grid=min(GRID, _power_of_two(longest)))
 
     def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
-        """Tokens of the longest chunk after `start` that is expected to take `budget_s`, but at least the shortest."""
+        """Return the longest chunk after `start` expected to take `budget_s`, in tokens; at least the shortest."""
         is_careful = budget_s <= self.max_stall_s
         longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
         if is_careful and not self._speed.knows(start):
@@ -207,16 +207,16 @@ class PrefillPacer:
         return min(longest, max(self.shortest_chunk(budget_s, start), tokens), self._attention.longest_chunk(start))
 
     def shortest_chunk(self, budget_s: float, start: int) -> int:
-        """Tokens of the shortest chunk beside replies: GRID, or half of it if time is short and that is quicker."""
+        """Return the shortest chunk beside replies: GRID tokens, or half if time is short and that is quicker."""
         return self._shortest if self.chunk_s(GRID, start) > budget_s else GRID
 
     def scored_tokens(self, num_tokens: int, start: int) -> int:
-        """Tokens that, with their log-probabilities, take as long as `num_tokens` without."""
+        """Return tokens that, with their log-probabilities, take as long as `num_tokens` without."""
         seconds = self.chunk_s(num_tokens, start) - self._speed.overhead_s
         return max(1, int(num_tokens * seconds / (seconds + num_tokens * self._score_s)))
 
     def _idle_length(self, start: int, most: int, *, is_alone: bool) -> int:
-        """Tokens of a chunk after `start` others while nothing else runs: the quickest length, or one to try."""
+        """Return tokens of a chunk after `start` others while nothing else runs: the quickest length, or one to try."""
         length = shortest = min(most, self._timely_length(start))
         limit_s = max(self._idle_s, _MAX_ALONE_S) if is_alone else self._idle_s
         token_s = self.chunk_s(length, start) / length
@@ -238,31 +238,31 @@ class PrefillPacer:
         return longer if is_alone and is_timely else length
 
     def _timely_length(self, start: int) -> int:
-        """Tokens of the longest chunk after `start` others that is expected to be short enough for an idle server."""
+        """Return the longest chunk after `start` tokens that is expected to be short enough for an idle server."""
         length = _power_of_two(self._max_chunk)
         while length > GRID and self.chunk_s(length, start) > self._idle_s:
             length //= 2
         return length
 
     def fixed_chunk(self, num_tokens: int, start: int) -> int:
-        """Tokens of a chunk after `start` others if lengths depend on positions alone, halved until memory suffices."""
+        """Return a chunk's tokens after `start` others if lengths depend on positions alone, halved to fit memory."""
         longest = min(self._longest_now, self._attention.longest_chunk(start))
         while num_tokens > max(longest, SHORTEST_CHUNK):
             num_tokens //= 2
         return num_tokens
 
     def chunk_s(self, num_tokens: int, start: int = 0) -> float:
-        """Expected seconds of a chunk of `num_tokens` tokens after `start` others."""
+        """Return the expected seconds of a chunk of `num_tokens` tokens after `start` others."""
         return self._speed.chunk_s(num_tokens, start)
 
 
 def _power_of_two(number: int) -> int:
-    """The largest power of two that is not above `number`."""
+    """Return the largest power of two that is not above `number`."""
     return 1 << (number.bit_length() - 1)
 
 
 def _edge(start: int, longest: int, grid: int) -> int:
-    """The last multiple of `grid` that a chunk of `longest` tokens reaches; of half of `grid`, if that one is near."""
+    """Return the last multiple of `grid`, or of its half if near, that a chunk of `longest` tokens reaches."""
     end = (start + longest) // grid * grid
     while end - start < GRID < grid:
         grid //= 2

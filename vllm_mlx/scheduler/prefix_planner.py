@@ -76,12 +76,12 @@ class PrefixPlanner:
 
     @property
     def seq_ids(self) -> list[int]:
-        """All sequences that wait or run."""
+        """Return all sequences that wait or run."""
         return list(self._keys)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of cached state, and of what is being read."""
+        """Return bytes of cached state, and of what is being read."""
         return self.tree.used_bytes + (0 if self.disk is None else self.disk.reader.reserved_bytes)
 
     @property
@@ -89,7 +89,7 @@ class PrefixPlanner:
         return self.disk is not None and bool(self.disk.reader.reading)
 
     def awaits_read(self, seq: Sequence) -> bool:
-        """Whether a sequence should wait, because a longer prefix than memory holds is being read from disk."""
+        """Return whether a sequence should wait, because a longer prefix than memory holds is being read from disk."""
         if self.disk is None or seq.seq_id in self._unusable or not seq.is_scored:
             return False
         return self.disk.reader.awaits(seq.seq_id, self._space(seq), self._key(seq, seq.num_tokens))
@@ -290,7 +290,7 @@ class PrefixPlanner:
         return [self.tree] if self.disk is None else [self.tree, self.disk.tree]
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:
-        """Whether `seq` should wait for the prefill of `leader`. If so, the leader will capture the common prefix.
+        """Return whether `seq` should wait for the prefill of `leader`, which then captures the common prefix.
 
         A model with recurrent state can only resume at a point that the leader has not passed yet. A model that
         resumes anywhere can also use what the leader has passed, once that is captured.
@@ -313,7 +313,7 @@ class PrefixPlanner:
         return False
 
     def awaits(self, seq: Sequence, capture: Capture) -> bool:
-        """Whether a capture of this step will hold more of the prompt than the cache does."""
+        """Return whether a capture of this step will hold more of the prompt than the cache does."""
         if seq.cache_salt != capture.seq.cache_salt or seq.seq_id in self._unusable or not seq.is_scored:
             return False
         mine = self._key(seq, seq.num_tokens)

@@ -103,17 +103,17 @@ class Resident:
 
     @property
     def queue(self) -> Collection[Sequence]:
-        """The sequences that wait and are not held back."""
+        """Return the sequences that wait and are not held back."""
         return self.scheduler.waiting if self.is_measured else self.held
 
     @property
     def first(self) -> Sequence:
-        """The sequence that waits longest. There must be one."""
+        """Return the sequence that waits longest. There must be one."""
         return next(iter(self.queue))
 
     @property
     def is_busy(self) -> bool:
-        """Whether sequences wait or run, or have left something to do."""
+        """Return whether sequences wait or run, or have left something to do."""
         return self.scheduler.has_work or bool(self.queue)
 
     def measured(self, scheduler: Scheduler, memory: MemoryBudget) -> None:
@@ -128,12 +128,12 @@ class Resident:
 
     @property
     def takes_memory(self) -> bool:
-        """Whether the weights are in memory, or are being loaded."""
+        """Return whether the weights are in memory, or are being loaded."""
         return self.is_in_memory or self.state == "loading"
 
     @property
     def may_leave(self) -> bool:
-        """Whether the weights are in memory, and may leave for another model."""
+        """Return whether the weights are in memory, and may leave for another model."""
         return self.is_in_memory and not self.is_pinned and self.no_unload is None
 
     def refusal(self, now: float) -> ModelUnavailable | None:
@@ -168,19 +168,19 @@ class Resident:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that the weights take now, with the room for reading them."""
+        """Return bytes that the weights take now, with the room for reading them."""
         if self.state == "loading":
             return self.weights_bytes + self.room_bytes
         return self.weights_bytes if self.is_in_memory else 0
 
     @property
     def leaving_bytes(self) -> int:
-        """Bytes that are free once the weights have left."""
+        """Return bytes that are free once the weights have left."""
         return self.taken_bytes + self.scheduler.room.image_bytes
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that are free once its rows have ended and its weights have left."""
+        """Return bytes that are free once its rows have ended and its weights have left."""
         return self.leaving_bytes + self.scheduler.room.rows_bytes(extra=1)
 
     @property
@@ -189,7 +189,7 @@ class Resident:
         return self.freed_bytes + self.memory.media_bytes + self.memory.grammars_bytes
 
     def lacking_bytes(self, now: float) -> int:
-        """Return what its first sequence lacks to run, with the weights if they are not in memory."""
+        """Return the bytes that its first sequence lacks to run, with the weights if they are not in memory."""
         if not self.wants_weights(now) and (self.state != "ready" or not self.queue):
             return 0
         row_bytes = self.scheduler.room.coming_bytes(self.first)
@@ -206,13 +206,13 @@ class Resident:
 
     @property
     def is_outgrown(self) -> bool:
-        """Whether its rows need more memory for the next step than other models leave."""
+        """Return whether its rows need more memory for the next step than other models leave."""
         room, pool = self.scheduler.room, self.scheduler.pool
         return self.scheduler.num_running > 0 and room.rows_bytes(extra=1) > pool.planned_bytes
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the weights are in memory, but nothing runs, because all that waits has no room."""
+        """Return whether the weights are in memory, but nothing runs, because all that waits has no room."""
         return self.is_short and not self.scheduler.holds_rows
 
     @property

@@ -37,18 +37,18 @@ class RunningSet:
         self._drained: set[int] = set()
 
     def __len__(self) -> int:
-        """Number of running sequences."""
+        """Return the number of running sequences."""
         return len(self.by_id)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The running sequences, the youngest last."""
+        """Return the running sequences, the youngest last."""
         return iter(self.by_id.values())
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self.by_id
 
     def rows(self) -> list[Sequence]:
-        """The running sequences that hold state, the youngest last."""
+        """Return the running sequences that hold state, the youngest last."""
         return [seq for seq in self.by_id.values() if seq.seq_id not in self._drained]
 
     def prefilling(self) -> list[Sequence]:

@@ -64,7 +64,7 @@ class Scheduler:
 
     @property
     def awaits_inputs(self) -> bool:
-        """Whether a sequence waits for its images, or for state that is being read from disk."""
+        """Return whether a sequence waits for its images, or for state that is being read from disk."""
         if self._images is not None and self._images.awaits_inputs:
             return True
         return self.prefix_cache is not None and self.prefix_cache.is_reading
@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def holds_rows(self) -> bool:
-        """Whether the runner may hold state of rows."""
+        """Return whether the runner may hold state of rows."""
         return bool(self._seqs.by_id or self._pending.release)
 
     @property
@@ -127,7 +127,7 @@ class Scheduler:
         return [SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids]
 
     def _ending(self, rows: list[Sequence], fault: Fault | None) -> list[Sequence]:
-        """The sequences that end because a step failed as a whole.
+        """Return the sequences that end because a step failed as a whole.
 
         No row causes a device fault. Otherwise the culprit is unknown: the youngest row ends if all were isolated
         already, and all sequences end if no row ran.
@@ -249,7 +249,7 @@ class Scheduler:
         seq.status = SequenceStatus.DECODING if is_ready else SequenceStatus.PREFILLING
 
     def _follows_another(self, seq: Sequence) -> bool:
-        """Whether a running prefill, a row that just left, or a read will soon add more of this prompt to the cache.
+        """Return whether a running prefill, a row that just left, or a read will soon cache more of this prompt.
 
         The common prefix becomes a resume point of that prefill, and this sequence resumes from it. If the leader ends
         earlier, the first sequence that waited becomes the leader.

@@ -66,7 +66,7 @@ class Speculation:
 
     @property
     def parked(self) -> str | None:
-        """Why no drafts are verified at the moment. None while they are."""
+        """Return the reason why no drafts are verified at the moment. None while they are."""
         return self._depth.parked
 
     def open(self, seq: Sequence) -> None:
@@ -162,7 +162,7 @@ class Speculation:
             logger.warning("The MTP head guesses %d tokens right and %d wrong: %s", right, wrong, _ADVICE)
 
     def _find(self, rows: Rows[Sequence], lag: int, left_out: Collection[int]) -> dict[int, Draft]:
-        """The drafts of the rows, behind `lag` tokens for samples that are not read yet."""
+        """Return the drafts of the rows, behind `lag` tokens for samples that are not read yet."""
         found: dict[int, Draft] = {}
         if len(rows) > 1 and not self._shares_forward:
             return found

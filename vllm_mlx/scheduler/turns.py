@@ -29,12 +29,12 @@ class Turns:
 
     @property
     def are_several(self) -> bool:
-        """Whether sequences of more than one tenant wait or run."""
+        """Return whether sequences of more than one tenant wait or run."""
         return len(self.num_here) > 1
 
     @property
     def tenants(self) -> Collection[str]:
-        """The tenants whose sequences wait or run."""
+        """Return the tenants whose sequences wait or run."""
         return self.num_here.keys()
 
     def join(self, seq: Sequence) -> None:
@@ -48,7 +48,7 @@ class Turns:
                 turns.pop(seq.tenant, None)
 
     def next(self, waiting: Iterable[Sequence], rows: Iterable[Sequence], but: Collection[int]) -> Sequence | None:
-        """The sequence to admit before the others: of the tenant with the fewest rows, whose turn was longest ago.
+        """Return the sequence to admit first: of the tenant with the fewest rows, whose turn was longest ago.
 
         `but` has the ids of sequences that wait for something else.
         """
@@ -88,7 +88,7 @@ class Turns:
         return math.inf if len(self._seen_s) < 2 else _PREFILL_SHARE * max_stall_s
 
     def row_above(self, seq: Sequence, rows: Rows[Sequence], coming_share: float) -> Sequence | None:
-        """The row to preempt for a sequence that would take `coming_share`: the youngest of the tenant with the most.
+        """Return the row to preempt for a sequence of `coming_share`: the youngest of the tenant with the most.
 
         Returns None unless that tenant has more than the sequence's own tenant would have with it.
         """
@@ -97,7 +97,7 @@ class Turns:
         return None if held[tenant] <= held[seq.tenant] + coming_share else _youngest(rows, tenant)
 
     def row_to_preempt(self, rows: Rows[Sequence], first_beside: float = math.inf) -> Sequence | None:
-        """The row that goes when memory is short: the youngest of the tenant that has the most.
+        """Return the row that goes when memory is short: the youngest of the tenant that has the most.
 
         The last row stays, unless it came after `first_beside`, the first row of other models.
         """
@@ -107,7 +107,7 @@ class Turns:
         return _youngest(rows, max(held, key=held.__getitem__))
 
     def _held(self, rows: Iterable[Sequence]) -> defaultdict[str, float]:
-        """The sum of the shares of each tenant's rows."""
+        """Return the sum of the shares of each tenant's rows."""
         held: defaultdict[str, float] = defaultdict(float)
         for row in rows:
             held[row.tenant] += self._share(row)

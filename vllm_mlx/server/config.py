@@ -50,7 +50,7 @@ class ServerConfig(SettingsGroup):
     """Which replies of `/v1/messages` have thinking blocks: those to requests that ask for thinking (`asked`), or all
     (`always`)."""
     unknown_fields: Literal["refuse", "warn"] = "refuse"
-    """How OpenAI's endpoints treat a field that they do not know: `refuse` refuses the request; `warn` leaves the field
+    """Treatment of fields that OpenAI's endpoints do not know: `refuse` refuses the request; `warn` leaves the field
     out, and names it in the log and in the response header `x-unknown-fields`."""
     web_search: str | None = None
     """Address of a SearXNG server, or of an MCP server (`…/mcp`) that has a search tool. The web search tools of

@@ -98,7 +98,7 @@ class _Round:
 
     @property
     def searches(self) -> list[ToolCallPart]:
-        """The searches to run; none if a limit or a stop string ended the reply."""
+        """Return the searches to run; none if a limit or a stop string ended the reply."""
         if self.end.reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or self.end.stop is not None:
             return []
         return [part for part in self.parts if isinstance(part, ToolCallPart) and part.name == SEARCH_NAME]
@@ -109,7 +109,7 @@ class _Round:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The blocks as the client would send them back."""
+        """Return the blocks as the client would send them back."""
         return tuple(_part(block) for block in self.blocks if block.call is not None or block.text)
 
 

@@ -103,7 +103,7 @@ def _is_within(num_strings: int, marks: bytes) -> bool:
 
 
 def _strings(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where each string begins and ends, without its quotes. One that exceeds the limit of text is cut there."""
+    """Yield each string's begin and end, without its quotes. A string above the limit of text is cut there."""
     end = -1
     while (start := text.find(b'"', end + 1) + 1) > 0:
         end = text.find(b'"', start)

@@ -187,7 +187,7 @@ class RequestRecord:
         }
 
     def facts(self, line: str) -> dict[str, Any]:
-        """Return what is recorded with the body of the request, without the words that an error quotes."""
+        """Return the facts recorded with the body of the request, without the words that an error quotes."""
         message = self.error_message and re.sub(r"(['`\"]).*?\1", r"\1…\1", self.error_message, flags=re.DOTALL)
         fault = self.status if self.status >= 400 else None
         return {"method": self.method, "endpoint": self.path, "fault": fault, "message": message, "log": line}

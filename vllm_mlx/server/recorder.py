@@ -63,7 +63,7 @@ class RequestRecorder:
     """Appends records to a file that only its owner may read, on a thread of its own."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError for a file that cannot be written."""
+        """Open the file. Raises ConfigError for a file that cannot be written."""
         self._path = path.expanduser()
         self._salt = secrets.token_bytes(16)
         self._started_s = time.monotonic()

@@ -187,7 +187,7 @@ class ReplyStats:
 
     @property
     def queue_s(self) -> float | None:
-        """The time that the sequence waited for a place; None while it waits."""
+        """Return the time that the sequence waited for a place; None while it waits."""
         return None if self.scheduled_s is None else max(0.0, self.scheduled_s - self.queued_s)
 
     def describe(self, now: float, models: Items[tuple[str, bool]], reading: Collection[int] = ()) -> RunningReply:

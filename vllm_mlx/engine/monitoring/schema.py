@@ -161,7 +161,7 @@ class ImageStatus(TypedDict):
 
 
 class DraftStatus(TypedDict):
-    """What drafts were worth. `parked` says why none are verified at the moment, although they are enabled.
+    """The worth of drafts. `parked`: the reason why none are verified at the moment, although they are enabled.
 
     `num_passes` counts forward passes with drafts, and `num_drafts` the rows that had drafts in them.
     `tokens_per_pass` is how many tokens such a row got from a pass, on average; without drafts it gets one.

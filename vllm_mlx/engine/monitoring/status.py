@@ -57,12 +57,12 @@ class Moment:
 
     @property
     def memory(self) -> list[MemoryBudget]:
-        """The memory budget as each model sees it."""
+        """Return the memory budget as each model sees it."""
         return [front.facts.memory for front in self.fronts]
 
     @property
     def rows_bytes(self) -> int:
-        """The memory that is planned for rows and caches beside the weights that are in memory now."""
+        """Return the memory that is planned for rows and caches beside the weights that are in memory now."""
         memory, weights_bytes = self.memory, sum(lane.row["weights_bytes"] for lane in self.report.lanes)
         kept_bytes = sum(each.media_bytes + each.grammars_bytes for each in memory)
         return memory[0].total_bytes - weights_bytes - kept_bytes - max(each.transient_bytes for each in memory)
