@@ -42,7 +42,7 @@ from .sources import PACKAGE, ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
 _MARK = "zanzibar"  # in the question, so that its text is known wherever it is met
-_QUESTION = f"Say {_MARK}. " + "Say why. " * 60  # long, so that its state is read faster than computed
+_QUESTION = f"Say {_MARK}. " + "Say why. " * 240  # long, so that its state is read faster than computed
 _PACKAGE = f"{PACKAGE}/"
 _MAX_ITEMS = 8  # of a list that are looked at
 _MAX_DEPTH = 3
