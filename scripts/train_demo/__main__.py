@@ -41,7 +41,7 @@ def scored(folder: Path, options: argparse.Namespace) -> dict:
         *scoring.far_items(options.seed + 1, options.far),
     ]
     if options.forced:
-        from .forced import Forced
+        from .torch_scoring import Forced
 
         verdicts = Forced(folder).verdicts(questions)
     else:
@@ -57,7 +57,7 @@ def main() -> None:
     if options.score:
         scored(options.score, options)
     elif options.freeze:
-        from .frozen import freeze
+        from .torch_scoring import freeze
 
         freeze(*options.freeze)
     else:
