@@ -16,8 +16,7 @@ from rich import box
 from rich.table import Column, Table
 
 from scripts import markdown
-from scripts._bench.client import BenchmarkError
-from scripts._bench.servers import free_port, running
+from scripts.served import BenchmarkError, free_port, running
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 from vllm_mlx.cli.remote import Remote
 from vllm_mlx.cli.terminal import CommandFailed

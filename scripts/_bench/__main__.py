@@ -12,17 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, disk, guiding, serving, tables, thoughts, vision
+from scripts.served import BenchmarkError
+
+from . import disk, guiding, serving, tables, thoughts, vision
 from .checkpoint import ARCHITECTURES, write_tiny
-from .client import BenchmarkError
-from .figures import Figure, measure
-from .report import print_table, to_json
-from .servers import MLX_LM, Rival, other_checkout
+from .figures import MLX_LM, Figure, Rival, measure, print_table, to_json
 
 Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
 COMPARISONS: dict[str, Callable[[Path, Rival], AbstractContextManager[list[Figure]]]] = {
-    "serving": serving.prepared,
-    "cache": caching.prepared,
+    "serving": serving.serving,
+    "cache": serving.caching,
 }
 WORKLOADS: dict[str, Workloads] = {
     "vision": vision.prepared,
@@ -94,7 +93,7 @@ def model_folder(given: Path | None, architecture: str, workload: str) -> Iterat
 def prepared(arguments: argparse.Namespace, model: Path) -> AbstractContextManager[list[Figure]]:
     if arguments.workload in WORKLOADS:
         return WORKLOADS[arguments.workload](model)
-    rival = MLX_LM if arguments.against is None else other_checkout(arguments.against.resolve())
+    rival = MLX_LM if arguments.against is None else Rival("other checkout", arguments.against.resolve())
     return COMPARISONS[arguments.workload](model, rival)
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripts._bench.servers import free_port
+from scripts.served import free_port
 from tests.support.commands import COMMAND, call, refusal
 from vllm_mlx.cli.own_server import run_client
 
