@@ -1,4 +1,4 @@
-"""Workload sets `serving` (decode speed, stalls, time to the first token of new prompts) and `cache` (of known ones)."""
+"""Workload sets `serving`, whose prompts are all new, and `cache`: the time to the first token of known prompts."""
 
 import contextlib
 import time

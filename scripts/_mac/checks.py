@@ -1,4 +1,9 @@
-"""The checks of the prefix cache on disk: each begins with an empty folder, and removes it at its end."""
+"""The checks of a Mac: each tries one thing that Linux cannot show, and returns its result.
+
+The experiment `Wiring` decides whether weights may be wired: does macOS panic under the load that is reported to do it?
+Two streams of prompts never repeat, and the prefix cache is so small that each prompt evicts another: buffers come and
+go all the time. One arm wires nothing, the other one the weights. Both must live.
+"""
 
 import os
 import re

@@ -1,4 +1,7 @@
-"""The form in which each client, known by its user-agent, was seen to send a reply back. Pure."""
+"""Recorded conversations with this server's replies in the place of the recorded ones, altered as each client does.
+
+A client is known by its user-agent. Nothing here sends anything.
+"""
 
 import hashlib
 import json

@@ -59,8 +59,8 @@ def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
-    told = ("--minutes", str(options.minutes), "--clients", str(options.clients), "--seed", str(options.seed))
-    load = subprocess.Popen([sys.executable, "-m", "scripts._soak.clients", server.url, *told], stdout=subprocess.PIPE)
+    told = json.dumps({**vars(options), "url": server.url})
+    load = subprocess.Popen([sys.executable, "-m", "scripts._soak.clients", told], stdout=subprocess.PIPE)
     heart = Heartbeat(server.port, "none", patience_s=PATIENCE_S)
     heart.beat("health")
     memory_mb = [_memory_mb()]

@@ -254,12 +254,7 @@ class Client:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--clients", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    options = parser.parse_args()
+    options = argparse.Namespace(**json.loads(sys.argv[1]))  # of `scripts/soak`, and the server's `url`
     with httpx.Client(base_url=options.url, timeout=PATIENCE_S, trust_env=False) as http:
         expected = oracles(http)
     tally, until_s = Tally(), time.monotonic() + 60 * options.minutes

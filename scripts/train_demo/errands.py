@@ -1,4 +1,8 @@
-"""Errands for a coding agent: read, run and write, in any order, then say a last word. One tool call a turn."""
+"""Errands for a coding agent: read, run and write, in any order, then say a last word. One tool call a turn.
+
+Later courses draw them behind the whole prompt of an agent, several in a row, with words that the tokenizer must cut,
+and with steps that are easily mixed up: commands that echo beside writes by the shell.
+"""
 
 import random
 import re
