@@ -193,9 +193,9 @@ class Wiring:
         prompt_bytes = facts["fixed_bytes_per_row"] + facts["bytes_per_token"] * self.prompt_tokens
         flags = ("--wired", arm, "--cache-memory", str(max(_LEAST_CACHE, int(1.5 * prompt_bytes))))
         log_start = self.log.stat().st_size
-        seen, until_s = _Seen(), time.monotonic() + 60 * self.minutes
-        before = virtual_memory()
+        seen, before = _Seen(), virtual_memory()
         with serving(self.log, self.model, *flags) as server, ThreadPoolExecutor(_STREAMS) as pool:
+            until_s = time.monotonic() + 60 * self.minutes
             for _ in range(_STREAMS):
                 pool.submit(self._ask_until, server, until_s, seen)
             pool.shutdown()
