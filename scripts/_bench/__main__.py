@@ -20,15 +20,11 @@ from .figures import MLX_LM, Figure, Rival, measure, print_table, to_json
 
 Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
 COMPARISONS: dict[str, Callable[[Path, Rival], AbstractContextManager[list[Figure]]]] = {
-    "serving": serving.serving,
-    "cache": serving.caching,
-}
+    "serving": serving.serving, "cache": serving.caching,
+}  # fmt: skip
 WORKLOADS: dict[str, Workloads] = {
-    "vision": vision.prepared,
-    "guided": guiding.prepared,
-    "disk": disk.prepared,
-    "reasoning": thoughts.prepared,
-}
+    "vision": vision.prepared, "guided": guiding.prepared, "disk": disk.prepared, "reasoning": thoughts.prepared,
+}  # fmt: skip
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),
     "disk": disk.write_wide,
@@ -44,31 +40,17 @@ def parse_arguments() -> argparse.Namespace:
         epilog="`scripts/bench device` prints tables that are computed for Apple chips, `scripts/bench keep` what "
         "eviction costs.",
     )
-    parser.add_argument(
-        "workload",
-        nargs="?",
-        choices=[*COMPARISONS, *WORKLOADS],
-        default="serving",
-        help="the figures to measure (default: serving)",
-    )
-    parser.add_argument(
-        "--architecture",
-        choices=ARCHITECTURES,
-        default=ARCHITECTURES[0],
-        help="of the tiny random checkpoint: dense, hybrid or with sliding windows",
-    )
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="a checkpoint; it is loaded three times (default: a tiny random one)"
-    )
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="DIR",
-        help="another checkout of this repository, whose server takes the place of mlx-lm's; " + ", ".join(COMPARISONS),
-    )
-    parser.add_argument("--runs", type=int, default=7, metavar="N", help="counted runs (default: 7)")
-    parser.add_argument("--only", metavar="TEXT", help="only the figures whose name contains this")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measured value there")
+    add = parser.add_argument
+    workloads = [*COMPARISONS, *WORKLOADS]
+    add("workload", nargs="?", choices=workloads, default="serving", help="the figures to measure (default: serving)")
+    add("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0], help="of the tiny random checkpoint: dense, "
+        "hybrid or with sliding windows")  # fmt: skip
+    add("--model", type=Path, metavar="DIR", help="a checkpoint; it is loaded three times (default: a tiny random one)")
+    add("--against", type=Path, metavar="DIR", help="another checkout of this repository, whose server takes the place "
+        "of mlx-lm's; " + ", ".join(COMPARISONS))  # fmt: skip
+    add("--runs", type=int, default=7, metavar="N", help="counted runs (default: 7)")
+    add("--only", metavar="TEXT", help="only the figures whose name contains this")
+    add("--json", type=Path, metavar="FILE", help="write every measured value there")
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")
