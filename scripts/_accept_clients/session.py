@@ -13,10 +13,8 @@ import httpx
 from vllm_mlx.cli.clients import write_own
 
 from .clients import Client, Place, Setting
-from .ending import End, ending
-from .install import binary, search_path
-from .outside import walled_in
-from .processes import run_program
+from .ending import End, ending, walled_in
+from .install import binary, run_program, search_path
 from .relay import REPLY_PATHS, Relay, Seen, relaying
 
 NOTES = ("note", "last")

@@ -12,8 +12,7 @@ import pytest
 
 from scripts._accept_clients.__main__ import parse_arguments, run_clients
 from scripts._accept_clients.clients import CLIENTS, NOT_RUN, Client
-from scripts._accept_clients.install import binary
-from scripts._accept_clients.processes import run_program
+from scripts._accept_clients.install import binary, run_program
 from scripts._accept_clients.session import SCRIPTED_COMMANDS
 from tests.support.running import serving
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
