@@ -329,19 +329,6 @@ def simulated(
     return tokens * 0.01 / spent, speculation
 
 
-@pytest.mark.parametrize("other_s", [0.0, 0.002, 0.05])
-@pytest.mark.parametrize("acceptance", [0.9, 0.6, 0.2])
-@pytest.mark.parametrize("cost", [0.05, 0.4, 0.72, 1.0])
-def test_the_cost_of_a_heads_drafts_is_learnt_alone_and_beside_a_busy_model(
-    cost: float, acceptance: float, other_s: float
-) -> None:
-    """Plain passes of a model with a head come between drafts only."""
-    rate, _ = simulated(cost, acceptance, other_s=other_s)
-    best = max(sum(acceptance**at for at in range(depth + 1)) / (1 + cost * depth) for depth in range(MOST + 1))
-    print(f"{rate:.2f} of a plain pass, {best:.2f} at the best depth")
-    assert rate >= max(0.97, 0.9 * best)
-
-
 @pytest.mark.parametrize(("acceptance", "is_wrong"), [(0.01, True), (0.4, False)])
 def test_a_head_that_is_wrong_from_the_start_is_one_line_in_the_log(
     acceptance: float, is_wrong: bool, caplog: pytest.LogCaptureFixture
