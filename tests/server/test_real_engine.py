@@ -158,12 +158,6 @@ def test_too_many_logprobs_of_a_prompt_are_refused_before_any_stream(client: ope
         assert "the limit is" in caught.value.message
 
 
-def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
-    alone = [client.completions.create(prompt=prompt, **GREEDY).choices[0].text for prompt in ("a", "b")]
-    together = client.completions.create(prompt=["a", "b"], n=2, **GREEDY).choices
-    assert [choice.text for choice in together] == [alone[0], alone[0], alone[1], alone[1]]
-
-
 @row("S0-14")
 def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(client: openai.OpenAI) -> None:
     long: Any = [{"role": "user", "content": "word " * 2000}]
