@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.rows import row
+from tests.support.rows import cases, row
 from tests.support.running import Running, serving
 from vllm_mlx.api.openai.replies import CompletionLogprobs
 from vllm_mlx.core.config import EngineConfig
@@ -109,7 +109,7 @@ def check_logprobs(text: str, logprobs: Any) -> None:
         assert "\ufffd" in token or text[start:end] == token
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", cases([False, True], [True]))
 def test_many_log_probabilities_are_written_beside_the_event_loop(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
