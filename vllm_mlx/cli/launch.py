@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Column, Table
 
+from . import completion
 from .clients import CLIENTS, NO_KEY, Client, Target, write_own
 from .options import load_settings, own_service
 from .own_server import own_server, run_client
 from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .settings import Settings
-from .terminal import CommandFailed, WrongUsage, note, option, state_folder
+from .terminal import TABLE, CommandFailed, WrongUsage, console, note, option, state_folder
 
 _ANSWER_S = 5.0
 _OTHER_MODEL = (
@@ -30,7 +32,15 @@ _OTHER_PROGRAM = "If another program holds the port, stop it, or set another por
 
 
 def launch(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", show_default=False, help=f"One of {', '.join(CLIENTS)}.")],
+    client: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CLIENT]",
+            show_default=False,
+            autocompletion=completion.clients,
+            help=f"One of {', '.join(CLIENTS)}. Default: list them, and say how to install each.",
+        ),
+    ] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- ARGUMENTS]", show_default=False, help="Arguments for the client."),
@@ -40,7 +50,12 @@ def launch(
     ] = False,
     model: Annotated[
         str | None,
-        option("--model", "TEXT", "Name of the model, which a new server loads. Default: the served model."),
+        option(
+            "--model",
+            "TEXT",
+            "Name of the model, which a new server loads. Default: the served model.",
+            autocompletion=completion.served_or_downloaded,
+        ),
     ] = None,
     context: Annotated[
         int | None,
@@ -58,9 +73,17 @@ def launch(
 
     The agent's own settings stay as they are.
     """
+    if client is None:
+        if print_only or model or context or url or api_key:
+            raise WrongUsage("Name a client. `vllm-mlx launch` alone lists them.")
+        console().print(_table())
+        return
     if client not in CLIENTS:
         raise WrongUsage(f"{client} is not a known client. Choose one of {', '.join(CLIENTS)}.")
-    server, row = find_server(url, api_key), CLIENTS[client]
+    row = CLIENTS[client]
+    if not row.program and (not row.files or not print_only):
+        raise CommandFailed(_by_hand(client, row))
+    server = find_server(url, api_key)
     try:
         target = _target(server, model, context, is_own=url is None)
     except NoServer as error:
@@ -77,7 +100,13 @@ def launch(
     if print_only:
         facts = f"{row.title} with {target.model} at {target.url}", _small(row, target)
         title = "; ".join(filter(None, facts))
-        print(row.for_server(target).script(title, arguments or ()), end="")
+        prepared = row.for_server(target)
+        if prepared.program:
+            print(prepared.script(title, arguments or ()), end="")
+            return
+        for text in (f"{title}.", prepared.next_step):
+            note(text)
+        print("".join(prepared.files.values()).lstrip("\n"), end="")
     else:
         program = _program(row)
         command, environment = _prepared(row, target, program, arguments or ())
@@ -111,8 +140,10 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
     return Target(
         url=server.url,
         model=model.name,
+        capabilities=model.capabilities,
         small="" if small is None else small.name,
         small_context=0 if small is None else small.max_model_len or context,
+        small_capabilities=model.capabilities if small is None else small.capabilities,
         context=context,
         searches=model.searches,
         api_key=server.api_key or NO_KEY,
@@ -134,9 +165,9 @@ def _model_to_serve(name: str | None) -> str | None:
 
 
 def _small(client: Client, target: Target) -> str:
-    """Say which model gets the client's small tasks; the text is empty if it has none."""
+    """Say which model gets the client's small tasks; the text is empty if they have no model of their own."""
     tasks = "titles, summaries and other small tasks go to"
-    return f"{tasks} {target.small or target.model}" if client.has_small_roles else ""
+    return f"{tasks} {target.small}" if client.has_small_roles and target.small else ""
 
 
 def _warn(client: Client, target: Target) -> None:
@@ -157,13 +188,28 @@ def _warn(client: Client, target: Target) -> None:
         note(client.key_warning)
 
 
-def _program(row: Client) -> str:
-    """Return the path of the client's program. Raises CommandFailed, which says how to install it."""
-    if not row.program:
-        raise CommandFailed(
+def _table() -> Table:
+    """List the clients, and for each whether it is installed, or what to do."""
+    table = Table("Name", "Client", Column("Start it with `vllm-mlx launch NAME`", overflow="fold"), **TABLE)
+    for name, row in CLIENTS.items():
+        state = "installed" if shutil.which(row.program) else row.install
+        by_hand = f"--print shows its entry; {row.install}" if row.files else f"settings by hand: docs/clients/{name}.md"
+        table.add_row(name, row.title, state if row.program else by_hand)
+    return table
+
+
+def _by_hand(name: str, row: Client) -> str:
+    """Say how a client that cannot be started gets the model."""
+    if row.files:
+        return (
             f"launch cannot start {row.title}, which takes its models from its own settings only: --print prints the "
             "entry to copy."
         )
+    return f"launch cannot set up {row.title}. {row.next_step} docs/clients/{name}.md says more."
+
+
+def _program(row: Client) -> str:
+    """Return the path of the client's program. Raises CommandFailed, which says how to install it."""
     program = shutil.which(row.program)
     if program is None:
         raise CommandFailed(

@@ -23,6 +23,7 @@ from ..core.errors import ConfigError
 from ..core.memory import readable
 from ..formats import detect_formats
 from ..runner.model_types import text_config
+from . import completion
 from .remote import KeyOption, NoServer, UrlOption, find_server
 from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option
 
@@ -252,7 +253,11 @@ def _served() -> list[dict[str, Any]]:
 
 NameArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Any name by which requests ask for it. Default: the first model."),
+    typer.Argument(
+        metavar="[NAME]",
+        help="Any name by which requests ask for it. Default: the first model.",
+        autocompletion=completion.served,
+    ),
 ]
 
 
@@ -296,7 +301,15 @@ def _summary(facts: Description) -> str:
 
 @models_app.command(name="rm")
 def remove(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="Name, as `models` lists it.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name, as `models` lists it.",
+            show_default=False,
+            autocompletion=completion.downloaded,
+        ),
+    ],
     yes: Annotated[bool, option("--yes", None, "Remove it without a question.")] = False,
 ) -> None:
     """Remove a checkpoint from this machine, and say what this frees. A model that is being served stays."""

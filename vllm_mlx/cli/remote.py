@@ -10,12 +10,14 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from ..util.urls import http_url
+from . import completion
 from .options import server_settings
 from .settings import is_local, local_url
 from .terminal import CommandFailed, WrongUsage, option
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
+UNTOLD = frozenset({"tools", "reasoning"})  # what a model is taken to do if its server does not say
 SILENCE_S = 300.0  # longest silence of a stream; the server sends something every ten seconds
 
 UrlOption = Annotated[
@@ -25,7 +27,10 @@ KeyOption = Annotated[
     str | None,
     option("--api-key", "TEXT", "The server's API key. Default, on this machine: the key in the settings of `serve`."),
 ]
-ModelOption = Annotated[str | None, option("--model", "TEXT", "Name of the model. Default: the served model.")]
+ModelOption = Annotated[
+    str | None,
+    option("--model", "TEXT", "Name of the model. Default: the served model.", autocompletion=completion.served),
+]
 
 
 class NoServer(CommandFailed):
@@ -37,6 +42,7 @@ class Model:
     name: str
     max_model_len: int | None  # None: the server does not say
     searches: bool  # whether the server runs web searches
+    capabilities: frozenset[str] = UNTOLD
     checkpoint: str = ""
     is_ready: bool = True  # whether its weights are in memory
     load_bytes: int = 0  # that they take
@@ -48,6 +54,7 @@ class Model:
             name=str(card["id"]),
             max_model_len=card.get("max_model_len"),
             searches=card.get("web_search") is True,
+            capabilities=UNTOLD if (told := card.get("capabilities")) is None else frozenset(map(str, told)),
             checkpoint=str(card.get("root", "")),
             is_ready=card.get("state", "ready") == "ready",
             load_bytes=int(card.get("load_bytes") or 0),

@@ -16,6 +16,7 @@ DEFAULT_MAX_PIXELS = 4 << 20
 PROBE_PIXELS = 512 * 512  # the larger image with which the vision encoder is measured
 DEFAULT_STALL_MS = 200.0
 MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
+Capability = Literal["images", "videos", "tools", "reasoning"]
 CacheReasoning = Literal["auto", "keep", "drop"]
 ToolGrammar = Literal["off", "names", "strict"]
 UndeclaredCalls = Literal["text", "call"]

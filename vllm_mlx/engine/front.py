@@ -1,8 +1,11 @@
 """The event loop's view of one model. It outlives the weights, so that prompts can be prepared without them."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..core.config import EngineConfig, ModelInfo
+from ..core.config import Capability, EngineConfig, ModelInfo
+from ..core.errors import TemplateError
 from ..disk.kept import Memories
 from ..formats.tokenizer import Tokenizer
 from ..media.vision import VisionProcessor
@@ -24,6 +27,7 @@ class Front:
     keeper: ReplyKeeper
     memories: Memories
     model_facts: ModelFacts = field(init=False)  # as `/v1/status` reports them
+    capabilities: list[Capability] = field(init=False)  # as `/v1/models` reports them
 
     def measured(self, facts: EngineFacts) -> None:
         """Take facts of a load, or those that the headers tell. The engine thread calls it at the first load."""
@@ -34,6 +38,7 @@ class Front:
             if facts.video_fault is not None:
                 self.vision.refuse_videos(f"one was tried at load: {facts.video_fault}")
         self.model_facts = model_facts(self.config, facts, self.processor)
+        self.capabilities = [name for name, is_there in _capabilities(facts.info, self.processor) if is_there]
 
     @property
     def info(self) -> ModelInfo:
@@ -42,6 +47,14 @@ class Front:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.processor.tokenizer
+
+
+def _capabilities(info: ModelInfo, processor: RequestProcessor) -> Iterator[tuple[Capability, bool]]:
+    yield "images", info.takes_images
+    yield "videos", processor.no_videos is None
+    with suppress(TemplateError):  # a rendering may take too long
+        yield "tools", processor.formats.calls_name is not None and processor.template.shows_tools
+    yield "reasoning", processor.formats.reasoning_name is not None
 
 
 def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> ModelFacts:

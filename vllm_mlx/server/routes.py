@@ -164,6 +164,7 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
             pinned=entry.pin,
             aliases=[other for other in entry.names if other != name],
             task="completion" if front.tokenizer.chat_template is None else "chat",
+            capabilities=front.capabilities,
             web_search=searches,
         )
 
