@@ -154,17 +154,17 @@ CLIENTS = (
         "pi", "pi", "@mariozechner/pi-coding-agent", "0.73.1", ("--print", "{prompt}"), trimmed=("--tools", "bash"),
         image=("@{image}",),
     ),
-    Client("Continue", "continue", "@continuedev/cli", "1.5.47", ("--auto", "-p", "{prompt}"), image=_MENTIONED),
+    Client("Continue", "continue", "@continuedev/cli", "1.5.47", ("--auto", "-p", "{prompt}")),
     Client("Kilo Code", "kilo", "@kilocode/cli", "7.7.7", ("run", "--auto", "{prompt}"), image=("--file={image}",)),
-    Client("OpenClaw", "openclaw", "openclaw", "2026.9.6", ("agent", "exec", "{prompt}"), image=_MENTIONED),
+    Client("OpenClaw", "openclaw", "openclaw", "2026.9.6", ("agent", "exec", "{prompt}")),
     Client(
         "GitHub Copilot CLI", "copilot", "@github/copilot", "1.0.102", ("--allow-all-tools", "-p", "{prompt}"),
         image=("--attachment={image}",),
     ),
-    Client("Droid", "droid", "droid", "0.215.0", ("exec", "--auto", "high", "{prompt}"), image=_MENTIONED),
+    Client("Droid", "droid", "droid", "0.215.0", ("exec", "--auto", "high", "{prompt}")),
     Client(
         "goose", "goose", f"@aaif/goose-binary-{_GOOSE_PLATFORM}", "1.52.0", ("run", "-t", "{prompt}"),
-        program="bin/goose", image=("{prompt} {image}",),
+        program="bin/goose",
     ),
     Client(
         "Hermes", "hermes", "hermes-agent", "0.19.0", ("chat", "--yolo", "-Q", "-q", "{prompt}"), manager="pip",

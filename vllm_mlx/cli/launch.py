@@ -136,7 +136,9 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
     context = context or model.max_model_len
     if context is None:
         raise WrongUsage(f"{server.url} does not say how long its context is: give the length with --context.")
-    small = replace(server, answer_s=_ANSWER_S).beside(model)
+    asked = replace(server, answer_s=_ANSWER_S)
+    is_one = len({each.checkpoint for each in asked.models()}) == 1
+    small = asked.beside(model) or (None if is_one else model)
     return Target(
         url=server.url,
         model=model.name,
