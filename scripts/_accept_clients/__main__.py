@@ -29,7 +29,7 @@ from .session import SCRIPTED_COMMANDS, Outcome, run_session
 _ROOT = Path(__file__).parents[2]
 _WIDTH = 200
 _COLUMNS = (
-    "client", "version", "requests", "replies by model", "calls it ran", "image", "seconds", "wanted elsewhere", "accepted",
+    "client", "version", "requests", "replies by model", "calls", "image", "seconds", "wanted elsewhere", "accepted",
 )  # fmt: skip
 _LIMIT_S = 900.0  # a model on a CPU takes minutes to read a client's prompt
 _SCRIPTED_LIMIT_S = 180.0

@@ -132,7 +132,9 @@ CLIENTS = (
         image=_MENTIONED,
     ),
     # Nothing in the workplace needs the client's own sandbox.
-    Client("Codex", "codex", "@openai/codex", "0.171.0", ("exec", *_CODEX_FLAGS, "{prompt}"), image=("--image={image}",)),
+    Client(
+        "Codex", "codex", "@openai/codex", "0.171.0", ("exec", *_CODEX_FLAGS, "{prompt}"), image=("--image={image}",),
+    ),
     *(
         Client(
             name, "opencode", "opencode-ai", "1.18.33", ("run", "--format", "json", "{prompt}"),
@@ -183,4 +185,8 @@ NOT_RUN: Mapping[str, str] = {
     "roo": "an extension of VS Code, from its marketplace",
     "vscode": "an application, which is on neither npm nor PyPI",
     "zed": "an application, which is on neither npm nor PyPI",
+    **dict.fromkeys(
+        ("cursor", "xcode", "jetbrains", "openwebui", "raycast", "crush", "kimi"),
+        "it is set up by hand in its settings",
+    ),
 }

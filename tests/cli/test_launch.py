@@ -167,7 +167,8 @@ def test_each_client_is_told_what_the_model_does(
     name: str, path: tuple[Any, ...], capability: str, yes: Any, no: Any
 ) -> None:
     usual = frozenset({"tools", "reasoning"})
-    able, unable = (client_of(name, model="m", capabilities=each) for each in (usual | {capability}, usual - {capability}))
+    able = client_of(name, model="m", capabilities=usual | {capability})
+    unable = client_of(name, model="m", capabilities=usual - {capability})
     assert (found(able, path), found(unable, path)) == (yes, no)
 
 
@@ -232,7 +233,9 @@ def test_what_cannot_be_started_is_one_sentence(demo_url: str) -> None:
     assert "Start one with `vllm-mlx serve MODEL`" in refusal("launch", "claude", "--url", "http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("given", [["--permission-mode", "plan"], ["--permission-mode=plan"], ["--dangerously-skip-permissions"]])
+@pytest.mark.parametrize(
+    "given", [["--permission-mode", "plan"], ["--permission-mode=plan"], ["--dangerously-skip-permissions"]]
+)
 def test_claude_code_asks_before_it_acts_unless_the_user_chooses_a_mode(given: list[str]) -> None:
     assert client_of("claude").runs() == [["claude", "--permission-mode", "default"]]
     assert client_of("claude").runs(["-p", "x", *given]) == [["claude", "-p", "x", *given]]

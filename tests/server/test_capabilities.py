@@ -1,4 +1,4 @@
-"""`/v1/models` says what a model takes and writes, so that clients need not guess: as its checkpoint and settings do."""
+"""`/v1/models` says what a model takes and writes, as its checkpoint and settings have it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,11 @@ PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 HERMES: Any = {"chat_template": QWEN, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 CASES: Any = {
     "text": ("qwen3", HERMES, ["tools", "reasoning"]),
-    "vision, no tools in its template": ("qwen3_vl", {**HERMES, "chat_template": None}, ["images", "videos", "reasoning"]),
+    "vision, no tools in its template": (
+        "qwen3_vl",
+        {**HERMES, "chat_template": None},
+        ["images", "videos", "reasoning"],
+    ),
     "vision, text only": ("qwen3_vl", {**HERMES, "text_only": True}, ["tools", "reasoning"]),
     "no tools in the template": ("qwen3", {**HERMES, "chat_template": PLAIN}, ["reasoning"]),
     "calls are not read": ("qwen3", {**HERMES, "tool_call_parser": "none"}, ["reasoning"]),

@@ -31,7 +31,10 @@ def text(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
 
 
-TOOL: Any = {"type": "function", "function": {"name": "view", "description": "Reads.", "parameters": {"type": "object"}}}
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "view", "description": "Reads.", "parameters": {"type": "object"}},
+}
 CALL: Any = {"id": "call_1", "type": "function", "function": {"name": "view", "arguments": '{"path":"a"}'}}
 IMAGE: Any = {"type": "image_url", "image_url": {"url": picture()}}
 STREAM: Any = {"stream": True, "stream_options": {"include_usage": True}}
@@ -39,7 +42,7 @@ SYSTEM: Any = {"role": "system", "content": "rules"}
 CALLED: Any = {"role": "assistant", "content": "", "reasoning_content": "I look.", "tool_calls": [CALL]}
 RESULT: Any = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
 FORMS: dict[str, Any] = {
-    "xcode": {"messages": [SYSTEM, {"role": "user", "content": [text("the file"), text("why?")]}], "tools": [], **STREAM},
+    "xcode": {"messages": [SYSTEM, {"role": "user", "content": [text("file"), text("why?")]}], "tools": [], **STREAM},
     "open webui": {
         "messages": [{"role": "user", "content": [text("what is this?"), IMAGE]}],
         "temperature": 0.7, "top_p": 0.9, "max_tokens": 64, **STREAM,

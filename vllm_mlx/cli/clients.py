@@ -53,8 +53,10 @@ class Target:
             "base_url": f"{self.url}/v1",
             "model": self.model,
             "small": self.small or self.model,
-            "opencode_models": _json({name: _for_opencode(*facts) for name, *facts in self._models()}),
-            "aider_models": _json({f"openai/{name}": _for_aider(*facts) for name, *facts in self._models()}, indent=2),
+            "opencode_models": _json({name: _for_opencode(size, has) for name, size, has in self._models()}),
+            "aider_models": _json(
+                {f"openai/{name}": _for_aider(size, has) for name, size, has in self._models()}, indent=2
+            ),
             "images": _json("images" in self.capabilities),
             "no_images": _json("images" not in self.capabilities),
             "modalities": _json(_modalities(self.capabilities)),

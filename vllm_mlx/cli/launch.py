@@ -15,11 +15,11 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from . import completion
 from .clients import CLIENTS, NO_KEY, Client, Target, write_own
+from .completion import downloaded
 from .options import load_settings, own_service
 from .own_server import own_server, run_client
-from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
+from .remote import KeyOption, NoServer, Remote, UrlOption, find_server, served_names
 from .settings import Settings
 from .terminal import TABLE, CommandFailed, WrongUsage, console, note, option, state_folder
 
@@ -31,13 +31,22 @@ _OTHER_MODEL = (
 _OTHER_PROGRAM = "If another program holds the port, stop it, or set another port with VLLM_MLX_PORT."
 
 
+def _clients(incomplete: str) -> list[tuple[str, str]]:
+    """Return the clients that begin so, each with its title, for the Tab key."""
+    return [(name, row.title) for name, row in CLIENTS.items() if name.startswith(incomplete)]
+
+
+def _models(incomplete: str) -> list[str]:
+    return list(dict.fromkeys([*served_names(incomplete), *downloaded(incomplete)]))
+
+
 def launch(
     client: Annotated[
         str | None,
         typer.Argument(
             metavar="[CLIENT]",
             show_default=False,
-            autocompletion=completion.clients,
+            autocompletion=_clients,
             help=f"One of {', '.join(CLIENTS)}. Default: list them, and say how to install each.",
         ),
     ] = None,
@@ -54,7 +63,7 @@ def launch(
             "--model",
             "TEXT",
             "Name of the model, which a new server loads. Default: the served model.",
-            autocompletion=completion.served_or_downloaded,
+            autocompletion=_models,
         ),
     ] = None,
     context: Annotated[
@@ -195,7 +204,7 @@ def _table() -> Table:
     table = Table("Name", "Client", Column("Start it with `vllm-mlx launch NAME`", overflow="fold"), **TABLE)
     for name, row in CLIENTS.items():
         state = "installed" if shutil.which(row.program) else row.install
-        by_hand = f"--print shows its entry; {row.install}" if row.files else f"settings by hand: docs/clients/{name}.md"
+        by_hand = f"--print shows its entry; {row.install}" if row.files else f"by hand: docs/clients/{name}.md"
         table.add_row(name, row.title, state if row.program else by_hand)
     return table
 

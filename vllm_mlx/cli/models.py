@@ -23,8 +23,8 @@ from ..core.errors import ConfigError
 from ..core.memory import readable
 from ..formats import detect_formats
 from ..runner.model_types import text_config
-from . import completion
-from .remote import KeyOption, NoServer, UrlOption, find_server
+from .completion import downloaded
+from .remote import KeyOption, NoServer, UrlOption, find_server, served_names
 from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option
 
 
@@ -256,7 +256,7 @@ NameArgument = Annotated[
     typer.Argument(
         metavar="[NAME]",
         help="Any name by which requests ask for it. Default: the first model.",
-        autocompletion=completion.served,
+        autocompletion=served_names,
     ),
 ]
 
@@ -307,7 +307,7 @@ def remove(
             metavar="NAME",
             help="Name, as `models` lists it.",
             show_default=False,
-            autocompletion=completion.downloaded,
+            autocompletion=downloaded,
         ),
     ],
     yes: Annotated[bool, option("--yes", None, "Remove it without a question.")] = False,

@@ -3,20 +3,21 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
 
+from ..core.errors import ConfigError
 from ..util.urls import http_url
-from . import completion
 from .options import server_settings
 from .settings import is_local, local_url
 from .terminal import CommandFailed, WrongUsage, option
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
+_COMPLETION_S = 2.0  # a server that does not answer in time has no names to complete
 UNTOLD = frozenset({"tools", "reasoning"})  # what a model is taken to do if its server does not say
 SILENCE_S = 300.0  # longest silence of a stream; the server sends something every ten seconds
 
@@ -27,9 +28,19 @@ KeyOption = Annotated[
     str | None,
     option("--api-key", "TEXT", "The server's API key. Default, on this machine: the key in the settings of `serve`."),
 ]
+
+
+def served_names(incomplete: str) -> list[str]:
+    """Return the names that begin so, of the server with the settings of this machine, for the Tab key."""
+    with suppress(CommandFailed, ConfigError):
+        models = replace(find_server(None, None), answer_s=_COMPLETION_S).models()
+        return [model.name for model in models if model.name.startswith(incomplete)]
+    return []
+
+
 ModelOption = Annotated[
     str | None,
-    option("--model", "TEXT", "Name of the model. Default: the served model.", autocompletion=completion.served),
+    option("--model", "TEXT", "Name of the model. Default: the served model.", autocompletion=served_names),
 ]
 
 
