@@ -109,10 +109,9 @@ class Client:
         if self.project:
             trimmed = {"tools": {"*": False, "bash": True}} if place.setting.is_trimmed else {}
             (place.work / "opencode.json").write_text(json.dumps({**self.project, **trimmed}))
-        if place.setting.sends_image and "{prompt}" in (self.image or [""])[0]:
-            prompt, image = self.image[0].replace("{prompt}", prompt), ()
-        else:
-            image = self.image if place.setting.sends_image else ()
+        image = self.image if place.setting.sends_image else ()
+        if image == _MENTIONED:
+            prompt, image = image[0].replace("{prompt}", prompt), image[1:]
         arguments = (*self.arguments, *image, *(self.trimmed if place.setting.is_trimmed else ()))
         words = [word.replace("{prompt}", prompt).replace("{image}", str(place.work / IMAGE)) for word in arguments]
         commands = self.for_server(place).runs(words)

@@ -304,10 +304,7 @@ def remove(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="NAME",
-            help="Name, as `models` lists it.",
-            show_default=False,
-            autocompletion=downloaded,
+            metavar="NAME", help="Name, as `models` lists it.", show_default=False, autocompletion=downloaded
         ),
     ],
     yes: Annotated[bool, option("--yes", None, "Remove it without a question.")] = False,
