@@ -6,6 +6,7 @@ recommended.toml has the checkpoints that `doctor` recommends.
 import difflib
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -23,8 +24,9 @@ from ..core.errors import ConfigError
 from ..core.memory import readable
 from ..formats import detect_formats
 from ..runner.model_types import text_config
+from .options import server_settings
 from .remote import KeyOption, NoServer, UrlOption, find_server
-from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option
+from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option, say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,16 +155,43 @@ def local_folder(model: str) -> Path | None:
     return folder_of(model) or next((cached.folder for cached in cached_models() if cached.name == model), None)
 
 
-def nearest(model: str) -> str:
-    """Return a sentence, after a space, with names similar to that of a missing model; empty without any."""
+def nearest(model: str, memory_budget: int | None = None) -> str:
+    """Return a sentence, after a space, with names similar to that of a missing model; empty if it is here.
+
+    They fit the memory. If the name says how many weights the model has, they have about as many.
+    """
     if local_folder(model) is not None:
         return ""
-    here = [cached.name for cached in cached_models() if cached.facts is not None]
-    names = {name.rpartition("/")[2].lower(): name for name in [*(one.name for one in recommended()), *here]}
-    near = difflib.get_close_matches(model.rpartition("/")[2].lower(), names, n=3, cutoff=0.5)
-    near.sort(key=lambda name: names[name] not in here)
-    told = [names[name] + (" (on this machine)" if names[name] in here else "") for name in near]
-    return f" Similar names: {', '.join(told)}." if told else ""
+    here = {cached.name: cached.facts.weights_bytes for cached in cached_models() if cached.facts is not None}
+    budget = default_budget(memory_budget)
+    fit = [name for name, weights_bytes in here.items() if weights_bytes < budget]
+    fit += [one.name for one in recommended() if one.needed_bytes(budget) <= budget]
+    names = {_stem(name): name for name in fit if _is_as_large(name, model)}
+    near = difflib.get_close_matches(_stem(model), names, n=_NUM_SHOWN, cutoff=_SIMILAR)
+    near.sort(key=lambda stem: names[stem] not in here)
+    told = [names[stem] + (" (on this machine)" if names[stem] in here else "") for stem in near]
+    return f" Similar names: {', '.join(told)}." if told else " `vllm-mlx doctor` names models that fit this machine."
+
+
+def default_budget(memory_budget: int | None) -> int:
+    """Return the memory that a server may take: the setting's value, or else the machine's default."""
+    from ..runner.device import device_memory
+
+    return memory_budget or device_memory().default_budget_bytes
+
+
+def _stem(name: str) -> str:
+    """Return a model's own name in lower case, without its publisher, and without its precision if it has a size."""
+    own = name.rpartition("/")[2].lower().replace(":", "-")
+    return _PRECISION.sub("", own)
+
+
+def _is_as_large(name: str, asked: str) -> bool:
+    """Return whether two names give about the same number of weights. Any name will do if `asked` gives none."""
+    own, wanted = (
+        float(found[1]) * _BILLIONS[found[2].lower()] if (found := _WEIGHTS.search(one)) else 0 for one in (name, asked)
+    )
+    return not wanted or wanted / _RATIO <= own <= wanted * _RATIO
 
 
 def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
@@ -172,7 +201,13 @@ def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
         return CachedModel(name, disk_bytes, folder, None, error.message)
 
 
+EXAMPLE = "mlx-community/Qwen3.5-9B-MLX-4bit"  # of help texts and messages: what a Mac with 16 GB runs
 AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
+_WEIGHTS = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([mbt])(?![a-z\d])", re.IGNORECASE)  # such as 8B
+_BILLIONS = {"m": 1e-3, "b": 1.0, "t": 1e3}
+_PRECISION = re.compile(r"[-_](mlx|gguf|latest|instruct|it|\d+-?bit|mxfp\d|bf16|fp16|q\d).*")
+_RATIO = 1.5  # of sizes that are about the same
+_SIMILAR = 0.6  # of two names, by difflib
 _SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see `Budget` in core/memory.py
 _COPIED_BYTES = 256 << 20  # what is copied in one evaluation
 _NUM_SHOWN = 3
@@ -223,16 +258,18 @@ def models(
         states = {card.get("root"): {"state": card.get("state")} for card in served}
         print(json.dumps([_fields(model) | states.get(model.name, {}) for model in found], indent=2))
     elif not found:
-        print(f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
+        best = next(iter(fitting(default_budget(server_settings().memory_budget))), None)
+        name, why = ("ORG/NAME", "") if best is None else (best.name, ", the largest that fits with a coding agent")
+        say(f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull {name}`{why}.")
     else:
         console().print(_table(found))
-        print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
+        say("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
     told: set[str] = set()
     if served and not as_json:
         print("A server serves:")
     for card in () if as_json else served:
         if card["id"] not in told:  # an alias of a card before has no line of its own
-            print(_line(card))
+            say(_line(card))
         told.update(card.get("aliases") or ())
 
 
@@ -283,10 +320,10 @@ def pull(
     from ..runner.checkpoint import download, is_hub_id
 
     if not is_hub_id(model):
-        raise WrongUsage(f"{model} is not a name on Hugging Face: write ORG/NAME, such as mlx-community/Qwen3-8B-4bit.")
+        raise WrongUsage(f"{model} is not a name on Hugging Face: write ORG/NAME, such as {EXAMPLE}.")
     folder = download(model, revision)
     facts = describe(folder)
-    print(f"{model} is in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
+    say(f"{model} is in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
 
 
 def _summary(facts: Description) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from .terminal import printable
+from .terminal import folded, printable
 
 MAX_BYTES = 4 << 20  # bytes that may wait to be written; further lines are dropped and counted
 MAX_LINE = 16 * 1024  # characters of one line, stack traces included
@@ -128,7 +128,8 @@ def write_last(message: str) -> None:
     """Write the last message of a process, after its log. Give up if it is not read in time."""
     logging.shutdown()
     last = Output(descriptor_of(sys.stderr))
-    last.write(f"vllm-mlx: {printable(message)}\n")
+    text = printable(f"vllm-mlx: {message}")
+    last.write(f"{text if sys.stderr is None else folded(text, sys.stderr)}\n")
     last.flush(FLUSH_S)
 
 

@@ -16,7 +16,7 @@ from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, about, setting
-from ..core.memory import Budget, MemoryBudget
+from ..core.memory import Budget, MemoryBudget, readable
 from ..disk.faults import FolderUnusable
 from ..disk.folder import Folder
 from ..disk.kept import NO_MEMORIES, Memories
@@ -517,8 +517,8 @@ def check_settings(config: EngineConfig) -> None:
     machine_bytes = device_memory().total_bytes
     if config.memory_budget_bytes is not None and config.memory_budget_bytes > machine_bytes:
         raise ConfigError(
-            f"{setting('memory_budget')} {config.memory_budget_bytes / 1e9:.1f} GB is more than this machine has, "
-            f"{machine_bytes / 1e9:.1f} GB. Lower it."
+            f"{setting('memory_budget')} {readable(config.memory_budget_bytes)} is more than this machine has, "
+            f"{readable(machine_bytes)}. Lower it."
         )
 
 

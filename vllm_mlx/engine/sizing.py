@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
-from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
+from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint, readable
 from ..core.request import checkpoint_defaults, usual_sampling
 from ..formats.tokenizer import read_json
 from ..guidance.grammar_compiler import MAX_BYTES
@@ -187,12 +187,12 @@ def _log_wired_memory() -> None:
     wired, total = wired_bytes(), device_memory().total_bytes
     if wired is None:
         return
-    logger.info("Wired before load: %.1f of %.1f GB", wired / 1e9, total / 1e9)
+    logger.info("Wired before load: %s of %s", readable(wired), readable(total))
     if is_much_wired(wired):
         logger.warning(
-            "%.1f of %.1f GB are wired already. A killed server may have left them; a restart of the Mac frees them",
-            wired / 1e9,
-            total / 1e9,
+            "%s of %s are wired already. A killed server may have left them; a restart of the Mac frees them",
+            readable(wired),
+            readable(total),
         )
 
 
@@ -354,7 +354,7 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudge
     if config.max_model_len is not None or fitting < 2:
         raise ConfigError(
             f"Too little memory for {setting('max_model_len')} {wanted}: {fitting} tokens of context fit beside the "
-            f"weights; {Budget(memory.total_bytes, memory.held_bytes).text()}. Lower it, use a smaller model, or raise "
+            f"weights; {Budget(memory.total_bytes, memory.held_bytes).text}. Lower it, use a smaller model, or raise "
             f"{setting('memory_budget')}."
         )
     logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)
