@@ -5,20 +5,26 @@ import itertools
 import logging
 import os
 import select
+import shutil
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from ..core.stage import LoadStage
 from .terminal import folded, printable
 
+logger = logging.getLogger(__name__)
 MAX_BYTES = 4 << 20  # bytes that may wait to be written; further lines are dropped and counted
 MAX_LINE = 16 * 1024  # characters of one line, stack traces included
 LOG_BYTES = 10_000_000  # of one file of a service's log
 LOG_FILES = 5
+LOOK_S = 0.2  # between two looks at the stage of loading
+_FORM = "%(asctime)s %(levelname)s %(message)s"
+_CLEAR = "\r\x1b[K"  # removes the terminal's last line
 FLUSH_S = 1.0  # how long the end of the process waits for a reader, who may have stopped
 
 
@@ -100,15 +106,54 @@ def _write(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
+class RowFormatter(logging.Formatter):
+    """Formats the log of a terminal: short times, and of a request the row that people read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        row = getattr(record, "row", None)
+        return super().format(record) if row is None else f"{self.formatTime(record, self.datefmt)} {row}"
+
+
 class OutputHandler(logging.StreamHandler[Output]):
     """A log handler whose lines an `Output` writes, so that logging never waits."""
 
     def __init__(self, fd: int, before: Callable[[int], None] | None = None) -> None:
         super().__init__(Output(fd, notice=self._notice, before=before))
+        self.is_terminal = os.isatty(fd) and os.environ.get("TERM") != "dumb"
+        self._clear = ""  # written before a line, if the terminal's last line shows a stage
+        if self.is_terminal:
+            self.setFormatter(RowFormatter(_FORM, "%H:%M:%S"))
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
+        line = line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
+        return f"{self._clear}{line}"
+
+    @contextlib.contextmanager
+    def showing(self, stage: LoadStage) -> Iterator[None]:
+        """Show what is loaded inside the block: on a terminal in a line that is rewritten, elsewhere a line a stage."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._show, args=(stage, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _show(self, stage: LoadStage, ended: threading.Event) -> None:
+        told = ""
+        while not ended.wait(LOOK_S):
+            text = printable(f"Loading {stage}")
+            if stage.name and self.is_terminal:
+                self._clear = _CLEAR
+                self.stream.write(f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
+            elif stage.name != told:
+                logger.info("%s", text.partition(",")[0])
+            told = stage.name
+        if self._clear:
+            self._clear = ""
+            self.stream.write(_CLEAR)
 
     def flush(self) -> None:
         """Do nothing, because the thread writes each line."""
@@ -163,9 +208,10 @@ def log_files(path: Path) -> list[Path]:
     return [*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path]
 
 
-def configure_logging(level: str, log: LogFile | None = None) -> None:
+def configure_logging(level: str, log: LogFile | None = None) -> OutputHandler:
     """Log our own messages at `level`, and of libraries only warnings and errors."""
     handler = OutputHandler(descriptor_of(sys.stderr), None if log is None else log.make_room)
-    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.basicConfig(handlers=[handler], format=_FORM, level=logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("vllm_mlx").setLevel(level.upper())
+    return handler

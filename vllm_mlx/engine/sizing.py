@@ -12,6 +12,7 @@ from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint, readable
 from ..core.request import checkpoint_defaults, usual_sampling
+from ..core.stage import LoadStage
 from ..formats.tokenizer import read_json
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
@@ -23,7 +24,7 @@ from ..runner.checkpoint import Checkpoint
 from ..runner.device import apply_limits, device_memory, wire_weights
 from ..runner.family_check import check_family, media_fault
 from ..runner.kernel_proof import check_kernels
-from ..runner.load_model import ALL, advising, begin_loading
+from ..runner.load_model import advising, begin_loading
 from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk, text_config
@@ -35,6 +36,7 @@ from .monitoring.schema import EngineFacts
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
+_MOST_SLICES = 50  # of the weights at the start, after each of which it can tell how far it is
 _MAX_IMAGES_BYTES = 512 << 20
 _MAX_RENDERED_BYTES = 64 << 20
 _ASSUMED_TOKENS_PER_S = 1000.0  # of the prefill of a model that was never loaded
@@ -64,19 +66,27 @@ def load_measured(
     probe: VisionProbe | None = None,
     budget: Budget | None = None,
     ranks: Ranks | None = None,
+    stage: LoadStage | None = None,
 ) -> MeasuredModel:
     """Raise ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
 
     With `ranks`, all of them call this at the same time: each loads and measures its shard, and `agreed` follows.
+    `stage` is told what is done.
     """
+    stage = stage or LoadStage()
     budget = budget or budget_of(config)
     _check_weights(config, checkpoint, budget, ranks)
     _log_wired_memory()
     apply_limits(budget.total_bytes)
     start_s = time.monotonic()
-    loading = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks)
-    model = loading.complete() if ranks is None else loading.complete(ranks.watch.advance)
-    load_s, parts = time.monotonic() - start_s, measuring(config, checkpoint, model, probe)
+    stage.begin("reading weights", 0.0)
+    slice_bytes = max(SLICE_BYTES, checkpoint.file_bytes // _MOST_SLICES)
+    loading = begin_drafting(config, checkpoint, slice_bytes=slice_bytes, ranks=ranks)
+    while (model := loading.advance()) is None:
+        stage.share = loading.progress
+        if ranks is not None:
+            ranks.watch.advance()
+    load_s, parts = time.monotonic() - start_s, measuring(config, checkpoint, model, probe, stage)
     while True:
         try:
             next(parts)
@@ -86,13 +96,16 @@ def load_measured(
 
 
 def measuring(
-    config: EngineConfig, checkpoint: Checkpoint, model: Model, probe: VisionProbe | None
+    config: EngineConfig, checkpoint: Checkpoint, model: Model, probe: VisionProbe | None, stage: LoadStage
 ) -> Generator[None, None, MeasuredModel]:
     """Measure and prove in parts, between which other models may run steps. Raises ConfigError."""
+    stage.begin("measuring a step")
     calibration = calibrate(model, has_experts=longest_chunk(checkpoint.config) is not None)
     yield
+    stage.begin("checking attention")
     check_kernels(calibration.attention)
     yield
+    stage.begin("comparing cached with computed")
     prove_rows(model)
     yield
     if model.footprint.bytes_per_token and not calibration.attention:
@@ -100,10 +113,12 @@ def measuring(
     _wire(config, model)
     images, video_fault = None, None
     if probe is not None and isinstance(model, MultimodalModel):
+        stage.begin("comparing images with mlx-vlm's")
         with advising(checkpoint, trust_remote_code=config.trust_remote_code):
             check_family(model, probe.images.prompt, probe.images.inputs)
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
         yield
+        stage.begin("measuring an image")
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
