@@ -1,6 +1,7 @@
 """A start of `vllm-mlx serve` as a person in a terminal sees it, and as a file of its log has it."""
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_a_terminal_shows_stages_in_one_line_and_a_row_for_each_reply() -> None:
         assert re.fullmatch(reply, first) and re.fullmatch(reply, second)
         assert "(0 cached)" in first and "(0 cached)" not in second
         assert re.fullmatch(rf"{time} chat browser · [\d.]+ s · 400 \w+", refused)
-        seen.press(b"\x03")
+        seen.process.send_signal(signal.SIGINT)
         assert seen.process.wait(SECONDS) == 0
 
 

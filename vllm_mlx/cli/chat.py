@@ -4,6 +4,7 @@ import base64
 import contextlib
 import mimetypes
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from .remote import KeyOption, ModelOption, Remote, Reply, UrlOption, find_server
+from .own_server import model_to_start, own_server, served_name
+from .remote import KeyOption, NoServer, Remote, Reply, StartOption, UrlOption, find_server
 from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds, option, printable, state_folder
 
 
@@ -102,9 +104,26 @@ def figures(reply: Reply, now_s: float) -> str:
     writing_s = now_s - reply.moments[0]
     speed = f", {(reply.num_tokens - 1) / writing_s:.1f} tokens/s" if writing_s > 0 and reply.num_tokens > 1 else ""
     return (
-        f"{reply.num_tokens} tokens{speed}, first after {milliseconds(reply.moments[0] - reply.started_s)}; "
+        f"{reply.num_tokens} tokens{speed}, first after {milliseconds(reply.ttft_s)}; "
         f"prompt {reply.num_prompt_tokens:,} tokens, {reply.num_cached_tokens:,} cached"
     )
+
+
+_WAITS = {"disk": "Reading kept state from disk", "model": "Waiting until the model is in memory"}
+_LOOK_S = 0.5  # between two looks at how far a prompt is
+
+
+def reading(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Say how far a prompt is, by its row in the status now and by the first one."""
+    if row["phase"] == "queued":
+        return f"{_WAITS.get(row['waits_for'], 'Waiting for a place' if row['prompt_tokens'] else 'Reading')}…"
+    done, total, seconds = row["computed_tokens"], row["prompt_tokens"], row["elapsed_s"] - first["elapsed_s"]
+    text = f"Reading {done:,} of {total:,} tokens"
+    if seconds <= 0 or done <= first["computed_tokens"]:
+        return text
+    per_s = (done - first["computed_tokens"]) / seconds
+    left_s = (total - done) / per_s
+    return f"{text}, {per_s:,.0f}/s, about {f'{left_s:.0f} s' if left_s < 100 else f'{left_s / 60:.0f} min'}"
 
 
 @dataclass(slots=True)
@@ -115,11 +134,12 @@ class ReplyPrinter:
     show_thinking: bool = False  # print reasoning in full, instead of one line that says how long it took
     is_plain: bool = False  # print only the text, for a pipe
 
-    def print(self, events: Iterator[dict[str, Any]], reply: Reply) -> None:
+    def print(self, events: Iterator[dict[str, Any]], reply: Reply, server: Remote) -> None:
         """Print the events and fill `reply` with them. If it is interrupted, `reply` holds what has arrived."""
-        spinner = self.console.status("Reading…", spinner="dots")
+        spinner, ended = self.console.status("Reading…", spinner="dots"), threading.Event()
         if self._is_live:
             spinner.start()
+            threading.Thread(target=self._watch, args=(reply, server, spinner, ended), daemon=True).start()
         try:
             for event in events:
                 reasoning, text = reply.feed(event, time.monotonic())
@@ -128,9 +148,20 @@ class ReplyPrinter:
                 if text:
                     self._write(text, reply, spinner)
         finally:
+            ended.set()
             spinner.stop()
             if reply.text or (reply.reasoning and self.show_thinking):
                 print(flush=True)
+
+    def _watch(self, reply: Reply, server: Remote, spinner: Status, ended: threading.Event) -> None:
+        """Show how far the prompt is, until the reply begins or has ended."""
+        first: Mapping[str, Any] = {}
+        while not (ended.wait(_LOOK_S) or reply.moments):
+            with contextlib.suppress(CommandFailed):  # a server of another kind
+                rows = server.status().get("requests") or ()
+                for row in (row for row in rows if row["request_id"] == reply.reply_id and not reply.moments):
+                    first = row if row["phase"] == "queued" else first or row
+                    spinner.update(reading(row, first))
 
     def close(self, reply: Reply, now: float) -> None:
         if self.is_plain:
@@ -178,7 +209,7 @@ def chat(
         str | None,
         typer.Argument(metavar="QUESTION", show_default=False, help="Question to answer, instead of a conversation."),
     ] = None,
-    model: ModelOption = None,
+    model: StartOption = None,
     image: Annotated[
         list[Path] | None, option("--image", "FILE", "Image to send with the question. Repeat it for more.")
     ] = None,
@@ -198,26 +229,37 @@ def chat(
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Talk to the model. In a pipe, the question is read from standard input."""
+    """Talk to the model. In a pipe, the question is read from standard input.
+
+    If no server runs, start one too, with `--model`.
+    """
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()
     if question is not None and not question.strip():
         raise WrongUsage("There is no question: give one, or start `vllm-mlx chat` in a terminal.")
     conversation = Conversation(system, images=[image_url(path) for path in image or ()])
     server = find_server(url, api_key)
-    options = {
-        "model": server.model(model).name,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    printer = ReplyPrinter(console(), show_thinking, is_plain=not sys.stdout.isatty())
-    talk = Talk(server, given, conversation, printer)
-    if question is None:
-        talk.run(LinePrompt(remember=history))
-    elif not talk.ask(question):
-        raise typer.Exit(ExitCode.INTERRUPTED)
+    with contextlib.ExitStack() as stack:
+        try:
+            name = server.model(served_name(model) if url is None else model).name
+        except NoServer as missing:
+            if url is not None:
+                raise
+            stack.enter_context(own_server(server, model_to_start(model, missing, "chat"), "chat"))
+            name = server.model().name
+        options = {
+            "model": name,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        printer = ReplyPrinter(console(), show_thinking, is_plain=not sys.stdout.isatty())
+        talk = Talk(server, given, conversation, printer)
+        if question is None:
+            talk.run(LinePrompt(remember=history))
+        elif not talk.ask(question):
+            raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 class Talk:
@@ -257,7 +299,7 @@ class Talk:
         is_complete = True
         try:
             with self._server.chat(self._options, self._conversation.messages) as events:
-                self._printer.print(events, reply)
+                self._printer.print(events, reply, self._server)
         except KeyboardInterrupt:
             is_complete = False
         except CommandFailed:

@@ -27,6 +27,10 @@ KeyOption = Annotated[
 ]
 ModelOption = Annotated[str | None, option("--model", "TEXT", "Name of the model. Default: the served model.")]
 
+StartOption = Annotated[
+    str | None, option("--model", "TEXT", "Name of the model, which a new server loads. Default: the served model.")
+]
+
 
 class NoServer(CommandFailed):
     """No program listens at the address."""
@@ -178,11 +182,13 @@ class Reply:
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
+    reply_id: str | None = None
     error: str | None = None
 
     def feed(self, event: Mapping[str, Any], now_s: float) -> tuple[str, str]:
         """Add an event. Returns the reasoning and the text that it brings."""
         self.usage = event.get("usage") or self.usage
+        self.reply_id = self.reply_id or event.get("id")
         reasoning, text = "", ""
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
@@ -200,6 +206,11 @@ class Reply:
         """Return the assistant's turn. Reasoning is sent back unchanged, so that the next prompt extends this one."""
         turn = {"role": "assistant", "content": self.text}
         return turn | ({"reasoning_content": self.reasoning} if self.reasoning else {})
+
+    @property
+    def ttft_s(self) -> float:
+        """Return the time to the first part, which must have arrived."""
+        return self.moments[0] - self.started_s
 
     @property
     def num_tokens(self) -> int:
