@@ -157,7 +157,9 @@ def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figure
     """Compute the figures of some replies."""
     good = [reply for reply in replies if reply.error is None]
     errors = [reply.error for reply in replies if reply.error is not None]
-    ttfts = [reply.ttft_s for reply in good]
+    ttfts = [reply.moments[0] - reply.started_s for reply in good]
+    computed = [reply.num_prompt_tokens - reply.num_cached_tokens for reply in good]
+    writing = [(reply.num_tokens - 1, reply.moments[-1] - reply.moments[0]) for reply in good]
     gaps = [later - earlier for reply in good for earlier, later in pairwise(reply.moments)]
     seconds = max(reply.moments[-1] for reply in good) - min(reply.started_s for reply in good) if good else 0.0
     reply_tokens = sum(reply.num_tokens for reply in good)
@@ -176,8 +178,8 @@ def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figure
         itl_p50_s=quantile(gaps, 0.5),
         itl_p99_s=quantile(gaps, 0.99),
         tokens_per_s=reply_tokens / seconds if seconds else 0.0,
-        reading_tokens_per_s=_rate((each.num_prompt_tokens - each.num_cached_tokens, each.ttft_s) for each in good),
-        writing_tokens_per_s=_rate((each.num_tokens - 1, each.moments[-1] - each.moments[0]) for each in good),
+        reading_tokens_per_s=_rate(zip(computed, ttfts, strict=True)),
+        writing_tokens_per_s=_rate(writing),
     )
 
 
@@ -304,19 +306,7 @@ def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool) -> N
 
 
 def _table(rows: list[Figures]) -> Table:
-    names = (
-        "At once",
-        "Requests",
-        "Prompt",
-        "Cached",
-        "TTFT p50",
-        "p99",
-        "ITL p50",
-        "p99",
-        "Read /s",
-        "Written /s",
-        "All /s",
-    )
+    names = ("At once", "Count", "Prompt", "Cached", "TTFT p50", "p99", "ITL p50", "p99", "Read/s", "Write/s", "All/s")
     table = Table(*number_columns(*names), **NARROW)
     for row in rows:
         good = row.requests - row.failed
@@ -328,6 +318,6 @@ def _table(rows: list[Figures]) -> Table:
             f"{row.prompt_tokens // good:,}" if good and row.prompt_tokens else "–",
             "–" if row.cached_share is None else f"{row.cached_share:.0%}",
             *("–" if seconds is None else milliseconds(seconds) for seconds in times),
-            *("–" if rate is None else f"{rate:,.1f}" for rate in rates),
+            *("–" if rate is None else f"{rate:,.{int(rate < 100)}f}" for rate in rates),
         )
     return table

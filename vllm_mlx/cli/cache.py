@@ -35,7 +35,6 @@ from .terminal import (
     duration,
     number_columns,
     option,
-    say,
 )
 
 _MAX_ENTRIES = 200
@@ -59,7 +58,7 @@ def list_kept(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
         print(json.dumps({"folder": str(root), "damaged": len(found.reasons), "kept": kept}, indent=2))
         return
     if nothing is not None:
-        say(_NOTHING.format(nothing))
+        print(_NOTHING.format(nothing))
         return
     screen = console()
     screen.print(_table(kept))

@@ -104,7 +104,7 @@ def figures(reply: Reply, now_s: float) -> str:
     writing_s = now_s - reply.moments[0]
     speed = f", {(reply.num_tokens - 1) / writing_s:.1f} tokens/s" if writing_s > 0 and reply.num_tokens > 1 else ""
     return (
-        f"{reply.num_tokens} tokens{speed}, first after {milliseconds(reply.ttft_s)}; "
+        f"{reply.num_tokens} tokens{speed}, first after {milliseconds(reply.moments[0] - reply.started_s)}; "
         f"prompt {reply.num_prompt_tokens:,} tokens, {reply.num_cached_tokens:,} cached"
     )
 

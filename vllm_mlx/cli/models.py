@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,7 +27,7 @@ from ..formats import detect_formats
 from ..runner.model_types import text_config
 from .options import server_settings
 from .remote import KeyOption, NoServer, UrlOption, find_server
-from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option, say
+from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, folded, number_columns, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,16 +261,17 @@ def models(
     elif not found:
         best = next(iter(fitting(default_budget(server_settings().memory_budget))), None)
         name, why = ("ORG/NAME", "") if best is None else (best.name, ", the largest that fits with a coding agent")
-        say(f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull {name}`{why}.")
+        told = f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull {name}`{why}."
+        print(folded(told, sys.stdout))
     else:
         console().print(_table(found))
-        say("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
+        print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
     told: set[str] = set()
     if served and not as_json:
         print("A server serves:")
     for card in () if as_json else served:
         if card["id"] not in told:  # an alias of a card before has no line of its own
-            say(_line(card))
+            print(_line(card))
         told.update(card.get("aliases") or ())
 
 
@@ -323,7 +325,7 @@ def pull(
         raise WrongUsage(f"{model} is not a name on Hugging Face: write ORG/NAME, such as {EXAMPLE}.")
     folder = download(model, revision)
     facts = describe(folder)
-    say(f"{model} is in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
+    print(f"{model} is in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
 
 
 def _summary(facts: Description) -> str:

@@ -208,11 +208,6 @@ class Reply:
         return turn | ({"reasoning_content": self.reasoning} if self.reasoning else {})
 
     @property
-    def ttft_s(self) -> float:
-        """Return the time to the first part, which must have arrived."""
-        return self.moments[0] - self.started_s
-
-    @property
     def num_tokens(self) -> int:
         """Return the server's count of tokens; without one, the number of parts."""
         return int(self.usage.get("completion_tokens") or len(self.moments))

@@ -52,17 +52,14 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
     except EngineDead as error:
         raise BrokeDown(error.message) from error
     except ModelLoadError as error:
-        raise ModelLoadError(error.message + _similar(settings)) from error
+        similar = [nearest(one.model, settings.memory_budget) for one in settings.each()]
+        raise ModelLoadError(error.message + "".join(similar)) from error
     except (VLLMMLXError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         logger.error("The server failed", exc_info=error)
         kind = BrokeDown if is_ready.is_set() or _may_pass(error) else CommandFailed
         raise kind(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
-
-
-def _similar(settings: Settings) -> str:
-    return "".join(nearest(one.model, settings.memory_budget) for one in settings.each())
 
 
 def _may_pass(error: BaseException) -> bool:

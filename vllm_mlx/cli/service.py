@@ -29,7 +29,7 @@ from .output import LogFile, log_files, write_last
 from .remote import NoServer, Remote
 from .settings import OF_A_MODEL, Settings, local_url
 from .supervisors import THROTTLE_S, Job, Supervisor, program_path, supervisor
-from .terminal import BrokeDown, CommandFailed, ExitCode, exit_code_of, option, printable, say
+from .terminal import BrokeDown, CommandFailed, ExitCode, exit_code_of, option, printable
 from .worker import check_working, run_worker
 
 MAX_SHORT_RUNS = 5
@@ -201,8 +201,8 @@ def install(
         raise
     place.remove(*aside.values())
     when = "with this machine" if user else "at log-in"
-    say(f"The service is installed: {service.name} starts it {when}, and did.")
-    say(f"Settings: {place.settings}\nLog: {place.log}\n`vllm-mlx service status` says when it is ready.")
+    print(f"The service is installed: {service.name} starts it {when}, and did.")
+    print(f"Settings: {place.settings}\nLog: {place.log}\n`vllm-mlx service status` says when it is ready.")
 
 
 @service_app.command()
@@ -255,7 +255,7 @@ def restart(user: UserOption = None) -> None:
     service = _installed(place)
     place.write(place.history, History().text())
     service.start()
-    say("The service starts again. `vllm-mlx service status` says when it is ready.")
+    print("The service starts again. `vllm-mlx service status` says when it is ready.")
 
 
 @service_app.command()

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..core.memory import readable
-from ..util.callers import client_name, endpoint_name
+from ..util.urls import client_name, endpoint_name
 from .remote import KeyOption, Remote, UrlOption, find_server
 from .terminal import NARROW, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option
 
@@ -230,17 +230,15 @@ def _requests(requests: list[Mapping[str, Any]], *, has_several: bool) -> Render
     return table
 
 
-def _caller(request: Mapping[str, Any]) -> str:
-    """Name the client and the endpoint; the client of another API key has no name."""
-    client = client_name(request.get("client")) if request.get("request_id") else "–"
-    return f"{client} {endpoint_name(str(request.get('path', '')))}"
-
-
 def _row(request: Mapping[str, Any], model: str) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
     phase = str(request.get("phase", "?")) + _WAITS.get(str(request.get("waits_for")), "")
+    client = client_name(request.get("client")) if request.get("request_id") else "–"  # of another API key
+    caller = f"{client} {endpoint_name(request.get('path') or '')}"
     return [
-        Text(f"{_caller(request)}\n{model}{phase}, {float(request.get('progress') or 0):.0%}"),
+        Text(
+            f"{caller} {endpoint_name(request.get('path') or '')}\n{model}{phase}, {float(request.get('progress') or 0):.0%}"
+        ),
         f"{request.get('prompt_tokens', 0):,}",
         f"{request.get('cached_tokens', 0):,}" + ("\n(disk)" if request.get("tier") == "disk" else ""),
         f"{request.get('completion_tokens', 0):,}",

@@ -74,11 +74,6 @@ def folded(text: str, stream: TextIO) -> str:
     return "\n".join(map(wrapper.fill, whole.split("\n"))).replace(_NO_BREAK, " ")
 
 
-def say(text: str) -> None:
-    """Print what a command was asked for."""
-    print(folded(text, sys.stdout))
-
-
 def note(text: str) -> None:
     """Say something beside what a command prints."""
     print(folded(f"vllm-mlx: {text}", sys.stderr), file=sys.stderr)

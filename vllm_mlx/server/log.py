@@ -22,8 +22,8 @@ from ..core.events import (
     Usage,
 )
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
-from ..util.callers import client_name, endpoint_name
 from ..util.fence import Fence
+from ..util.urls import client_name, endpoint_name
 from .error_handlers import CLIENT_GONE
 from .generations import RequestGeneration
 from .schema import LastReply
@@ -135,7 +135,7 @@ class RequestRecord:
 
     @property
     def level(self) -> int:
-        """Return the level of the log line. The page's files, and what browsers look for beside them, are for debug."""
+        """Return the level of the log line. What browsers fetch with the page is for debug."""
         is_page = self.method in ("GET", "HEAD") and _PAGE.fullmatch(self.path) is not None
         return logging.DEBUG if is_page and (self.status < 400 or self.status in (404, CLIENT_GONE)) else logging.INFO
 
@@ -207,14 +207,12 @@ class RequestRecord:
             return
         self.progress_logged_s = now
         share = f"{event.num_computed_tokens}/{event.num_prompt_tokens}"
+        row = f"{self._asked} · reading {share.replace('/', ' of ')} · {now - self.started_s:.1f} s"
         elapsed_s = now - self.started_s
-        row = f"reading {event.num_computed_tokens:,} of {event.num_prompt_tokens:,} · {elapsed_s:.1f} s"
-        row = f"{self._asked} · {row}"
         requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, elapsed_s, extra={"row": row})
 
     @property
     def _asked(self) -> str:
-        """Say what was asked for, and by which client."""
         path = quoted(self.path)
         what = endpoint_name(path) if self.method == "POST" else f"{self.method} {path}"
         return f"{what} {client_name(self.client)}"
@@ -222,19 +220,19 @@ class RequestRecord:
     def row(self, ended_s: float) -> str:
         """Describe the request in a short line for a terminal."""
         usage = total_usage(self._usages, self.receipts.choices_per_prompt) if self._usages else None
-        facts = [self._asked]
+        seconds, speed = ended_s - self.started_s if self._ttft_s is None else self._ttft_s, None
+        facts = [self._asked, f"{seconds:.2f} s"]
         if usage is not None:
-            facts.append(f"{usage.prompt_tokens:,} in ({usage.cached_tokens:,} cached)")
-            facts.append(f"{usage.completion_tokens:,} out")
-        elif self.prompt_tokens is not None:
-            facts.append(f"{self.prompt_tokens:,} in")
-        facts.append(f"{ended_s - self.started_s if self._ttft_s is None else self._ttft_s:.2f} s")
-        if (speed := self._tokens_per_s(usage, ended_s)) is not None:
-            facts.append(f"{speed:.0f}/s")
+            speed = self._tokens_per_s(usage, ended_s)
+            facts[1:1] = [
+                f"{usage.prompt_tokens:,} in ({usage.cached_tokens:,} cached)",
+                f"{usage.completion_tokens:,} out",
+            ]
+        facts += [] if speed is None else [f"{speed:.0f}/s"]
+        good = self._finish or str(self.status)
         fault = f"{self.status} {self.error_code or ''}".rstrip()
-        is_good = self.status < 400 and self.error_code is None
-        end = "left" if self.status == CLIENT_GONE else self._finish or self.status if is_good else fault
-        return " · ".join([*facts, str(end)])
+        end = good if self.status < 400 and self.error_code is None else fault
+        return " · ".join([*facts, "left" if self.status == CLIENT_GONE else end])
 
     def line(self, ended_s: float) -> str:
         usage = total_usage(self._usages, self.receipts.choices_per_prompt) if self._usages else None

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -80,12 +79,9 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 @contextmanager
 def answering_before(sock: socket.socket, stage: LoadStage) -> Iterator[None]:
-    """Answer all requests with 503 inside the block, on a thread of its own, because no model can serve yet.
-
-    The answers name the stage of loading.
-    """
+    """Answer all requests with 503 and the stage inside the block, on a thread of its own: no model can serve yet."""
     options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
-    config = uvicorn.Config(_NotReady(stage), lifespan="off", timeout_graceful_shutdown=LAST_ERRORS_S, **options)
+    config = uvicorn.Config(partial(_refuse, stage), lifespan="off", timeout_graceful_shutdown=LAST_ERRORS_S, **options)
     server, own = uvicorn.Server(config), sock.dup()  # the server closes it at its end
     thread = threading.Thread(target=server.run, args=([own],), name="before the models", daemon=True)
     thread.start()
@@ -96,22 +92,15 @@ def answering_before(sock: socket.socket, stage: LoadStage) -> Iterator[None]:
         thread.join()
 
 
-@dataclass(frozen=True, slots=True)
-class _NotReady:
-    """The application until all models are loaded."""
-
-    stage: LoadStage
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, stage = scope["path"], self.stage
-        told = f"The server is still loading its models{f' ({stage})' if stage.name else ''}."
-        error = ModelUnavailable(told, retry_after_s=BUSY_S)
-        response: Response = respond(envelope_of(path).error(error), scope)
-        if path in OPEN_PATHS:
-            facts = {"status": "loading", "error": error.message, "stage": stage.name or None, "progress": stage.share}
-            response = JSONResponse(facts, 503)
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
+async def _refuse(stage: LoadStage, scope: Scope, receive: Receive, send: Send) -> None:
+    path, told = scope["path"], f" ({stage})" if stage.name else ""
+    error = ModelUnavailable(f"The server is still loading its models{told}.", retry_after_s=BUSY_S)
+    response: Response = respond(envelope_of(path).error(error), scope)
+    if path in OPEN_PATHS:
+        facts = {"status": "loading", "error": error.message, "stage": stage.name or None, "progress": stage.share}
+        response = JSONResponse(facts, 503)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
 
 
 def run(
