@@ -109,21 +109,15 @@ def figures(reply: Reply, now_s: float) -> str:
     )
 
 
-_WAITS = {"disk": "Reading kept state from disk", "model": "Waiting until the model is in memory"}
-_LOOK_S = 0.5  # between two looks at how far a prompt is
-
-
 def reading(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """Say how far a prompt is, by its row in the status now and by the first one."""
+    done, total = row["computed_tokens"], row["prompt_tokens"]
     if row["phase"] == "queued":
-        return f"{_WAITS.get(row['waits_for'], 'Waiting for a place' if row['prompt_tokens'] else 'Reading')}…"
-    done, total, seconds = row["computed_tokens"], row["prompt_tokens"], row["elapsed_s"] - first["elapsed_s"]
-    text = f"Reading {done:,} of {total:,} tokens"
-    if seconds <= 0 or done <= first["computed_tokens"]:
-        return text
-    per_s = (done - first["computed_tokens"]) / seconds
-    left_s = (total - done) / per_s
-    return f"{text}, {per_s:,.0f}/s, about {f'{left_s:.0f} s' if left_s < 100 else f'{left_s / 60:.0f} min'}"
+        return "Waiting…" if total else "Reading…"
+    per_s = (done - first["computed_tokens"]) / max(row["elapsed_s"] - first["elapsed_s"], 1e-3)
+    left_s = (total - done) / per_s if per_s > 0 else 0.0
+    rest = f", {per_s:,.0f}/s, about " + (f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min")
+    return f"Reading {done:,} of {total:,} tokens{rest if per_s > 0 else ''}"
 
 
 @dataclass(slots=True)
@@ -156,11 +150,11 @@ class ReplyPrinter:
     def _watch(self, reply: Reply, server: Remote, spinner: Status, ended: threading.Event) -> None:
         """Show how far the prompt is, until the reply begins or has ended."""
         first: Mapping[str, Any] = {}
-        while not (ended.wait(_LOOK_S) or reply.moments):
-            with contextlib.suppress(CommandFailed):  # a server of another kind
-                rows = server.status().get("requests") or ()
-                for row in (row for row in rows if row["request_id"] == reply.reply_id and not reply.moments):
-                    first = row if row["phase"] == "queued" else first or row
+        with contextlib.suppress(CommandFailed):  # a server of another kind
+            while not (ended.wait(0.5) or reply.moments):
+                rows = {row["request_id"]: row for row in server.status()["requests"]}
+                if (row := rows.get(reply.reply_id)) and not reply.moments:
+                    first = first or (row if row["phase"] != "queued" else {})
                     spinner.update(reading(row, first))
 
     def close(self, reply: Reply, now: float) -> None:
@@ -229,10 +223,7 @@ def chat(
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Talk to the model. In a pipe, the question is read from standard input.
-
-    If no server runs, start one too, with `--model`.
-    """
+    """Talk to the model; if no server runs, start one, with `--model`. In a pipe, standard input is the question."""
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()
     if question is not None and not question.strip():

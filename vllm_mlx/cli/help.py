@@ -1,7 +1,4 @@
-"""The layout of `--help`: each flag on its own line, its text below it, within 80 columns. Knows no command.
-
-hints.toml has commands of other programs, and what to write here instead.
-"""
+"""The layout of `--help`: each flag on its own line, its text below it, within 80 columns. Knows no command."""
 
 import inspect
 import tomllib

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,10 +23,11 @@ from rich.text import Text
 from ..core.errors import ConfigError
 from ..core.memory import readable
 from ..formats import detect_formats
+from ..formats.tokenizer import read_json
 from ..runner.model_types import text_config
 from .options import server_settings
 from .remote import KeyOption, NoServer, UrlOption, find_server
-from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, folded, number_columns, option
+from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def _template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace")
-    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    template = read_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
@@ -94,16 +94,8 @@ def _template(folder: Path) -> str | None:
 
 def _added_tokens(folder: Path) -> set[str]:
     """Return the added tokens, by which formats are recognised. To read the complete vocabulary takes a second."""
-    added = _json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    added = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
     return {str(token.get("content")) for token in added.values() if isinstance(token, dict)}
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +149,16 @@ def local_folder(model: str) -> Path | None:
 
 
 def nearest(model: str, memory_budget: int | None = None) -> str:
-    """Return a sentence, after a space, with names similar to that of a missing model; empty if it is here.
-
-    They fit the memory. If the name says how many weights the model has, they have about as many.
-    """
+    """Return a sentence, after a space, with names like a missing model's that fit the memory and the size it names."""
     if local_folder(model) is not None:
         return ""
     here = {cached.name: cached.facts.weights_bytes for cached in cached_models() if cached.facts is not None}
     budget = default_budget(memory_budget)
     fit = [name for name, weights_bytes in here.items() if weights_bytes < budget]
     fit += [one.name for one in recommended() if one.needed_bytes(budget) <= budget]
-    names = {_stem(name): name for name in fit if _is_as_large(name, model)}
+    wanted = _billions(model)
+    fit = [name for name in fit if not wanted or wanted / _RATIO <= _billions(name) <= wanted * _RATIO]
+    names = {_stem(name): name for name in fit}
     near = difflib.get_close_matches(_stem(model), names, n=_NUM_SHOWN, cutoff=_SIMILAR)
     near.sort(key=lambda stem: names[stem] not in here)
     told = [names[stem] + (" (on this machine)" if names[stem] in here else "") for stem in near]
@@ -182,17 +173,14 @@ def default_budget(memory_budget: int | None) -> int:
 
 
 def _stem(name: str) -> str:
-    """Return a model's own name in lower case, without its publisher, and without its precision if it has a size."""
-    own = name.rpartition("/")[2].lower().replace(":", "-")
-    return _PRECISION.sub("", own)
+    """Return a model's own name in lower case, without its publisher and its precision."""
+    return _PRECISION.sub("", name.rpartition("/")[2].lower().replace(":", "-"))
 
 
-def _is_as_large(name: str, asked: str) -> bool:
-    """Return whether two names give about the same number of weights. Any name will do if `asked` gives none."""
-    own, wanted = (
-        float(found[1]) * _BILLIONS[found[2].lower()] if (found := _WEIGHTS.search(one)) else 0 for one in (name, asked)
-    )
-    return not wanted or wanted / _RATIO <= own <= wanted * _RATIO
+def _billions(name: str) -> float:
+    """Return the number of weights that a name gives, such as 8B; 0 if it gives none."""
+    found = _WEIGHTS.search(name)
+    return float(found[1]) * _UNITS[found[2].lower()] if found else 0.0
 
 
 def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
@@ -205,7 +193,7 @@ def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
 EXAMPLE = "mlx-community/Qwen3.5-9B-MLX-4bit"  # of help texts and messages: what a Mac with 16 GB runs
 AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
 _WEIGHTS = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([mbt])(?![a-z\d])", re.IGNORECASE)  # such as 8B
-_BILLIONS = {"m": 1e-3, "b": 1.0, "t": 1e3}
+_UNITS = {"m": 1e-3, "b": 1.0, "t": 1e3}
 _PRECISION = re.compile(r"[-_](mlx|gguf|latest|instruct|it|\d+-?bit|mxfp\d|bf16|fp16|q\d).*")
 _RATIO = 1.5  # of sizes that are about the same
 _SIMILAR = 0.6  # of two names, by difflib
@@ -260,9 +248,8 @@ def models(
         print(json.dumps([_fields(model) | states.get(model.name, {}) for model in found], indent=2))
     elif not found:
         best = next(iter(fitting(default_budget(server_settings().memory_budget))), None)
-        name, why = ("ORG/NAME", "") if best is None else (best.name, ", the largest that fits with a coding agent")
-        told = f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull {name}`{why}."
-        print(folded(told, sys.stdout))
+        name = "ORG/NAME" if best is None else best.name
+        print(f"There is no checkpoint in {cache_folder()}.\nFetch one with `vllm-mlx models pull {name}`.")
     else:
         console().print(_table(found))
         print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")

@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ..core.stage import LoadStage
-from .terminal import folded, printable
+from .terminal import printable
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 4 << 20  # bytes that may wait to be written; further lines are dropped and counted
@@ -23,7 +24,6 @@ MAX_LINE = 16 * 1024  # characters of one line, stack traces included
 LOG_BYTES = 10_000_000  # of one file of a service's log
 LOG_FILES = 5
 LOOK_S = 0.2  # between two looks at the stage of loading
-_FORM = "%(asctime)s %(levelname)s %(message)s"
 _CLEAR = "\r\x1b[K"  # removes the terminal's last line
 FLUSH_S = 1.0  # how long the end of the process waits for a reader, who may have stopped
 
@@ -106,14 +106,6 @@ def _write(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
-class RowFormatter(logging.Formatter):
-    """Formats the log of a terminal: short times, and of a request the row that people read."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        row = getattr(record, "row", None)
-        return super().format(record) if row is None else f"{self.formatTime(record, self.datefmt)} {row}"
-
-
 class OutputHandler(logging.StreamHandler[Output]):
     """A log handler whose lines an `Output` writes, so that logging never waits."""
 
@@ -121,11 +113,12 @@ class OutputHandler(logging.StreamHandler[Output]):
         super().__init__(Output(fd, notice=self._notice, before=before))
         self.is_terminal = os.isatty(fd) and os.environ.get("TERM") != "dumb"
         self._clear = ""  # written before a line, if the terminal's last line shows a stage
-        if self.is_terminal:
-            self.setFormatter(RowFormatter(_FORM, "%H:%M:%S"))
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line, row = super().format(record), getattr(record, "row", None)
+        if self.is_terminal:
+            clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+            line = f"{clock} {row or line.partition(' ')[2].partition(' ')[2]}"
         line = line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
         return f"{self._clear}{line}"
 
@@ -144,16 +137,14 @@ class OutputHandler(logging.StreamHandler[Output]):
     def _show(self, stage: LoadStage, ended: threading.Event) -> None:
         told = ""
         while not ended.wait(LOOK_S):
-            text = printable(f"Loading {stage}")
             if stage.name and self.is_terminal:
                 self._clear = _CLEAR
-                self.stream.write(f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
+                self.stream.write(f"{_CLEAR}{printable(f'Loading {stage}')[: shutil.get_terminal_size().columns - 1]}")
             elif stage.name != told:
-                logger.info("%s", text.partition(",")[0])
-            told = stage.name
-        if self._clear:
-            self._clear = ""
-            self.stream.write(_CLEAR)
+                told = stage.name
+                logger.info("Loading %s: %s", stage.model, told)
+        self.stream.write(self._clear)
+        self._clear = ""
 
     def flush(self) -> None:
         """Do nothing, because the thread writes each line."""
@@ -174,7 +165,10 @@ def write_last(message: str) -> None:
     logging.shutdown()
     last = Output(descriptor_of(sys.stderr))
     text = printable(f"vllm-mlx: {message}")
-    last.write(f"{text if sys.stderr is None else folded(text, sys.stderr)}\n")
+    if sys.stderr is not None and sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    last.write(f"{text}\n")
     last.flush(FLUSH_S)
 
 
@@ -211,7 +205,7 @@ def log_files(path: Path) -> list[Path]:
 def configure_logging(level: str, log: LogFile | None = None) -> OutputHandler:
     """Log our own messages at `level`, and of libraries only warnings and errors."""
     handler = OutputHandler(descriptor_of(sys.stderr), None if log is None else log.make_room)
-    logging.basicConfig(handlers=[handler], format=_FORM, level=logging.WARNING)
+    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("vllm_mlx").setLevel(level.upper())
     return handler

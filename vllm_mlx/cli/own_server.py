@@ -40,19 +40,14 @@ def served_name(model: str | None) -> str | None:
 
 
 def model_to_start(model: str | None, missing: NoServer, command: str) -> str:
-    """Return the model that was asked for, or that of the settings of `serve`. Raises CommandFailed if none may start.
-
-    `missing` is the error without a server, at which `command` may start one.
-    """
+    """Return the model for a server in the place of the missing one. Raises CommandFailed if none may start."""
     if own_service() is not None:
-        raise CommandFailed(
-            f"{missing.message.partition(' Start')[0]} `vllm-mlx service status` says why the service does not answer; "
-            "while it loads, wait and try again."
-        ) from missing
+        why = "`vllm-mlx service status` says why the service does not answer; while it loads, wait and try again."
+        raise CommandFailed(f"{missing.message.partition(' Start')[0]} {why}") from missing
     settings = load_settings({})
     if model is None and "model" not in settings.model_fields_set:
-        message = f"{missing.message} Or name a model with --model, and {command} starts a server."
-        raise CommandFailed(message) from missing
+        why = f"Or name a model with --model, and {command} starts a server."
+        raise CommandFailed(f"{missing.message} {why}") from missing
     return model or settings.model
 
 

@@ -236,9 +236,7 @@ def _row(request: Mapping[str, Any], model: str) -> list[RenderableType]:
     client = client_name(request.get("client")) if request.get("request_id") else "–"  # of another API key
     caller = f"{client} {endpoint_name(request.get('path') or '')}"
     return [
-        Text(
-            f"{caller} {endpoint_name(request.get('path') or '')}\n{model}{phase}, {float(request.get('progress') or 0):.0%}"
-        ),
+        Text(f"{caller}\n{model}{phase}, {float(request.get('progress') or 0):.0%}"),
         f"{request.get('prompt_tokens', 0):,}",
         f"{request.get('cached_tokens', 0):,}" + ("\n(disk)" if request.get("tier") == "disk" else ""),
         f"{request.get('completion_tokens', 0):,}",

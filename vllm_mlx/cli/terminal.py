@@ -1,14 +1,11 @@
 """Parts of all commands: a console that is safe for untrusted text, readable figures, and exit codes."""
 
 import os
-import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -22,7 +19,6 @@ from ..core.errors import ConfigError, VLLMMLXError
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
 _CONTROLS.pop(ord("\n"))
 _CONTROLS.pop(ord("\t"))
-_NO_BREAK = "\0"  # stands for a space that does not end a line
 
 
 def printable(text: str) -> str:
@@ -64,19 +60,9 @@ def console() -> SafeConsole:
     return SafeConsole(highlight=False)
 
 
-def folded(text: str, stream: TextIO) -> str:
-    """Break a text between words at the width of a terminal, and never inside backquotes. Files get it as it is."""
-    if not stream.isatty():
-        return text
-    whole = re.sub(r"`[^`]*`", lambda quoted: quoted[0].replace(" ", _NO_BREAK), text)
-    width = shutil.get_terminal_size().columns
-    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(map(wrapper.fill, whole.split("\n"))).replace(_NO_BREAK, " ")
-
-
 def note(text: str) -> None:
     """Say something beside what a command prints."""
-    print(folded(f"vllm-mlx: {text}", sys.stderr), file=sys.stderr)
+    print(f"vllm-mlx: {text}", file=sys.stderr)
 
 
 def milliseconds(seconds: float) -> str:

@@ -16,3 +16,6 @@ class LoadStage:
 
     def __str__(self) -> str:
         return f"{self.model}: {self.name}" + ("" if self.share is None else f", {self.share:.0%}")
+
+
+UNSEEN = LoadStage()  # of a load for which nobody waits: it is written and never read

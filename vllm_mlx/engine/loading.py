@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 
@@ -17,7 +17,7 @@ from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, about, setting
 from ..core.memory import Budget, MemoryBudget, readable
-from ..core.stage import LoadStage
+from ..core.stage import UNSEEN, LoadStage
 from ..disk.faults import FolderUnusable
 from ..disk.folder import Folder
 from ..disk.kept import NO_MEMORIES, Memories
@@ -159,7 +159,7 @@ class Source:
     formats: CheckpointFormats | None = None
     vision: VisionProcessor | None = None
     pin: bool = False  # its weights leave for no other model
-    stage: LoadStage = field(default_factory=LoadStage)  # told what is done during the start
+    stage: LoadStage = UNSEEN  # told what is done during the start
 
 
 def start_engine(
@@ -167,15 +167,14 @@ def start_engine(
     disk: OpenDisk | None = None,
     models: Catalogue | None = None,
     ranks: Ranks | None = None,
-    stage: LoadStage | None = None,
+    stage: LoadStage = UNSEEN,
 ) -> EngineClient:
     """Find the checkpoints of the models, download them if necessary, and load them. Raises ConfigError.
 
     `disk`: the result of `open_disk` for the same settings. If it is None, nothing is kept on disk. Without `models`,
-    the settings are those of the only model. With `ranks`, this process is rank 0 of one model. `stage` is told what is
-    done.
+    the settings are those of the only model. With `ranks`, this process is rank 0 of one model.
+    `stage` is told what is done.
     """
-    stage = stage or LoadStage()
     entries = models.entries if models is not None else (Entry(config=config, name=config.model),)
     with ExitStack() as undone:
         if disk is not None:
@@ -308,19 +307,18 @@ def _load(
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
-    stage = source.stage
-    stage.model = source.name
+    source.stage.model = source.name
 
     def measure(model: Model) -> Generator[None, None, Assembly]:
-        measured = yield from measuring(config, checkpoint, model, probe, LoadStage())
+        measured = yield from measuring(config, checkpoint, model, probe, UNSEEN)
         yield
         warm_up(model, has_drafts=no_drafts(config, model) is None)
         stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
         return assemble(config, checkpoint, measured, budget, watch, stored)
 
     if is_read:
-        measured = load_measured(config, checkpoint, probe, budget, stage=stage)
-        stage.begin("trying replies")
+        measured = load_measured(config, checkpoint, probe, budget, stage=source.stage)
+        source.stage.begin("trying replies")
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
         assembly = assemble(config, checkpoint, measured, budget, watch, tree)
     else:
@@ -362,7 +360,7 @@ def _loaded(ranks: Ranks, watch: DeviceWatch) -> None:
 
 
 def _load_in_lockstep(
-    config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks, stage: LoadStage | None = None
+    config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks, stage: LoadStage = UNSEEN
 ) -> tuple[EngineConfig, MeasuredModel, Budget]:
     config = within_kernels(config, checkpoint)
     budget = budget_of(config)

@@ -12,7 +12,7 @@ from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint, readable
 from ..core.request import checkpoint_defaults, usual_sampling
-from ..core.stage import LoadStage
+from ..core.stage import UNSEEN, LoadStage
 from ..formats.tokenizer import read_json
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
@@ -66,14 +66,12 @@ def load_measured(
     probe: VisionProbe | None = None,
     budget: Budget | None = None,
     ranks: Ranks | None = None,
-    stage: LoadStage | None = None,
+    stage: LoadStage = UNSEEN,
 ) -> MeasuredModel:
     """Raise ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
 
     With `ranks`, all of them call this at the same time: each loads and measures its shard, and `agreed` follows.
-    `stage` is told what is done.
     """
-    stage = stage or LoadStage()
     budget = budget or budget_of(config)
     _check_weights(config, checkpoint, budget, ranks)
     _log_wired_memory()
@@ -102,7 +100,6 @@ def measuring(
     stage.begin("measuring a step")
     calibration = calibrate(model, has_experts=longest_chunk(checkpoint.config) is not None)
     yield
-    stage.begin("checking attention")
     check_kernels(calibration.attention)
     yield
     stage.begin("comparing cached with computed")
@@ -118,7 +115,6 @@ def measuring(
             check_family(model, probe.images.prompt, probe.images.inputs)
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
         yield
-        stage.begin("measuring an image")
         images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 

@@ -207,8 +207,8 @@ class RequestRecord:
             return
         self.progress_logged_s = now
         share = f"{event.num_computed_tokens}/{event.num_prompt_tokens}"
-        row = f"{self._asked} · reading {share.replace('/', ' of ')} · {now - self.started_s:.1f} s"
-        elapsed_s = now - self.started_s
+        elapsed_s, done = now - self.started_s, event.num_computed_tokens
+        row = f"{self._asked} · reading {done:,} of {event.num_prompt_tokens:,} · {elapsed_s:.1f} s"
         requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, elapsed_s, extra={"row": row})
 
     @property
@@ -220,18 +220,13 @@ class RequestRecord:
     def row(self, ended_s: float) -> str:
         """Describe the request in a short line for a terminal."""
         usage = total_usage(self._usages, self.receipts.choices_per_prompt) if self._usages else None
-        seconds, speed = ended_s - self.started_s if self._ttft_s is None else self._ttft_s, None
-        facts = [self._asked, f"{seconds:.2f} s"]
+        facts, speed = [self._asked], self._tokens_per_s(usage, ended_s)
         if usage is not None:
-            speed = self._tokens_per_s(usage, ended_s)
-            facts[1:1] = [
-                f"{usage.prompt_tokens:,} in ({usage.cached_tokens:,} cached)",
-                f"{usage.completion_tokens:,} out",
-            ]
+            cached = f"({usage.cached_tokens:,} cached)"
+            facts += [f"{usage.prompt_tokens:,} in {cached}", f"{usage.completion_tokens:,} out"]
+        facts += [f"{ended_s - self.started_s if self._ttft_s is None else self._ttft_s:.2f} s"]
         facts += [] if speed is None else [f"{speed:.0f}/s"]
-        good = self._finish or str(self.status)
-        fault = f"{self.status} {self.error_code or ''}".rstrip()
-        end = good if self.status < 400 and self.error_code is None else fault
+        end = f"{self.status} {self.error_code}" if self.error_code else self._finish or str(self.status)
         return " · ".join([*facts, "left" if self.status == CLIENT_GONE else end])
 
     def line(self, ended_s: float) -> str:
