@@ -209,7 +209,7 @@ def row(computed: int, elapsed_s: float, phase: str = "prefill") -> dict[str, An
     ("now", "told"),
     [
         (row(3584, 24.2), "Reading 3,584 of 5,021 tokens, 160/s, about 9 s"),
-        (row(1536, 402.2), "Reading 1,536 of 5,021 tokens, 4/s, about 14 min"),
+        (row(1536, 402.2), "Reading 1,536 of 5,021 tokens, 4/s, about 15 min"),
         (row(0, 2.2), "Reading 0 of 5,021 tokens"),
         (row(0, 2.2, "queued"), "Waiting…"),
     ],

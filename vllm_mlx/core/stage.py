@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LoadStage:
     """The present part of loading. The thread that loads writes it, and other threads read it."""
 
