@@ -11,12 +11,12 @@ from rich.console import Console
 
 from tests.cli.terminal import SECONDS, terminal
 from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says
-from tests.support.commands import call, refusal
+from tests.support.commands import address, call, refusal, served
 from tests.support.running import eventually, serving
 from vllm_mlx.cli.chat import Conversation, LinePrompt, ReplyPrinter, Talk, figures, image_url, reading
 from vllm_mlx.cli.remote import Remote, Reply
 from vllm_mlx.cli.terminal import WrongUsage
-from vllm_mlx.core.events import PromptProgress, ReasoningDelta, Started, TextDelta
+from vllm_mlx.core.events import ReasoningDelta, Started, TextDelta
 from vllm_mlx.core.request import Request
 
 ANSWERS = True
@@ -219,8 +219,9 @@ def test_how_far_a_prompt_is_comes_from_two_looks(now: dict[str, Any], told: str
 
 
 def test_a_long_prompt_is_told_as_it_is_read() -> None:
-    steps = [step for done in range(100, 1000, 100) for step in (Pause(0.3), PromptProgress(done, 1000))]
-    engine = FakeEngine(lambda request, index: (Started(1000, 0), *steps, TextDelta("Yes."), finished()))
-    with serving(engine) as server, terminal("chat", "Long?", "--url", server.url) as seen:
-        seen.wait_for(r"Reading \d+ of \d[\d,]* tokens, [\d,]+/s, about \d+ s")
-        seen.wait_for("Yes.")
+    with (
+        served("demo", "--text-only", "--max-prefill-chunk", "32") as (_, printed),
+        terminal("chat", "Which word? " * 2500, "--url", address(printed), "--max-tokens", "9") as seen,
+    ):
+        seen.wait_for(r"Reading \d[\d,]* of \d[\d,]* tokens, [\d,]+/s, about \d+ (s|min)")
+        seen.wait_for("first after")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.terminal import SECONDS, terminal
 from tests.support.commands import address, served
+from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.stage import LoadStage
 from vllm_mlx.engine.sizing import load_measured
@@ -58,6 +59,7 @@ def test_a_file_has_a_line_for_each_stage_and_keys_with_values(tmp_path: Path) -
             client.get("/", headers={"accept": "text/html"})
             client.post("/v1/chat/completions", json=CHAT)
             client.get("/v1/models")
+        eventually(lambda: "path=/v1/models" in log.read_text())
         lines = log.read_text().splitlines()
     stages = [line.partition("INFO Loading ")[2] for line in lines if "INFO Loading " in line]
     assert stages and len(set(stages)) == len(stages) and all(stage.startswith("demo: ") for stage in stages)
