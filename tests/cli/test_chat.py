@@ -224,4 +224,3 @@ def test_a_long_prompt_is_told_as_it_is_read() -> None:
         terminal("chat", "Which word? " * 2500, "--url", address(printed), "--max-tokens", "9") as seen,
     ):
         seen.wait_for(r"Reading \d[\d,]* of \d[\d,]* tokens, [\d,]+/s, about \d+ (s|min)")
-        seen.wait_for("first after")
