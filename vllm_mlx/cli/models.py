@@ -23,7 +23,6 @@ from rich.text import Text
 from ..core.errors import ConfigError
 from ..core.memory import readable
 from ..formats import detect_formats
-from ..formats.tokenizer import read_json
 from ..runner.model_types import text_config
 from .options import server_settings
 from .remote import KeyOption, NoServer, UrlOption, find_server
@@ -45,11 +44,13 @@ class Description:
 
 def describe(folder: Path) -> Description:
     """Describe a checkpoint by its files. Raises ConfigError for a folder that cannot be served."""
+    from ..formats.tokenizer import read_json
     from ..runner.checkpoint import find_checkpoint
 
     checkpoint = find_checkpoint(str(folder), trust_remote_code=True)
-    config, text, template = checkpoint.config, text_config(checkpoint.config), _template(folder)
-    reasoning, tools = detect_formats(template, _added_tokens(folder))
+    settings = read_json(folder / "tokenizer_config.json")
+    config, text, template = checkpoint.config, text_config(checkpoint.config), _template(folder, settings)
+    reasoning, tools = detect_formats(template, _added_tokens(settings))
     return Description(
         architecture=checkpoint.architecture,
         kind="vision" if config.get("vision_config") else "text",
@@ -82,19 +83,19 @@ def _bytes_per_token(text: Mapping[str, Any]) -> int:
     return int(2 * 2 * num_layers * (text.get("num_key_value_heads") or num_heads) * head_dim)
 
 
-def _template(folder: Path) -> str | None:
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace")
-    template = read_json(folder / "tokenizer_config.json").get("chat_template")
+    template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
-def _added_tokens(folder: Path) -> set[str]:
+def _added_tokens(settings: Mapping[str, Any]) -> set[str]:
     """Return the added tokens, by which formats are recognised. To read the complete vocabulary takes a second."""
-    added = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    added = settings.get("added_tokens_decoder") or {}
     return {str(token.get("content")) for token in added.values() if isinstance(token, dict)}
 
 

@@ -81,7 +81,8 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 def answering_before(sock: socket.socket, stage: LoadStage) -> Iterator[None]:
     """Answer all requests with 503 and the stage inside the block, on a thread of its own: no model can serve yet."""
     options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
-    config = uvicorn.Config(partial(_refuse, stage), lifespan="off", timeout_graceful_shutdown=LAST_ERRORS_S, **options)
+    options |= {"interface": "asgi3", "lifespan": "off", "timeout_graceful_shutdown": LAST_ERRORS_S}
+    config = uvicorn.Config(partial(_refuse, stage), **options)
     server, own = uvicorn.Server(config), sock.dup()  # the server closes it at its end
     thread = threading.Thread(target=server.run, args=([own],), name="before the models", daemon=True)
     thread.start()
