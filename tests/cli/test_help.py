@@ -1,6 +1,8 @@
 """Help and completion as a terminal of 80 columns shows them."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,11 @@ from typer.testing import CliRunner
 
 from tests.golden.commands import commands
 from tests.server.fakes import FakeEngine
-from tests.support.commands import call
+from tests.support.commands import call, refusal
 from tests.support.running import serving
+from vllm_mlx.cli.help import hints
 from vllm_mlx.cli.main import make_app
+from vllm_mlx.cli.models import EXAMPLE, fitting
 from vllm_mlx.cli.settings import COMMON, PANELS, flag_name
 
 _NAMES = [name for name, _ in commands()]
@@ -80,3 +84,27 @@ def completion(home: Path, *arguments: str, **variables: str) -> str:
     result = subprocess.run(command, env={**os.environ, **own, **variables}, capture_output=True, text=True, check=True)
     assert result.stderr == ""
     return result.stdout
+
+
+def test_words_of_other_programs_have_a_hint_that_names_a_command() -> None:
+    known = {name.removeprefix("vllm-mlx").strip() for name in _NAMES}
+    for words, hint in hints().items():
+        assert words not in known, "a command is no word of another program"
+        line = refusal(*words.split(), "a", code=2)
+        assert line == f"vllm-mlx: `vllm-mlx {words}` is not a command. {hint}"
+        for command in re.findall(r"`vllm-mlx ([^`]*)`", hint):
+            assert command.startswith("--") or any(f"{command} ".startswith(f"{name} ") for name in known if name)
+    usual = "run ps list ls pull rm stop show start download load unload search generate server get create logs"
+    assert set(usual.split()) <= hints().keys()
+    assert "No such command 'sing'" in call("sing").stderr
+
+
+@pytest.mark.parametrize("command", [[], ["serve"]])
+def test_the_help_ends_with_three_examples(command: list[str]) -> None:
+    *_, heading, one, two, three = call(*command, "--help", COLUMNS="80").stdout.splitlines()
+    assert heading == "  Examples:"
+    names = {name.split()[-1] for name in _NAMES}
+    for line in (one, two, three):
+        program, name, *_ = shlex.split(line)
+        assert program == "vllm-mlx" and name in names
+    assert EXAMPLE in one and fitting(10_300_000_000)[0].name == EXAMPLE, "the model for a Mac with 16 GB"

@@ -16,11 +16,8 @@ import typer
 from rich.table import Column, Table
 
 from .clients import CLIENTS, NO_KEY, Client, Target, write_own
-from .completion import downloaded
-from .options import load_settings, own_service
-from .own_server import own_server, run_client
-from .remote import KeyOption, NoServer, Remote, UrlOption, find_server, served_names
-from .settings import Settings
+from .own_server import model_to_start, own_server, run_client, served_name
+from .remote import KeyOption, NoServer, Remote, StartOption, UrlOption, find_server
 from .terminal import TABLE, CommandFailed, WrongUsage, console, note, option, state_folder
 
 _ANSWER_S = 5.0
@@ -34,10 +31,6 @@ _OTHER_PROGRAM = "If another program holds the port, stop it, or set another por
 def _clients(incomplete: str) -> list[tuple[str, str]]:
     """Return the clients that begin so, each with its title, for the Tab key."""
     return [(name, row.title) for name, row in CLIENTS.items() if name.startswith(incomplete)]
-
-
-def _models(incomplete: str) -> list[str]:
-    return list(dict.fromkeys([*served_names(incomplete), *downloaded(incomplete)]))
 
 
 def launch(
@@ -57,15 +50,7 @@ def launch(
     print_only: Annotated[
         bool, option("--print", None, "Print the steps as a shell script instead of taking them.")
     ] = False,
-    model: Annotated[
-        str | None,
-        option(
-            "--model",
-            "TEXT",
-            "Name of the model, which a new server loads. Default: the served model.",
-            autocompletion=_models,
-        ),
-    ] = None,
+    model: StartOption = None,
     context: Annotated[
         int | None,
         option(
@@ -98,14 +83,7 @@ def launch(
     except NoServer as error:
         if url is not None or print_only:
             raise
-        if own_service() is not None:
-            raise CommandFailed(
-                f"The service does not answer at {server.url}. `vllm-mlx service status` says why; while it loads, "
-                "wait and try again."
-            ) from error
-        if (to_serve := _model_to_serve(model)) is None:
-            raise CommandFailed(f"{error.message} Or name a model with --model, and launch starts a server.") from error
-        sys.exit(_run_with_server(row, server, to_serve, context, arguments or ()))
+        sys.exit(_run_with_server(row, server, model_to_start(model, error, "launch"), context, arguments or ()))
     if print_only:
         facts = f"{row.title} with {target.model} at {target.url}", _small(row, target)
         title = "; ".join(filter(None, facts))
@@ -125,7 +103,7 @@ def launch(
 def _run_with_server(row: Client, server: Remote, model: str, context: int | None, arguments: Sequence[str]) -> int:
     """Start a server of `model`, and the client with it. Returns the client's exit code."""
     program = _program(row)
-    with own_server(server, model, state_folder() / "launch" / "server.log"):
+    with own_server(server, model, "launch"):
         target = _target(server, None, context, is_own=True)
         command, environment = _prepared(row, target, program, arguments)
         return run_client(command, program, environment)
@@ -134,7 +112,7 @@ def _run_with_server(row: Client, server: Remote, model: str, context: int | Non
 def _target(server: Remote, name: str | None, context: int | None, *, is_own: bool) -> Target:
     """Ask the server for its model. `is_own`: the server is the one of this machine's settings, and may be replaced."""
     try:
-        model = replace(server, answer_s=_ANSWER_S).model(_served_name(name) if is_own else name)
+        model = replace(server, answer_s=_ANSWER_S).model(served_name(name) if is_own else name)
     except NoServer:
         raise
     except CommandFailed as error:
@@ -160,19 +138,6 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
         api_key=server.api_key or NO_KEY,
         folder=state_folder() / "launch",
     )
-
-
-def _served_name(model: str | None) -> str | None:
-    """Return the name under which a checkpoint is served. A folder is served under its own name, without its path."""
-    if model in load_settings({}).catalogue().names:
-        return model
-    return None if model is None else Settings(model=model).served_model_names[0]
-
-
-def _model_to_serve(name: str | None) -> str | None:
-    """Return the model that was asked for, or the model in the settings of `serve`, or None if neither is set."""
-    settings = load_settings({})
-    return name or (settings.model if "model" in settings.model_fields_set else None)
 
 
 def _small(client: Client, target: Target) -> str:

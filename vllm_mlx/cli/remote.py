@@ -11,6 +11,7 @@ import httpx
 
 from ..core.errors import ConfigError
 from ..util.urls import http_url
+from .completion import downloaded
 from .options import server_settings
 from .settings import is_local, local_url
 from .terminal import CommandFailed, WrongUsage, option
@@ -41,6 +42,21 @@ def served_names(incomplete: str) -> list[str]:
 ModelOption = Annotated[
     str | None,
     option("--model", "TEXT", "Name of the model. Default: the served model.", autocompletion=served_names),
+]
+
+
+def _models(incomplete: str) -> list[str]:
+    return list(dict.fromkeys([*served_names(incomplete), *downloaded(incomplete)]))
+
+
+StartOption = Annotated[
+    str | None,
+    option(
+        "--model",
+        "TEXT",
+        "Name of the model, which a new server loads. Default: the served model.",
+        autocompletion=_models,
+    ),
 ]
 
 
@@ -196,11 +212,13 @@ class Reply:
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
+    reply_id: str | None = None
     error: str | None = None
 
     def feed(self, event: Mapping[str, Any], now_s: float) -> tuple[str, str]:
         """Add an event. Returns the reasoning and the text that it brings."""
         self.usage = event.get("usage") or self.usage
+        self.reply_id = self.reply_id or event.get("id")
         reasoning, text = "", ""
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
