@@ -190,8 +190,13 @@ class LLMEngine:
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
-            self._wake(self.models[seq.model])
-            self.models[seq.model].residence.add(seq, self._clock())
+            model = self.models[seq.model]
+            self._wake(model)
+            model.residence.use(self._clock())
+            if model.residence.holds_back:
+                model.residence.held.append(seq)
+            else:
+                model.scheduler.add(seq)
 
     def _wake(self, model: ServedModel) -> None:
         if model.lane is not None:
