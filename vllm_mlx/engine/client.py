@@ -29,8 +29,7 @@ from .monitoring.status import Moment, engine_status
 from .preparing import PromptPool, place_in, stack_of
 
 if TYPE_CHECKING:  # a server without an engine does not load MLX
-    from .engine import LLMEngine
-    from .thread import EngineThread
+    from .engine import EngineThread, LLMEngine
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -50,7 +50,7 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from ..util.fair_queue import FairThreads
 from .client import EngineClient
-from .engine import LLMEngine
+from .engine import EngineThread, LLMEngine
 from .front import Front
 from .generation import Preparations, ReplyKeeper
 from .lane import Assembly, ServedModel
@@ -73,7 +73,6 @@ from .sizing import (
     unread,
     within_kernels,
 )
-from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
 _SEVERAL_MACS = "each of several Macs holds a part of it, in memory only"  # journals of replies are kept
