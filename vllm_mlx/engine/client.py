@@ -456,11 +456,11 @@ class EngineClient:
 
     async def disk_entries(self) -> list[Entry]:
         """Describe what is kept on disk; times are seconds since the epoch. Raises EngineDead."""
-        return await self.ask(lambda engine: engine.disk_entries())
+        return await self.ask(LLMEngine.disk_entries)
 
     async def cache_entries(self) -> list[Entry]:
         """Return the nodes of the prefix cache's tree. Raises EngineDead."""
-        return await self.ask(lambda engine: engine.cache_entries())
+        return await self.ask(LLMEngine.cache_entries)
 
     async def clear_cache(self, *, salts: str = "") -> int:
         """Remove the unpinned cached state of salts that begin with `salts`. Returns the bytes freed.

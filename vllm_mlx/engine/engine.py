@@ -7,13 +7,13 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import mlx.core as mx
 
@@ -39,6 +39,7 @@ from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 _SOON_S = 0.2  # and this often while state is to be written soon
 _RETURN_EVERY_S = 5.0  # without work, what Python and libraries freed goes back to the system this often
@@ -174,8 +175,8 @@ class LLMEngine:
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or something was read or written."""
-        for lane in self._lanes:
-            lane.is_stalled = False
+        for model in self.models:
+            model.wake()
         self._look_after_disk(is_idle=self._is_idle)
 
     @property
@@ -185,16 +186,12 @@ class LLMEngine:
     def add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
             model = self.models[seq.model]
-            self._wake(model)
+            model.wake()
             model.residence.use(self._clock())
             if model.residence.holds_back:
                 model.residence.held.append(seq)
             else:
                 model.scheduler.add(seq)
-
-    def _wake(self, model: ServedModel) -> None:
-        if model.lane is not None:
-            model.lane.is_stalled = False
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences at the start of the next step."""
@@ -202,7 +199,7 @@ class LLMEngine:
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
-        self._wake(self.models[seq.model])
+        self.models[seq.model].wake()
         self.models[seq.model].scheduler.keep(seq, num_tokens)
 
     def report(self) -> EngineReport:
@@ -233,7 +230,8 @@ class LLMEngine:
             is_written = self.disk is None or self.disk.is_written
             event = model.residence.due(self._clock(), is_written=is_written)
             if event is not None or model.residence.state in ("loading", "failed"):
-                self._do(partial(self._move, model, event, deliver), model, deliver)
+                with self._contained(model, deliver):
+                    self._move(model, event, deliver)
 
     def _move(self, model: ServedModel, event: Event | None, deliver: Deliver) -> None:
         fault = None
@@ -329,7 +327,11 @@ class LLMEngine:
         self.num_steps += 1
         now = self._clock()
         if self._aborts:
-            self._do(self._abort, self._last, deliver)
+            with self._contained(self._last, deliver):
+                while self._aborts:
+                    seq_id = self._aborts.pop()
+                    for resident in self.residency.models:
+                        resident.abort(seq_id)
         busy = [each for each in self.models if each.has_work]
         lanes = {at: each.lane for at, each in enumerate(self.models) if each in busy and each.lane is not None}
         if model is None:
@@ -337,17 +339,12 @@ class LLMEngine:
             model = self.models[self._choice.next(lanes, now)] if lanes else unloaded
         if busy and model.residence.state == "ready":
             model.residence.use(now)
-        self._do(partial(self._step, model, deliver, now, is_alone=len(busy) < 2), model, deliver)
+        with self._contained(model, deliver):
+            self._step(model, deliver, now, is_alone=len(busy) < 2)
         if lanes and len(self.models) > 1:
             tenants = {at: lane.scheduler.turns.tenants for at, lane in lanes.items()}
             self._choice.turns.charge(self.models.index(model), self._clock() - now, tenants)
         self._last = model
-
-    def _abort(self) -> None:
-        while self._aborts:
-            seq_id = self._aborts.pop()
-            for model in self.residency.models:
-                model.abort(seq_id)
 
     def _step(self, model: ServedModel, deliver: Deliver, now: float, *, is_alone: bool) -> None:
         """Run a step. If other models are busy, it waits for its own samples, so that no other model's step does."""
@@ -365,14 +362,15 @@ class LLMEngine:
             self._take(model, lane.runner.prefill(plan.prefill), deliver)
         self._look_after_disk(is_idle=False)
 
-    def _do(self, work: Callable[[], None], model: ServedModel, deliver: Deliver) -> None:
-        """Do a model's work, and recover from the error that ends it: the model's own, or the device's.
+    @contextmanager
+    def _contained(self, model: ServedModel, deliver: Deliver) -> Iterator[None]:
+        """Recover from the error that ends a model's work: the model's own, or the device's.
 
         Raises EngineDead.
         """
         self._longest_chunk = 0
         with Fence("the engine, which continues with its next step") as fence:
-            work()
+            yield
         if fence.error is not None:
             self.recover(fence.error, deliver, self._longest_chunk, model)
 
@@ -437,7 +435,8 @@ class _Question:
     answer: "Future[object]"
 
 
-_Message = Callable[[LLMEngine], None] | _Question | None  # with None, the thread stops
+_Act = tuple[Callable[..., None], tuple[object, ...]]  # a method of the engine, and its arguments
+_Message = _Act | _Question | None  # with None, the thread stops
 
 
 class EngineThread:
@@ -478,19 +477,22 @@ class EngineThread:
             raise self.error
 
     def add(self, seqs: Items[Sequence]) -> None:
-        self._inbox.put(lambda engine: engine.add(seqs))
+        self._tell(LLMEngine.add, seqs)
 
     def abort(self, seq_ids: Items[int]) -> None:
         """End sequences before the next step, that is, within one prefill chunk."""
-        self._inbox.put(lambda engine: engine.abort(seq_ids))
+        self._tell(LLMEngine.abort, seq_ids)
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Keep only the first `num_tokens` of a sequence in the prefix cache, once the sequence has ended."""
-        self._inbox.put(lambda engine: engine.keep(seq, num_tokens))
+        self._tell(LLMEngine.keep, seq, num_tokens)
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or the disk threads have results to collect."""
-        self._inbox.put(LLMEngine.wake)
+        self._tell(LLMEngine.wake)
+
+    def _tell(self, act: Callable[[LLMEngine, *Ts], None], *args: *Ts) -> None:
+        self._inbox.put((act, args))
 
     def inspect(self, ask: Callable[[LLMEngine], T]) -> "Future[T]":
         """Call `ask` between two steps. The future may be cancelled; it fails with EngineDead once the thread ends."""
@@ -585,9 +587,9 @@ class EngineThread:
                 case None:
                     return False
                 case _Question(ask, answer):
-                    settle(answer, partial(engine.ask, ask, self._deliver))
-                case act:
-                    act(engine)
+                    settle(answer, engine.ask, ask, self._deliver)
+                case act, args:
+                    act(engine, *args)
             wait_s = 0.0
 
 

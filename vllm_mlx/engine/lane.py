@@ -155,6 +155,11 @@ class ServedModel:
             return cache is not None and cache.has_trims  # to remove cached state needs no model
         return self.scheduler.has_work and not self.lane.is_stalled
 
+    def wake(self) -> None:
+        """Let the next step of its lane run, though rows have waited for something."""
+        if self.lane is not None:
+            self.lane.is_stalled = False
+
     @property
     def images(self) -> MediaCache[Any] | None:
         """Return the features of images that are cached; None if the model takes no images."""

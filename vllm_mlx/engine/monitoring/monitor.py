@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence as Items
 
 from ...core.config import EngineConfig
-from ..engine import EngineThread
+from ..engine import EngineThread, LLMEngine
 from ..front import Front
 from ..preparing import PromptPool, place_in, stack_of
 from .counters import Totals
@@ -78,7 +78,7 @@ class Monitor:
     def _ask(self) -> asyncio.Future[EngineReport]:
         loop = asyncio.get_running_loop()
         if self._pending is None or self._pending.done() or self._pending.get_loop() is not loop:
-            self._pending = asyncio.wrap_future(self._thread.inspect(lambda engine: engine.report()), loop=loop)
+            self._pending = asyncio.wrap_future(self._thread.inspect(LLMEngine.report), loop=loop)
             self._pending.add_done_callback(self._answered)
         return self._pending
 
