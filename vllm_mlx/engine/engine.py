@@ -31,7 +31,7 @@ from ..scheduler.residence import Event, Reason, Residency, Resident
 from ..scheduler.scheduler import Scheduler
 from ..util.faults import DeviceFault, Fault, FaultCount, device_fault
 from ..util.fence import Fence, clear_locals
-from ..util.tasks import call_at_exit, raise_in, settle
+from ..util.tasks import call_at_exit, do_nothing, raise_in, settle
 from .lane import Lane, LaneChoice, ServedModel
 from .macos import return_freed_memory
 from .monitoring.schema import EngineFacts, EngineReport
@@ -446,8 +446,8 @@ class EngineThread:
 
     def __init__(self, load: Callable[[], LLMEngine]):
         self._load = load
-        self._deliver: Deliver = _nobody_listens
-        self._died: Callable[[EngineDead], None] = _nobody_listens
+        self._deliver: Deliver = do_nothing
+        self._died: Callable[[EngineDead], None] = do_nothing
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._loaded: Future[tuple[ServedModel, ...]] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -591,7 +591,3 @@ class EngineThread:
                 case act, args:
                     act(engine, *args)
             wait_s = 0.0
-
-
-def _nobody_listens(_: object) -> None:
-    """Stand in for a callback until `listen`."""

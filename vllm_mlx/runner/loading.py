@@ -8,6 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..util.tasks import do_nothing
+
 SLICE_BYTES = 32 << 20  # of weights that are read between two steps
 
 
@@ -79,7 +81,7 @@ class Loading(Generic[T]):
         with self._explaining():
             return self._make(*self._build())
 
-    def complete(self, advanced: Callable[[], None] = lambda: None) -> T:
+    def complete(self, advanced: Callable[[], None] = do_nothing) -> T:
         """Do all parts, and call `advanced` after each. Raises ModelLoadError."""
         while (model := self.advance()) is None:
             advanced()

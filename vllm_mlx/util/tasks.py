@@ -50,6 +50,10 @@ class Deadline:
             raise Cancelled()
 
 
+def do_nothing(*_: object) -> None:
+    """Stand in for a callback that is not set."""
+
+
 def settle(result: "Future[T]", work: Callable[[*Ts], T], *args: *Ts) -> None:
     """Do the work and put its result or its error into the future, like an executor. Do nothing if it was cancelled."""
     if not result.set_running_or_notify_cancel():
