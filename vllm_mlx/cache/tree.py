@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
-from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_of, pieces_up_to, pinned
+from .node import Match, Node, Piece, ResumeRule, Segment, Space, State, deepest_resumable, hit_of, pinned
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
 from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
@@ -389,3 +389,16 @@ class MemoryAwarePrefixCache:
     def check_integrity(self) -> None:
         """Raise AssertionError that names the broken invariant."""
         check_integrity(self.store, tuple(self._pins.values()))
+
+
+def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(
+            segment=part.segment,
+            start=part.start,
+            end=part.end,
+            window_start=part.window_start,
+            take=min(part.end, length) - part.start,
+        )
+        for part in node.path()
+    )

@@ -1,17 +1,67 @@
 """The event loop's view of one model. It outlives the weights, so that prompts can be prepared without them."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..core.config import Capability, EngineConfig, ModelInfo
 from ..core.errors import TemplateError
+from ..core.sequence import Sequence
 from ..disk.kept import Memories
+from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer
 from ..media.vision import VisionProcessor
-from ..prompt.processor import RequestProcessor
-from .generation import Preparations, ReplyKeeper
+from ..prompt.processor import PreparedRequest, RequestProcessor
+from ..util.fence import Fence
+from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts, ModelFacts
+from .preparing import PromptPool
+
+
+class ReplyKeeper:
+    """Keeps the part of each reply with which the next turn can begin. Belongs to one event loop."""
+
+    def __init__(self, processor: RequestProcessor, pool: PromptPool, keep: Callable[[Sequence, int], None] | None):
+        """`keep` tells the engine how many tokens of a sequence stay in the prefix cache; None if the cache is off."""
+        self._processor = processor
+        self._pool = pool
+        self._keep = keep
+        self._trims: set[Future[None]] = set()
+        self._is_closed = False
+
+    def take(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply) -> None:
+        """Remember the reply at once, because the next turn may follow at once; trim the cache later.
+
+        An aborted reply counts as far as it was received: clients send that part back.
+        """
+        if self._is_closed:
+            return
+        with Fence("the reply, which the next turn will not recognise"):
+            self._processor.remember(prepared, finished)
+        if self._keep is None:
+            return
+        if not finished.token_ids:
+            self._keep(seq, seq.num_prompt_tokens)
+            return
+        trim = self._pool.submit(self._trim, self._keep, prepared, seq, finished, tenant=prepared.request.tenant)
+        self._trims.add(trim)
+        trim.add_done_callback(self._trims.discard)
+
+    def _trim(
+        self, keep: Callable[[Sequence, int], None], prepared: PreparedRequest, seq: Sequence, finished: FinishedReply
+    ) -> None:
+        """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
+        keep(seq, max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens))
+
+    def close(self) -> None:
+        """Keep nothing of the replies that end from now on, because the shutdown cuts them."""
+        self._is_closed = True
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the state of the replies that have ended is trimmed."""
+        await asyncio.to_thread(wait, set(self._trims), timeout_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +73,7 @@ class Front:
     facts: EngineFacts
     vision: VisionProcessor | None
     processor: RequestProcessor
-    preparations: Preparations
+    media: MediaRequests
     keeper: ReplyKeeper
     memories: Memories
     model_facts: ModelFacts = field(init=False)  # as `/v1/status` reports them

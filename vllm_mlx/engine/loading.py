@@ -51,9 +51,8 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from ..util.fair_queue import FairThreads
 from .client import EngineClient
-from .engine import LLMEngine
-from .front import Front
-from .generation import Preparations, ReplyKeeper
+from .engine import EngineThread, LLMEngine
+from .front import Front, ReplyKeeper
 from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
@@ -74,7 +73,6 @@ from .sizing import (
     unread,
     within_kernels,
 )
-from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
 _SEVERAL_MACS = "each of several Macs holds a part of it, in memory only"  # journals of replies are kept
@@ -227,14 +225,13 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
     root = MediaRoot(limits.media_root)
     loader = MediaLoader(limits, root, sampling=sampling, takes_images=takes_images, decoders=decoders)
-    media = MediaRequests(vision, loader, thread.wake)
     front = Front(
         name=source.name,
         config=config,
         facts=facts,
         vision=vision,
         processor=processor,
-        preparations=Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s),
+        media=MediaRequests(vision, loader, thread.wake),
         keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None),
         memories=source.memories,
     )

@@ -95,8 +95,8 @@ class ChatTemplate:
 
     A template is rendered for one chat request before its first token once by `render_prompt`, and once more if a new
     conversation has tools. Where the model needs snapshot points, `probe` renders it up to ten times more (points.py).
-    After the reply, `probe` runs once or twice more (chat.py). Some more renderings, once for each checkpoint, show
-    what the template takes (shapes.py).
+    After the reply, `probe` runs once or twice more (processor.py). Some more renderings, once for each checkpoint,
+    show what the template takes (shapes.py).
     """
 
     def __init__(

@@ -69,13 +69,10 @@ class Resident:
 
     # -- sequences
 
-    def add(self, seq: Sequence, now: float) -> None:
-        """Queue a sequence."""
-        if self.is_yielding or not self.is_measured:
-            self.held.append(seq)
-        else:
-            self.scheduler.add(seq)
-        self.use(now)
+    @property
+    def holds_back(self) -> bool:
+        """Return whether a new sequence belongs into `held`, rather than into the scheduler."""
+        return self.is_yielding or not self.is_measured
 
     def abort(self, seq_id: int) -> None:
         self.release([seq for seq in self.held if seq.seq_id == seq_id])

@@ -184,7 +184,7 @@ class Scheduler:
         for seq, is_over in self._seqs.take_chunks(output):
             if is_over:
                 self._finish(seq, FinishReason.LENGTH)
-            updates.append(SequenceUpdate.of(seq))
+            updates.append(_update(seq))
         if self.speculation is not None:
             self.speculation.learn(output)
         updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
@@ -377,13 +377,13 @@ class Scheduler:
                 self.speculation.take(seq, output.token_id)
             if end is not None:
                 self._finish(seq, end)
-        return [SequenceUpdate.of(seq, tuple(tokens)) for seq, tokens in taken.items()]
+        return [_update(seq, tuple(tokens)) for seq, tokens in taken.items()]
 
     def _report_admitted(self) -> list[SequenceUpdate]:
         """Report rows once their state is restored and before a long chunk runs. Tokens of chunks do not count yet."""
         admitted, self._pending.admitted = self._pending.admitted, []
         running = [seq for seq in admitted if seq.seq_id in self._seqs]
-        return [replace(SequenceUpdate.of(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
+        return [replace(_update(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
 
     def _fail(self, seq_id: int, error: VLLMMLXError) -> SequenceUpdate | None:
         if (seq := self._seqs.find(seq_id)) is None:
@@ -406,3 +406,19 @@ class Scheduler:
             self._leave(seq, seq.num_computed_tokens, keep=keep)
         if self.prefix_cache is not None:
             self.prefix_cache.close(seq)
+
+
+def _update(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate:
+    """Return the sequence's present state as an update."""
+    return SequenceUpdate(
+        seq_id=seq.seq_id,
+        tokens=tokens,
+        prompt_logprobs=seq.prompt_logprobs if seq.is_scored else (),
+        num_computed_tokens=seq.num_computed_tokens,
+        receipt=seq.receipt,
+        num_predicted=seq.num_predicted,
+        num_mispredicted=seq.num_mispredicted,
+        scheduled_s=seq.scheduled_s,
+        finish_reason=seq.finish_reason,
+        stop_token_id=seq.stop_token_id,
+    )

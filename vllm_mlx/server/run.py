@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigError, EngineDead, ModelUnavailable, setting
 from ..core.stage import LoadStage
+from ..util.tasks import do_nothing
 from .connection import BUSY_S, OPEN_PATHS, GuardedProtocol, allow_open_files
 from .error_handlers import envelope_of, respond
 
@@ -110,7 +111,7 @@ def run(
     sock: socket.socket,
     *,
     drain_s: float,
-    started: Callable[[], object] = lambda: None,
+    started: Callable[[], object] = do_nothing,
 ) -> None:
     """Serve what `create_app` made until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` to finish.
 
@@ -136,7 +137,7 @@ class EngineServer(uvicorn.Server):
         *,
         drain_s: float,
         started: Callable[[], object],
-        tick: Callable[[], object] = lambda: None,
+        tick: Callable[[], object] = do_nothing,
     ) -> None:
         """Configure the server. `tick` is called ten times a second."""
         config = uvicorn.Config(

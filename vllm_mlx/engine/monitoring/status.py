@@ -158,7 +158,7 @@ def _system(system: SystemMemory) -> SystemStatus:
 def _process(moment: Moment) -> ProcessStatus:
     device = moment.report.device
     total = resident_bytes() if device.system.footprint_bytes is None else device.system.footprint_bytes
-    pixels_bytes = sum(front.preparations.pixels_bytes for front in moment.fronts)
+    pixels_bytes = sum(front.media.pixels_bytes for front in moment.fronts)
     replies_bytes = sum(front.processor.replies.num_bytes for front in moment.fronts)
     named_bytes = device.active_bytes + device.cache_bytes + pixels_bytes + replies_bytes
     return {
