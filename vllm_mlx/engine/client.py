@@ -279,7 +279,7 @@ class Generation:
     ) -> None:
         for reply in self._end_open_replies():
             reply.leave()
-            self._keeper.take(self._prepared, reply.seq, reply.finished)
+            self._keeper.take(self._prepared, reply.seq, reply.finished, is_last=False)
         self._closed(self)
 
     async def __aiter__(self) -> AsyncIterator[IndexedEvent]:
@@ -322,7 +322,8 @@ class Generation:
     def _taken(self, reply: Reply, events: list[GenerationEvent]) -> list[IndexedEvent]:
         """Return the events with the index of their reply. A reply that has ended is kept before they are sent."""
         if not reply.is_open:
-            self._keeper.take(self._prepared, reply.seq, reply.finished)
+            is_last = reply.stats.outcome == "stop"
+            self._keeper.take(self._prepared, reply.seq, reply.finished, is_last=is_last)
         return [(reply.index, event) for event in events]
 
 

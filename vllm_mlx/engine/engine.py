@@ -20,7 +20,8 @@ import mlx.core as mx
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.errors import ConfigError, EngineDead, GenerationError, ModelBusy, ModelLoadError, first_line
-from ..core.sequence import Sequence
+from ..core.memory import Pressure
+from ..core.sequence import PromptInputs, Sequence
 from ..core.step import NO_WORK, SequenceUpdate, StepOutput
 from ..disk.tier import DiskTier
 from ..ranks.figures import RankRow
@@ -33,7 +34,7 @@ from ..util.faults import DeviceFault, Fault, FaultCount, device_fault
 from ..util.fence import Fence, clear_locals
 from ..util.tasks import call_at_exit, do_nothing, raise_in, settle
 from .lane import Lane, LaneChoice, ServedModel
-from .macos import return_freed_memory
+from .macos import is_on_battery, return_freed_memory
 from .monitoring.schema import EngineFacts, EngineReport
 from .monitoring.status import draft_status, image_status
 
@@ -137,6 +138,8 @@ class LLMEngine:
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
         freed = sum(model.media.clear(salts) for model in self.models if model.media is not None)
+        for model in self.models:
+            model.scheduler.ahead.clear(salts)
         if self.disk is not None:
             self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
@@ -197,10 +200,10 @@ class LLMEngine:
         """End sequences at the start of the next step."""
         self._aborts += seq_ids
 
-    def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
+    def keep(self, seq: Sequence, num_tokens: int, following: PromptInputs | None = None) -> None:
+        """Keep only the first `num_tokens` of a sequence that has ended or is about to end, and what follows it."""
         self.models[seq.model].wake()
-        self.models[seq.model].scheduler.keep(seq, num_tokens)
+        self.models[seq.model].scheduler.keep(seq, num_tokens, following)
 
     def report(self) -> EngineReport:
         """Describe the present state."""
@@ -316,6 +319,15 @@ class LLMEngine:
             self._returned_s = now
             return_freed_memory(ctypes.CDLL(None))
         self._look_after_disk(is_idle=self._is_idle)
+        model = next((each for each in self.models if each.lane and each.scheduler.ahead.next is not None), None)
+        if model is not None and self._is_idle and self._looks_ahead:
+            model.scheduler.look_ahead()
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Return whether next prompts may be computed: no model comes or leaves, and memory and power suffice."""
+        is_normal = self.watch.usage().system.pressure in (None, Pressure.NORMAL)
+        return self.residency.is_calm and is_normal and not is_on_battery()
 
     def step(self, deliver: Deliver, model: ServedModel | None = None) -> None:
         """Run one step of a model; without one, of the model that was served least.
@@ -352,7 +364,8 @@ class LLMEngine:
             self._take(model, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
             return
         lane.is_stalled = False
-        plan = model.scheduler.schedule(now, is_alone=is_alone)
+        looks_ahead = model.scheduler.ahead.running is not None and self._looks_ahead
+        plan = model.scheduler.schedule(now, is_alone=is_alone, looks_ahead=looks_ahead)
         self._raise_fault(model)
         has_news = self._take(model, lane.runner.decode(plan), deliver)
         lane.decoded_s = self._clock()
@@ -483,9 +496,9 @@ class EngineThread:
         """End sequences before the next step, that is, within one prefill chunk."""
         self._tell(LLMEngine.abort, seq_ids)
 
-    def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """Keep only the first `num_tokens` of a sequence in the prefix cache, once the sequence has ended."""
-        self._tell(LLMEngine.keep, seq, num_tokens)
+    def keep(self, seq: Sequence, num_tokens: int, following: PromptInputs | None = None) -> None:
+        """Keep the first `num_tokens` of an ended sequence; at rest, compute the beginning of the prompt after it."""
+        self._tell(LLMEngine.keep, seq, num_tokens, following)
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or the disk threads have results to collect."""

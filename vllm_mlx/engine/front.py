@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..core.config import Capability, EngineConfig, ModelInfo
 from ..core.errors import TemplateError
-from ..core.sequence import Sequence
+from ..core.sequence import PromptInputs, Sequence
 from ..disk.kept import Memories
 from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer
@@ -19,11 +19,13 @@ from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts, ModelFacts
 from .preparing import PromptPool
 
+Keep = Callable[[Sequence, int, PromptInputs | None], None]
+
 
 class ReplyKeeper:
     """Keeps the part of each reply with which the next turn can begin. Belongs to one event loop."""
 
-    def __init__(self, processor: RequestProcessor, pool: PromptPool, keep: Callable[[Sequence, int], None] | None):
+    def __init__(self, processor: RequestProcessor, pool: PromptPool, keep: Keep | None):
         """`keep` tells the engine how many tokens of a sequence stay in the prefix cache; None if the cache is off."""
         self._processor = processor
         self._pool = pool
@@ -31,10 +33,11 @@ class ReplyKeeper:
         self._trims: set[Future[None]] = set()
         self._is_closed = False
 
-    def take(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply) -> None:
+    def take(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply, *, is_last: bool) -> None:
         """Remember the reply at once, because the next turn may follow at once; trim the cache later.
 
-        An aborted reply counts as far as it was received: clients send that part back.
+        An aborted reply counts as far as it was received: clients send that part back. If it `is_last` before a
+        question, the engine also learns the beginning of the next prompt.
         """
         if self._is_closed:
             return
@@ -43,17 +46,19 @@ class ReplyKeeper:
         if self._keep is None:
             return
         if not finished.token_ids:
-            self._keep(seq, seq.num_prompt_tokens)
+            self._keep(seq, seq.num_prompt_tokens, None)
             return
-        trim = self._pool.submit(self._trim, self._keep, prepared, seq, finished, tenant=prepared.request.tenant)
+        args = (self._keep, prepared, seq, finished, is_last)
+        trim = self._pool.submit(self._trim, *args, tenant=prepared.request.tenant)
         self._trims.add(trim)
         trim.add_done_callback(self._trims.discard)
 
     def _trim(
-        self, keep: Callable[[Sequence, int], None], prepared: PreparedRequest, seq: Sequence, finished: FinishedReply
+        self, keep: Keep, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply, is_last: bool
     ) -> None:
         """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
-        keep(seq, max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens))
+        num_tokens = max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens)
+        keep(seq, num_tokens, self._processor.next_prompt(prepared, finished) if is_last else None)
 
     def close(self) -> None:
         """Keep nothing of the replies that end from now on, because the shutdown cuts them."""

@@ -6,7 +6,7 @@ The prompt of a chat begins with the ids of the prompt and reply that it continu
 import math
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..cache.prompt_index import PromptIndex
 from ..core.config import CacheReasoning, EngineConfig
-from ..core.errors import ContextLengthExceeded, InvalidParameter, TemplateError, Unsupported
+from ..core.errors import ContextLengthExceeded, InvalidParameter, RequestError, TemplateError, Unsupported
 from ..core.events import TokenLogprob
 from ..core.messages import ImagePart, MediaPart, Message, VideoPart
 from ..core.request import Request, ResolvedSampling, checkpoint_defaults, resolve_sampling
@@ -43,6 +43,7 @@ from .splice import Splicer
 from .template import ChatTemplate, MediaMarkers
 
 _SENTINEL = re.compile("sentinel(0*)")
+_LEAST_AHEAD = 64  # tokens; to compute fewer ahead of a question gains nothing that one can see
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class RequestProcessor:
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(read_json(path / "generation_config.json"))
         self._cache_reasoning = config.cache_reasoning
+        self._looks_ahead = config.looks_ahead
         self._window = ContextWindow(tokenizer, max_model_len)
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
         self.template = ChatTemplate(
@@ -279,6 +281,13 @@ class RequestProcessor:
             return len(prepared.prompt.token_ids) + len(reply.token_ids)
         return self._chats.kept_tokens(chat, reply, policy or self._policy(chat.request.keeps_reasoning))
 
+    def next_prompt(self, prepared: PreparedRequest, reply: FinishedReply) -> PromptInputs | None:
+        """Return the beginning of the next prompt that is worth computing ahead, if the server does that."""
+        chat = prepared.chat
+        if not self._looks_ahead or chat is None or self._policy(chat.request.keeps_reasoning) == "keep":
+            return None
+        return self._chats.next_prompt(chat, reply)
+
     def _policy(self, keeps_reasoning: bool | None) -> CacheReasoning:
         own = self._cache_reasoning
         if keeps_reasoning is None:
@@ -389,6 +398,31 @@ class ChatPrompts:
                     longest = max(longest, entry.boundary_before(common_prefix(prompt.text, text)).num_tokens)
         return longest
 
+    def next_prompt(self, prompt: ChatPrompt, reply: FinishedReply) -> PromptInputs | None:
+        """Return the beginning that the prompts of all next questions share, with one token more.
+
+        It ends before an image that cannot be placed. Returns None if it has few tokens that are not stored, the
+        template refuses a question, or the reply has calls.
+        """
+        if reply.calls or not reply.is_complete:
+            return None
+        sentinel = _absent(prompt.text, repr(reply.message))
+        later = next(next_requests(prompt.request, full_message(prompt.request, reply.message), sentinel))
+        try:
+            text = self._template.probe(later)
+            encoded = self._encode(text, self._recall(later), later, Deadline(math.inf, ""))
+        except RequestError:
+            return None
+        end = encoded.before_space(encoded.boundary_before(text.rfind(sentinel))).num_tokens
+        media = tuple(_placed_again(prompt.inputs, encoded.token_ids[:end]))
+        if len(media) < len(prompt.inputs.media):
+            end = media[-1].end if media else 0
+        num_stored = common_prefix((*prompt.token_ids, *reply.token_ids), encoded.token_ids[:end])
+        if end - num_stored < _LEAST_AHEAD:
+            return None
+        points = tuple(point for point in prompt.inputs.snapshot_points if point <= num_stored)
+        return PromptInputs(token_ids=encoded.token_ids[: end + 1], media=media, snapshot_points=points)
+
     def _recall(self, request: Request) -> RecalledConversation:
         """Find remembered replies. A message that the new reply is to continue stays as the client sent it."""
         assert request.messages is not None
@@ -456,6 +490,19 @@ def _place(
     if media and media[-1].end == len(encoded.token_ids):
         raise InvalidParameter("The prompt must not end with an image: let text follow it.", param="messages")
     return tuple(media), edges
+
+
+def _placed_again(inputs: PromptInputs, token_ids: Items[int]) -> Iterator[MediaItem]:
+    """Yield the images and videos of a prompt where their tokens are in a later one, up to one that is not there."""
+    end = 0
+    for item in inputs.media:
+        tokens = inputs.token_ids[item.offset : item.end]
+        starts = (at for at in range(end, len(token_ids)) if token_ids[at] == tokens[0])
+        start = next((at for at in starts if token_ids[at : at + item.length] == tokens), None)
+        if start is None:
+            return
+        yield replace(item, offset=start, inputs={})  # its features must be there
+        end = start + item.length
 
 
 def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:

@@ -157,6 +157,10 @@ class PrefixPlanner:
                     for tree in self._trees:
                         tree.trim(self._space(seq), key, num_tokens)
 
+    def retire(self, seq: Sequence, key: bytes) -> None:
+        """Let the end of a path go first, since the next turn of its conversation takes another."""
+        self.tree.retire(self._space(seq), key)
+
     def drop(self, match: Match, seq: Sequence) -> None:
         """Remove a damaged path. The sequence continues without the cache."""
         self._unusable.add(seq.seq_id)
@@ -279,11 +283,12 @@ class PrefixPlanner:
         )
         if not is_stored:
             return False
-        if self.disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
-            self.disk.writer.stored(space, capture.key)
+        disk = None if capture.seq.is_ahead else self.disk  # it is written once its conversation goes on
+        if disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
+            disk.writer.stored(space, capture.key)
         if capture.end >= capture.seq.prefill_end:
             points = capture.seq.prompt.snapshot_points  # a question after many tool calls resumes from an old point
-            for cache in (self.tree, *(() if self.disk is None else (self.disk.writer,))):
+            for cache in (self.tree, *(() if disk is None else (disk.writer,))):
                 cache.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
                 for tree in self._trees:

@@ -226,6 +226,14 @@ class Residency:
         self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure(0.0)
 
+    @property
+    def is_calm(self) -> bool:
+        """Return whether no model comes or leaves, or waits for memory."""
+        return not any(
+            each.state in ("loading", "leaving") or each.is_short or (each.queue and not each.is_in_memory)
+            for each in self.models
+        )
+
     def take(
         self, model: Resident, event: Event, now: float, *, reason: Reason = "request", cause: str | None = None
     ) -> Action | None:

@@ -73,6 +73,7 @@ class Receipts:
             cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
             stored_tokens=sum(receipt.stored_tokens for receipt in receipts),
             disk_tokens=sum(receipt.disk_tokens for receipt in receipts),
+            ahead_tokens=sum(receipt.ahead_tokens for receipt in receipts),
             hit=",".join(dict.fromkeys(receipt.hit for receipt in receipts)),
             cache_bytes=receipts[-1].cache_bytes,
             max_cache_bytes=receipts[-1].max_cache_bytes,
@@ -87,6 +88,8 @@ class Receipts:
             facts += f"; tier={receipt.tier}"
         if receipt.disk_tokens:
             facts += f"; disk={receipt.disk_tokens}"
+        if receipt.ahead_tokens:
+            facts += f"; ahead={receipt.ahead_tokens}"
         if self._num_prompts > 1:
             facts += f"; prompts={self._num_prompts}"
         if receipt.template:
