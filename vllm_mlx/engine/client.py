@@ -322,8 +322,7 @@ class Generation:
     def _taken(self, reply: Reply, events: list[GenerationEvent]) -> list[IndexedEvent]:
         """Return the events with the index of their reply. A reply that has ended is kept before they are sent."""
         if not reply.is_open:
-            is_last = reply.stats.outcome == "stop"
-            self._keeper.take(self._prepared, reply.seq, reply.finished, is_last=is_last)
+            self._keeper.take(self._prepared, reply.seq, reply.finished, is_last=reply.stats.outcome == "stop")
         return [(reply.index, event) for event in events]
 
 

@@ -20,7 +20,6 @@ import mlx.core as mx
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.errors import ConfigError, EngineDead, GenerationError, ModelBusy, ModelLoadError, first_line
-from ..core.memory import Pressure
 from ..core.sequence import PromptInputs, Sequence
 from ..core.step import NO_WORK, SequenceUpdate, StepOutput
 from ..disk.tier import DiskTier
@@ -137,9 +136,7 @@ class LLMEngine:
 
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
-        freed = sum(model.media.clear(salts) for model in self.models if model.media is not None)
-        for model in self.models:
-            model.scheduler.ahead.clear(salts)
+        freed = sum(model.clear(salts) for model in self.models)
         if self.disk is not None:
             self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
@@ -326,8 +323,7 @@ class LLMEngine:
     @property
     def _looks_ahead(self) -> bool:
         """Return whether next prompts may be computed: no model comes or leaves, and memory and power suffice."""
-        is_normal = self.watch.usage().system.pressure in (None, Pressure.NORMAL)
-        return self.residency.is_calm and is_normal and not is_on_battery()
+        return self.residency.is_calm and not self.watch.is_under_pressure and not is_on_battery()
 
     def step(self, deliver: Deliver, model: ServedModel | None = None) -> None:
         """Run one step of a model; without one, of the model that was served least.
@@ -377,10 +373,7 @@ class LLMEngine:
 
     @contextmanager
     def _contained(self, model: ServedModel, deliver: Deliver) -> Iterator[None]:
-        """Recover from the error that ends a model's work: the model's own, or the device's.
-
-        Raises EngineDead.
-        """
+        """Recover from the error that ends a model's work: the model's own, or the device's. Raises EngineDead."""
         self._longest_chunk = 0
         with Fence("the engine, which continues with its next step") as fence:
             yield

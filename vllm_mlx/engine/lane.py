@@ -165,6 +165,11 @@ class ServedModel:
         """Return the features of images that are cached; None if the model takes no images."""
         return self.media if self.facts.info.takes_images else None
 
+    def clear(self, salts: str) -> int:
+        """Forget what belongs to salts that begin with `salts`. Returns the bytes of image features freed."""
+        self.scheduler.ahead.clear(salts)
+        return 0 if self.media is None else self.media.clear(salts)
+
     def report(self, now: float) -> LaneReport:
         scheduler, residence = self.scheduler, self.residence
         cache = scheduler.prefix_cache

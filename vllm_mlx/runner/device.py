@@ -180,6 +180,10 @@ class DeviceWatch:
         pressure = self._sampled().pressure or Pressure.NORMAL
         return self._is_new and (pressure is not self._reported or self._excess_bytes > 0)
 
+    @property
+    def is_under_pressure(self) -> bool:
+        return (self._sampled().pressure or Pressure.NORMAL) is not Pressure.NORMAL
+
     def overrun(self) -> Overrun:
         """Return the bytes used beyond the limit since the last call, and the pressure of other programs."""
         device, system = self._device_overrun(), self._sampled()
