@@ -79,7 +79,7 @@ def launched(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_server_is_started_ctrl_c_is_the_client_s_and_both_end_together(port: int) -> None:
     with launched("--model", "demo", "--", "--wait") as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline() == "200 demo ['--wait']\n"
+        assert process.stdout.readline() == "200 demo ['--permission-mode', 'default', '--wait']\n"
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
         assert is_open(port)
@@ -96,7 +96,7 @@ def test_a_server_is_started_ctrl_c_is_the_client_s_and_both_end_together(port: 
 def test_a_kill_leaves_no_server(port: int) -> None:
     with launched("--model", "demo", "--", "--wait") as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "200 demo ['--wait']\n"
+        assert process.stdout.readline() == "200 demo ['--permission-mode', 'default', '--wait']\n"
         process.kill()  # nothing of it can run any more
         wait_until_closed(port)
 

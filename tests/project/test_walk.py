@@ -36,7 +36,10 @@ OTHER_MAKERS = {
         *("runner/proofs.py", "runner/calibrate.py"),  # at load
         "ranks/wire.py",  # on another rank
     },
-    "Sequence": {"runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"},  # at load
+    "Sequence": {
+        *("runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"),  # at load
+        "scheduler/ahead.py",  # for no client
+    },
     "StepPlan": {"core/step.py", "runner/calibrate.py", "ranks/wire.py"},  # one that does nothing; at load; received
     "StepOutput": {"engine/engine.py"},  # of a step without a model
     "Restore": {"ranks/wire.py"},

@@ -84,7 +84,7 @@ def everything(ranks: Ranks, path: str, apart: bool = False) -> Any:
     driver = RankedDriver(ranks, path)
     found = work_of(driver, path)
     driver.engine.clear_cache()
-    driver.engine.rest()  # as an engine does that has no work: it drops the names on all ranks
+    driver.engine.runner.rest()  # as an engine does that has no work: it drops the names on all ranks
     left = len(driver.engine.runner.log.names)
     return {"ranks": found, "one": work_of(Driver(Path(path), max_model_len=4096), path), "left": left}
 
@@ -218,10 +218,10 @@ def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
 
 
 def check_rest(driver: RankedDriver, notes: Notes) -> None:
-    driver.engine.rest()
+    driver.engine.runner.rest()
     before = len(notes)
     driver.step()
-    driver.engine.rest()
+    driver.engine.runner.rest()
     assert len(notes) == before, "a plan for nothing"
 
 
