@@ -50,10 +50,10 @@ class PrefillPlanner:
         """Plan the chunks of one step, and count their tokens as computed."""
         self.is_prefilling, self.is_decoding = bool(prefilling), is_decoding
         longest_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, now)
-        if any(seq.is_ahead for seq in prefilling):
-            longest_s = min(longest_s, MAX_CHUNK_S)
         if not prefilling or not self.beside_s:
             return ()
+        if prefilling[0].is_ahead:  # then it is alone
+            longest_s = min(longest_s, MAX_CHUNK_S)
         most_s, is_alone = min(self.beside_s, longest_s), self._turns.num_here.total() == 1
         budget = self._pacer.budget(decoding=is_decoding, most_s=most_s, is_alone=is_alone)
         chunks = plan_prefill(self._turns.in_turn(prefilling), self._pacer, self._chunk, budget)

@@ -182,7 +182,8 @@ class Scheduler:
         if self.prefix_cache is not None:
             self.prefix_cache.forget_planned(but=self._pending.captures)
         self._preempt_if_short()
-        self._give_way(looks_ahead=looks_ahead and is_alone)
+        if self.ahead.running is not None:
+            self._give_way(self.ahead.running, looks_ahead=looks_ahead and is_alone)
         self._admit()
         if (seq := self.ahead.running) is not None and seq in self._seqs.waiting and not self.awaits_inputs:
             self._finish(seq, FinishReason.ABORT, keep=False)  # there is no room
@@ -246,10 +247,8 @@ class Scheduler:
             self._start(seq)
             self.room.shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
-    def _give_way(self, *, looks_ahead: bool) -> None:
+    def _give_way(self, seq: Sequence, *, looks_ahead: bool) -> None:
         """End the computing of a next prompt if there is anything else to do. Its state stays, so that it can go on."""
-        if (seq := self.ahead.running) is None:
-            return
         is_alone = len(self._seqs) + len(self._seqs.waiting) == 1
         if not (looks_ahead and is_alone and self._known_end(seq) == seq.prefill_end):
             self._finish(seq, FinishReason.ABORT)
