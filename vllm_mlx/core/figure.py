@@ -1,4 +1,7 @@
-"""A figure: a field of the status that is a metric too, declared as in `Annotated[int, counter("hits", "Hits.")]`."""
+"""A figure: a field of the status that is a metric too, declared as in `Annotated[int, counter("hits", "Hits.")]`.
+
+`engine/monitoring/prometheus.py` gives the metrics their order.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -32,8 +35,7 @@ def _figures(section: type) -> dict[str, Figure]:
     return {name: each for name, each in found if isinstance(each, Figure)}
 
 
-def readings(section: type, values: object, *, in_vllm: bool | None = None) -> Iterator[tuple[Figure, Any]]:
-    """Yield the figures of a dataclass or TypedDict and their values: all, those that vLLM has too, or the others."""
-    for name, figure in _figures(section).items():
-        if in_vllm is None or in_vllm == figure.name.startswith("vllm:"):
-            yield figure, values[name] if isinstance(values, Mapping) else getattr(values, name)
+def readings(section: type, values: object, *names: str) -> Iterator[tuple[Figure, Any]]:
+    """Yield the figures of a dataclass or TypedDict and their values: of the fields with these names, or of all."""
+    for name in names or _figures(section):
+        yield _figures(section)[name], values[name] if isinstance(values, Mapping) else getattr(values, name)

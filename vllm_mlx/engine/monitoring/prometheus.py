@@ -78,14 +78,14 @@ def _sections(moment: Moment) -> Iterator[tuple[str, Readings]]:
 
 def _vllm(moment: Moment, lane: LaneReport, totals: Totals) -> Readings:
     """Yield the figures that vLLM has too."""
-    yield from readings(LaneRow, lane.row, in_vllm=True)
+    yield from readings(LaneRow, lane.row, "running", "waiting")
     text, rows_bytes = "Share of the memory for rows and caches that running replies use, 0 to 1.", moment.rows_bytes
     yield gauge("vllm:kv_cache_usage_perc", text), lane.live_bytes / rows_bytes if rows_bytes else 0.0
-    yield from readings(LaneReport, lane, in_vllm=True)
+    yield from readings(LaneReport, lane, "num_preemptions")
     lookups = "Prompt tokens looked up in the prefix cache."
     yield counter("vllm:prefix_cache_queries", lookups), totals.prompt_tokens
     yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."), totals.cached_tokens
-    yield from readings(Totals, totals, in_vllm=True)
+    yield from readings(Totals, totals, "prompt_tokens", "cached_tokens", "completion_tokens")
     ended = {reason: sum(totals.outcomes[outcome] for outcome in outcomes) for reason, outcomes in _FINISHED.items()}
     yield counter("vllm:request_success", "Ended replies by finish reason.", "finished_reason"), ended
     yield from ((each.figure, each) for each in vars(totals).values() if isinstance(each, Histogram))
@@ -93,9 +93,10 @@ def _vllm(moment: Moment, lane: LaneReport, totals: Totals) -> Readings:
 
 def _own(totals: Totals, now: float) -> Readings:
     """Yield the counts that only this server has."""
-    yield from readings(Totals, totals, in_vllm=False)
+    yield from readings(Totals, totals, "requests", "outcomes")
     tiers = {"memory": totals.cached_tokens - totals.disk_tokens, "disk": totals.disk_tokens}
     yield counter("cached_tokens", "Prompt tokens taken from the prefix cache, by tier.", "tier"), tiers
+    yield from readings(Totals, totals, "tiers", "computed_tokens", "shortfalls")
     yield from readings(Stalls, totals.stalls)
     text = "tokens per second over the last ten seconds."
     yield gauge("generation_tokens_per_second", f"Sampled {text}"), totals.completion_rate.per_second(now)
@@ -123,20 +124,21 @@ def _cache(stats: TreeStats) -> Readings:
 def _weights(lane: LaneReport) -> Readings:
     states = {state: int(state == lane.row["state"]) for state in get_args(State)}
     yield gauge("model_state", "Where the weights are: 1 for the present state.", "state"), states
-    yield from readings(LaneRow, lane.row, in_vllm=False)
-    yield from readings(LaneReport, lane, in_vllm=False)
+    yield from readings(LaneRow, lane.row, "loads", "load_s")
+    yield from readings(LaneReport, lane, "build_s")
+    yield from readings(LaneRow, lane.row, "missing_bytes")
 
 
 def _drafts(drafts: DraftStatus) -> Readings:
     """Yield the sums under vLLM's names, and the same by source."""
-    yield from readings(DraftStatus, drafts, in_vllm=True)
+    yield from readings(DraftStatus, drafts, "num_drafts")
     drafted, accepted = sum(drafts["drafted_tokens"].values()), sum(drafts["accepted_tokens"].values())
     yield counter("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted."), drafted
     yield counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."), accepted
     text = "Drafted tokens that were accepted, by position in the draft."
     places = dict(enumerate(drafts["accepted_by_position"]))
     yield counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position"), places
-    yield from readings(DraftStatus, drafts, in_vllm=False)
+    yield from readings(DraftStatus, drafts, "drafted_tokens", "accepted_tokens")
 
 
 def _disk(disk: DiskReport) -> Readings:
