@@ -1,5 +1,6 @@
 """Every field of OpenAI's is honoured, knowingly ignored, or refused by name."""
 
+from dataclasses import fields
 from typing import Any, ClassVar, get_type_hints
 
 import pytest
@@ -16,7 +17,9 @@ from vllm_mlx.api.openai.schema import (
     CompletionBody,
     StreamOptions,
 )
+from vllm_mlx.api.parameters import GenerationFields, OpenAIFields
 from vllm_mlx.api.wire import ANY, Body, ExtraFields, Ignored, Items, Refused, Wire
+from vllm_mlx.core.request import SamplingParams
 
 from .bodies import decode, decode_text, refusal
 
@@ -39,6 +42,11 @@ def test_no_field_of_openai_is_unknown(params: Any, body: Any) -> None:
 
 def test_a_field_is_either_honoured_or_in_the_table() -> None:
     assert not set(ChatCompletionBody.model_fields) & set(BODY_FIELDS)
+
+
+def test_a_field_of_all_endpoints_of_openai_is_a_sampling_parameter() -> None:
+    sampling = {each.name for each in fields(SamplingParams)}
+    assert OpenAIFields.model_fields.keys() - GenerationFields.model_fields.keys() <= sampling
 
 
 @pytest.mark.parametrize("name", IGNORED)
