@@ -82,7 +82,7 @@ OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the t
     "moderation": Refused("This server does not moderate."),
 }
 
-_SAMPLING_FIELDS = frozenset(each.name for each in fields(SamplingParams))
+_NAMES = frozenset(each.name for each in fields(SamplingParams))
 
 
 def decode_sampling(body: GenerationFields, **own: Any) -> SamplingParams:
@@ -90,8 +90,7 @@ def decode_sampling(body: GenerationFields, **own: Any) -> SamplingParams:
 
     `own`: the parameters that this protocol writes in its own way. Raises InvalidParameter.
     """
-    names = _SAMPLING_FIELDS & type(body).model_fields.keys()
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    given = {key: value for key in _NAMES & type(body).model_fields.keys() if (value := getattr(body, key)) is not None}
     return SamplingParams(**given | {"top_k": 0 if body.top_k == -1 else body.top_k} | own)
 
 
