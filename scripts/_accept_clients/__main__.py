@@ -16,8 +16,7 @@ from rich import box
 from rich.table import Column, Table
 
 from scripts import markdown
-from scripts._bench.client import BenchmarkError
-from scripts._bench.servers import free_port, running
+from scripts.served import BenchmarkError, free_port, running
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 from vllm_mlx.cli.remote import Remote
 from vllm_mlx.cli.terminal import CommandFailed
@@ -30,7 +29,7 @@ from .session import SCRIPTED_COMMANDS, Outcome, run_session
 _ROOT = Path(__file__).parents[2]
 _WIDTH = 200
 _COLUMNS = (
-    "client", "version", "requests", "replies by model", "calls it ran", "seconds", "wanted elsewhere", "accepted",
+    "client", "version", "requests", "replies by model", "calls", "image", "seconds", "wanted elsewhere", "accepted",
 )  # fmt: skip
 _LIMIT_S = 900.0  # a model on a CPU takes minutes to read a client's prompt
 _SCRIPTED_LIMIT_S = 180.0
@@ -54,6 +53,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         choices=list(dict.fromkeys(client.launched for client in CLIENTS)),
         help="run only this one; may repeat",
     )
+    add("--image", action="store_true", help="ask each client that can about an image; --scripted always sends one")
     add("--trim", action="store_true", help="give clients as few tools as they allow, so that prompts are short")
     add(
         "--end",
@@ -133,6 +133,8 @@ def _setting(arguments: argparse.Namespace, url: str) -> Setting:
         limit_s=arguments.limit_s or (_SCRIPTED_LIMIT_S if arguments.scripted else _LIMIT_S),
         is_scripted=arguments.scripted,
         end=arguments.end,
+        capabilities=main.capabilities,
+        sends_image=(arguments.image or arguments.scripted) and "images" in main.capabilities,
     )
 
 
@@ -162,7 +164,7 @@ def _report(outcomes: list[Outcome], failed: list[tuple[str, str]], arguments: a
     for one in outcomes:
         table.add_row(*_row(one))
     for name, why in [*failed, *others]:
-        table.add_row(name, *[""] * 6, f"not run: {why}")
+        table.add_row(name, *[""] * 7, f"not run: {why}")
     markdown.output(_WIDTH).print(table)
 
 
@@ -173,6 +175,7 @@ def _row(one: Outcome) -> tuple[str, ...]:
         str(len(one.seen)),
         ", ".join(f"{name} {number}" for name, number in (one.by_model or {}).items() if number),
         f"{one.num_calls}{', the right ones' if one.is_right else ''}",
+        "it came" if one.has_image else "it did not come" if one.sends_image else "",
         f"{one.wall_s:.1f}",
         ", ".join(one.elsewhere) or "nothing",
         one.verdict,
@@ -194,6 +197,7 @@ def _facts(one: Outcome) -> dict[str, object]:
         "elsewhere": one.elsewhere,
         "by_model": one.by_model,
         "num_loads": one.num_loads,
+        "has_image": one.has_image,
         "output": one.output,
         "cancelled": one.cancelled,
         "requests": requests,

@@ -18,6 +18,8 @@ from vllm_mlx.cli.clients import Client as Launched
 from .ending import End
 
 SHELL_TOOL = "Bash"
+IMAGE = "shown.png"
+_MENTIONED = ("{prompt} @{image}",)
 _OPENCODE_PACKAGE = "@ai-sdk/openai-compatible"
 _OPENCODE_PROJECT = {"autoupdate": False, "share": "disabled", "permission": {"bash": "allow"}}
 
@@ -49,6 +51,8 @@ class Setting:
     limit_s: float
     is_scripted: bool
     end: End | None
+    capabilities: frozenset[str]  # of the model
+    sends_image: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Client:
     environment: Mapping[str, str] = field(default_factory=dict)
     project: Mapping[str, object] = field(default_factory=dict)  # opencode.json of the folder in which it works
     calls: bool = True  # whether it has tools
+    image: tuple[str, ...] = ()  # arguments that show it an image, `{image}`; empty: without a terminal it takes none
     loses_output: bool = False  # at times, of a command that ends at once: its own fault, told but accepted
 
     @property
@@ -86,6 +91,8 @@ class Client:
             model=setting.model,
             small=setting.small,
             small_context=setting.small_window,
+            capabilities=setting.capabilities,
+            small_capabilities=setting.capabilities,
             context=setting.window,
             api_key=NO_KEY,
             folder=place.home / "launch",
@@ -102,8 +109,12 @@ class Client:
         if self.project:
             trimmed = {"tools": {"*": False, "bash": True}} if place.setting.is_trimmed else {}
             (place.work / "opencode.json").write_text(json.dumps({**self.project, **trimmed}))
-        arguments = (*self.arguments, *(self.trimmed if place.setting.is_trimmed else ()))
-        commands = self.for_server(place).runs([word.replace("{prompt}", prompt) for word in arguments])
+        image = self.image if place.setting.sends_image else ()
+        if image == _MENTIONED:
+            prompt, image = image[0].replace("{prompt}", prompt), image[1:]
+        arguments = (*self.arguments, *image, *(self.trimmed if place.setting.is_trimmed else ()))
+        words = [word.replace("{prompt}", prompt).replace("{image}", str(place.work / IMAGE)) for word in arguments]
+        commands = self.for_server(place).runs(words)
         return [command[1:] for command in commands]
 
 
@@ -115,15 +126,18 @@ _CODEX_FLAGS = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approva
 
 CLIENTS = (
     Client(
-        "Claude Code", "claude", "@anthropic-ai/claude-code", "2.1.329",
+        "Claude Code", "claude", "@anthropic-ai/claude-code", "2.1.332",
         ("-p", "{prompt}", "--allowedTools", SHELL_TOOL, "--output-format", "json"), trimmed=("--tools", SHELL_TOOL),
+        image=_MENTIONED,
     ),
     # Nothing in the workplace needs the client's own sandbox.
-    Client("Codex", "codex", "@openai/codex", "0.171.0", ("exec", *_CODEX_FLAGS, "{prompt}")),
+    Client(
+        "Codex", "codex", "@openai/codex", "0.171.0", ("exec", *_CODEX_FLAGS, "{prompt}"), image=("--image={image}",),
+    ),
     *(
         Client(
             name, "opencode", "opencode-ai", "1.18.33", ("run", "--format", "json", "{prompt}"),
-            provider=provider, project=_OPENCODE_PROJECT,
+            provider=provider, project=_OPENCODE_PROJECT, image=("--file={image}",),
         )
         for name, provider in (
             ("opencode", _OPENCODE_PACKAGE),
@@ -132,25 +146,35 @@ CLIENTS = (
         )
     ),
     # It takes the result when the command exits, before it has read the output.
-    Client("Qwen Code", "qwen", "@qwen-code/qwen-code", "0.24.4", ("--yolo", "-p", "{prompt}"), loses_output=True),
-    Client("Cline", "cline", "cline", "3.0.65", ("{prompt}",)),
     Client(
-        "pi", "pi", "@mariozechner/pi-coding-agent", "0.73.1", ("--print", "{prompt}"), trimmed=("--tools", "bash")
+        "Qwen Code", "qwen", "@qwen-code/qwen-code", "0.24.4", ("--yolo", "-p", "{prompt}"), image=_MENTIONED,
+        loses_output=True,
+    ),
+    Client("Cline", "cline", "cline", "3.0.65", ("{prompt}",), image=_MENTIONED),
+    Client(
+        "pi", "pi", "@mariozechner/pi-coding-agent", "0.73.1", ("--print", "{prompt}"), trimmed=("--tools", "bash"),
+        image=("@{image}",),
     ),
     Client("Continue", "continue", "@continuedev/cli", "1.5.47", ("--auto", "-p", "{prompt}")),
-    Client("Kilo Code", "kilo", "@kilocode/cli", "7.7.7", ("run", "--auto", "{prompt}")),
+    Client("Kilo Code", "kilo", "@kilocode/cli", "7.7.7", ("run", "--auto", "{prompt}"), image=("--file={image}",)),
     Client("OpenClaw", "openclaw", "openclaw", "2026.9.6", ("agent", "exec", "{prompt}")),
-    Client("GitHub Copilot CLI", "copilot", "@github/copilot", "1.0.102", ("--allow-all-tools", "-p", "{prompt}")),
+    Client(
+        "GitHub Copilot CLI", "copilot", "@github/copilot", "1.0.102", ("--allow-all-tools", "-p", "{prompt}"),
+        image=("--attachment={image}",),
+    ),
     Client("Droid", "droid", "droid", "0.215.0", ("exec", "--auto", "high", "{prompt}")),
     Client(
         "goose", "goose", f"@aaif/goose-binary-{_GOOSE_PLATFORM}", "1.52.0", ("run", "-t", "{prompt}"),
         program="bin/goose",
     ),
-    Client("Hermes", "hermes", "hermes-agent", "0.19.0", ("chat", "--yolo", "-Q", "-q", "{prompt}"), manager="pip"),
+    Client(
+        "Hermes", "hermes", "hermes-agent", "0.19.0", ("chat", "--yolo", "-Q", "-q", "{prompt}"), manager="pip",
+        image=("--image={image}",),
+    ),
     Client(
         "aider", "aider", "aider-chat", "0.86.2",
         ("--no-git", "--yes-always", "--no-show-model-warnings", "--no-check-update", "--message", "{prompt}"),
-        manager="pip", environment={"AIDER_ANALYTICS": "false"}, calls=False,
+        manager="pip", environment={"AIDER_ANALYTICS": "false"}, calls=False, image=("{image}",),
     ),
 )  # fmt: skip
 
@@ -160,4 +184,8 @@ NOT_RUN: Mapping[str, str] = {
     "roo": "an extension of VS Code, from its marketplace",
     "vscode": "an application, which is on neither npm nor PyPI",
     "zed": "an application, which is on neither npm nor PyPI",
+    **dict.fromkeys(
+        ("cursor", "xcode", "jetbrains", "openwebui", "raycast", "crush", "kimi"),
+        "it is set up by hand in its settings",
+    ),
 }

@@ -1,14 +1,54 @@
-"""Installs the packages of the clients, from npm and PyPI, into one folder."""
+"""Installs the packages of the clients, from npm and PyPI, into one folder; runs a program until it ends, and ends the
+processes that it leaves behind.
+"""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .clients import Client
-from .processes import run_program
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> tuple[int | None, str]:
+    """Run the command in a new session. Returns its exit code and its output.
+
+    The code is None if the program had not ended after `limit_s` seconds and was killed.
+    """
+    # A file, not a pipe: a helper that survives the program in another session would keep a pipe open.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
 
 _NODE = "node@24.21.0"  # some clients need a newer one than the machine has
 _LIMIT_S = 1800.0

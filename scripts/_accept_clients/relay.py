@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,7 @@ from starlette.routing import Route
 from vllm_mlx.server.run import listen
 
 REPLY_PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
+_IMAGE = re.compile(r'"data:image/|"media_type": "image/')
 _ERRORS = (b"event: error\n", b"event: response.failed\n", b'data: {"error"')
 _OWN_HEADERS = frozenset({"host", "content-length", "connection", "transfer-encoding"})
 
@@ -38,6 +40,11 @@ class Seen:
     def is_main(self) -> bool:
         """Return whether the agent itself asks: requests for titles and counts have no tools."""
         return self.path in REPLY_PATHS and isinstance(self.body, dict) and bool(self.body.get("tools"))
+
+    @property
+    def has_image(self) -> bool:
+        """Return whether the body holds an image, in the words of any protocol."""
+        return self.path in REPLY_PATHS and _IMAGE.search(json.dumps(self.body)) is not None
 
     @property
     def results(self) -> list[str]:

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 
 from vllm_mlx.cli.clients import write_own
 
-from .clients import Client, Place, Setting
-from .ending import End, ending
-from .install import binary, search_path
-from .outside import walled_in
-from .processes import run_program
+from .clients import IMAGE, Client, Place, Setting
+from .ending import End, ending, walled_in
+from .install import binary, run_program, search_path
 from .relay import REPLY_PATHS, Relay, Seen, relaying
 
 NOTES = ("note", "last")
 PROMPT = f"Run `cat {NOTES[0]}`"  # short: the demo copies the command out of a long prompt
+QUESTION = "What is in this image?"
 # The first command ends at once, the second one half a second after its output: clients may read them differently.
 SCRIPTED_COMMANDS = (f"cat {NOTES[0]}", f"cat {NOTES[1]}; sleep 0.5")
 
@@ -44,6 +44,8 @@ class Outcome:
     has_lost: bool
     elsewhere: list[str]
     is_scripted: bool
+    is_asked_to_call: bool
+    sends_image: bool
     by_model: dict[str, int] | None  # requests as the server counts them; None if it has no status
     num_loads: int  # of weights, while the client worked
     end: End | None = None  # how the server ended the prompt
@@ -61,8 +63,10 @@ class Outcome:
             found.append("it sent no request")
         elif self.client.calls and self.is_scripted and not self.is_right:
             found.append(f"of {len(NOTES)} commands, {self.num_calls} ran, and not every output came back")
-        elif self.client.calls and not self.num_calls:
+        elif self.client.calls and self.is_asked_to_call and not self.num_calls:
             found.append("it ran no call")
+        if self.sends_image and not self.has_image:
+            found.append("its image did not reach the server")
         found += [f"{each.method} {each.path}: {each.status}" for each in self.seen if _is_refused(each)]
         found += [f"{each.path}: an error in the stream" for each in self.seen if each.num_errors]
         if self.by_model is not None and sum(self.by_model.values()) != self.num_replies:
@@ -85,6 +89,10 @@ class Outcome:
         if self.num_prompts != 1:
             found.append(f"it sent the prompt {self.num_prompts} times")
         return found
+
+    @property
+    def has_image(self) -> bool:
+        return any(each.has_image for each in self.seen)
 
     @property
     def num_prompts(self) -> int:
@@ -117,6 +125,7 @@ def run_session(client: Client, setting: Setting) -> Outcome:
             each.mkdir()
         for note, mark in zip(NOTES, marks, strict=True):
             (place.work / note).write_text(mark + "\n")
+        Image.new("RGB", (112, 112), "red").save(place.work / IMAGE)
         with walled_in(elsewhere) as environment, ending(setting.url, setting.end) as cancelled:
             started_s = time.monotonic()
             try:
@@ -138,6 +147,8 @@ def run_session(client: Client, setting: Setting) -> Outcome:
         has_lost=has_lost,
         elsewhere=sorted(set(elsewhere)),
         is_scripted=setting.is_scripted,
+        is_asked_to_call=setting.is_scripted or not setting.sends_image,
+        sends_image=setting.sends_image and bool(client.image),
         by_model=None if rows is None else {name: _grew(row, before, name)[0] for name, row in rows.items()},
         end=setting.end,
         cancelled=cancelled,
@@ -172,7 +183,8 @@ def _run(client: Client, place: Place, environment: dict[str, str]) -> tuple[int
     clean = {"HOME": str(place.home), "PATH": search_path(place.setting.folder), "TERM": "dumb", "LANG": "C.UTF-8"}
     variables = {**clean, **environment, **launched.environment}
     outputs = []
-    for arguments in client.runs(place, PROMPT):
+    prompt = QUESTION if place.setting.sends_image and not place.setting.is_scripted else PROMPT
+    for arguments in client.runs(place, prompt):
         code, output = run_program(
             [str(binary(client, place.setting.folder)), *arguments],
             limit_s=place.setting.limit_s,

@@ -12,24 +12,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, disk, guiding, serving, tables, thoughts, vision
+from scripts.served import BenchmarkError
+
+from . import disk, guiding, serving, tables, thoughts, vision
 from .checkpoint import ARCHITECTURES, write_tiny
-from .client import BenchmarkError
-from .figures import Figure, measure
-from .report import print_table, to_json
-from .servers import MLX_LM, Rival, other_checkout
+from .figures import MLX_LM, Figure, Rival, measure, print_table, to_json
 
 Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
 COMPARISONS: dict[str, Callable[[Path, Rival], AbstractContextManager[list[Figure]]]] = {
-    "serving": serving.prepared,
-    "cache": caching.prepared,
-}
+    "serving": serving.serving, "cache": serving.caching,
+}  # fmt: skip
 WORKLOADS: dict[str, Workloads] = {
-    "vision": vision.prepared,
-    "guided": guiding.prepared,
-    "disk": disk.prepared,
-    "reasoning": thoughts.prepared,
-}
+    "vision": vision.prepared, "guided": guiding.prepared, "disk": disk.prepared, "reasoning": thoughts.prepared,
+}  # fmt: skip
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),
     "disk": disk.write_wide,
@@ -45,31 +40,17 @@ def parse_arguments() -> argparse.Namespace:
         epilog="`scripts/bench device` prints tables that are computed for Apple chips, `scripts/bench keep` what "
         "eviction costs.",
     )
-    parser.add_argument(
-        "workload",
-        nargs="?",
-        choices=[*COMPARISONS, *WORKLOADS],
-        default="serving",
-        help="the figures to measure (default: serving)",
-    )
-    parser.add_argument(
-        "--architecture",
-        choices=ARCHITECTURES,
-        default=ARCHITECTURES[0],
-        help="of the tiny random checkpoint: dense, hybrid or with sliding windows",
-    )
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="a checkpoint; it is loaded three times (default: a tiny random one)"
-    )
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="DIR",
-        help="another checkout of this repository, whose server takes the place of mlx-lm's; " + ", ".join(COMPARISONS),
-    )
-    parser.add_argument("--runs", type=int, default=7, metavar="N", help="counted runs (default: 7)")
-    parser.add_argument("--only", metavar="TEXT", help="only the figures whose name contains this")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measured value there")
+    add = parser.add_argument
+    workloads = [*COMPARISONS, *WORKLOADS]
+    add("workload", nargs="?", choices=workloads, default="serving", help="the figures to measure (default: serving)")
+    add("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0], help="of the tiny random checkpoint: dense, "
+        "hybrid or with sliding windows")  # fmt: skip
+    add("--model", type=Path, metavar="DIR", help="a checkpoint; it is loaded three times (default: a tiny random one)")
+    add("--against", type=Path, metavar="DIR", help="another checkout of this repository, whose server takes the place "
+        "of mlx-lm's; " + ", ".join(COMPARISONS))  # fmt: skip
+    add("--runs", type=int, default=7, metavar="N", help="counted runs (default: 7)")
+    add("--only", metavar="TEXT", help="only the figures whose name contains this")
+    add("--json", type=Path, metavar="FILE", help="write every measured value there")
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")
@@ -94,7 +75,7 @@ def model_folder(given: Path | None, architecture: str, workload: str) -> Iterat
 def prepared(arguments: argparse.Namespace, model: Path) -> AbstractContextManager[list[Figure]]:
     if arguments.workload in WORKLOADS:
         return WORKLOADS[arguments.workload](model)
-    rival = MLX_LM if arguments.against is None else other_checkout(arguments.against.resolve())
+    rival = MLX_LM if arguments.against is None else Rival("other checkout", arguments.against.resolve())
     return COMPARISONS[arguments.workload](model, rival)
 
 

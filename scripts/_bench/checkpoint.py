@@ -11,9 +11,8 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import Tokenizer
 
+from scripts.served import BenchmarkError
 from tests.support.checkpoints import write_checkpoint
-
-from .client import BenchmarkError
 
 ARCHITECTURES = ("qwen3", "qwen3_5", "gpt_oss")
 SHAPE: dict[str, Any] = {

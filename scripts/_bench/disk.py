@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from scripts.served import BenchmarkError
 from tests.support.checkpoints import write_checkpoint
 from tests.support.engine_driver import Driver
 from vllm_mlx.cache.index import WORD_BYTES
@@ -31,7 +32,6 @@ from vllm_mlx.engine.loading import Source, load_engines, open_disk
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import speak_in_words
-from .client import BenchmarkError
 from .figures import OURS, Figure, Played, at_most, read_off
 
 _COMPUTED = 1024
@@ -131,7 +131,8 @@ def first_token(driver: Driver, prompt: list[int]) -> tuple[float, int]:
     All freed buffers are given back before: a request just after the start finds no memory that is used already.
     """
     news = threading.Event()
-    driver.engine.wake_on_news(news.set)
+    assert driver.engine.disk is not None, "it was attached"
+    driver.engine.disk.wake_with(news.set)
     mx.clear_cache()
     begun_s = time.perf_counter()
     seq_id = driver.add(prompt, max_tokens=1)

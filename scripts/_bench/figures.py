@@ -1,11 +1,24 @@
-"""The figures of a workload set, their values run by run, and the aims for them."""
+"""The figures of a workload set, their values run by run, the aims for them, and the report of what was measured."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from statistics import median
+from typing import Any
+
+from scripts import markdown
+from scripts.served import free_port, our_command, running
+from vllm_mlx import __version__
 
 OURS = "vllm-mlx"
 BARE = "bare loop"  # the model and mlx-lm's caches in this process: no server, no scheduler
+
+_FILE_WIDTH = 140
+_COLUMNS = ("figure", "ours", "against", "theirs", "ratio (min … max)", "aim", "met")
 
 Measure = Callable[[], float]
 
@@ -28,6 +41,37 @@ def at_least(bound: float, against: str | None = None) -> Aim:
 
 def at_most(bound: float, against: str | None = None) -> Aim:
     return Aim(bound=bound, at_least=False, against=against)
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """The server that this one is compared with: mlx-lm's, or the one of another checkout of this repository."""
+
+    name: str
+    checkout: Path | None = None
+
+    def command(self, model: Path, port: int) -> list[str]:
+        if self.checkout is not None:
+            return our_command(model, port)
+        return [sys.executable, "-m", "mlx_lm.server", "--model", str(model), "--port", str(port)]
+
+    def aim(self, bound: float, *, at_least: bool) -> Aim:
+        """Return an aim for the ratio of ours to theirs. `bound` is for mlx-lm's; a checkout may be better by 5 %."""
+        if self.checkout is not None:
+            bound = 0.95 if at_least else 1.05
+        return Aim(bound=bound, at_least=at_least, against=self.name)
+
+
+MLX_LM = Rival("mlx-lm server")
+
+
+@contextmanager
+def both_running(model: Path, rival: Rival) -> Iterator[dict[str, int]]:
+    """Run this server and the other one during the block. Yields their ports."""
+    ports = {OURS: free_port(), rival.name: free_port()}
+    theirs = running(rival.command(model, ports[rival.name]), ports[rival.name], rival.checkout)
+    with running(our_command(model, ports[OURS]), ports[OURS]), theirs:
+        yield ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +142,69 @@ def measure(figures: list[Figure], *, num_runs: int, progress: Callable[[str], N
                 if run > 0:
                     one.add(subject, value)
     return series
+
+
+def print_table(series: list[Series]) -> None:
+    """Print the table in Markdown, as the docs show it."""
+    rows = [_cells(one, aim) for one in series for aim in one.figure.aims or (None,)]
+    markdown.output(_FILE_WIDTH).print(markdown.table(_COLUMNS, rows, left=("figure", "against", "met")))
+
+
+def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
+    subject = None if aim is None else aim.against
+    if subject is None:
+        subject = next((name for name in series.values if name != OURS), None)
+    unit = series.figure.unit
+    measured = (series.figure.name, _value(series.spread(OURS).median, unit), *_against(series, subject))
+    if aim is None:
+        return (*measured, "", "")
+    return (
+        *measured,
+        f"{'≥' if aim.at_least else '≤'} {_value(aim.bound, unit) if aim.against is None else f'{aim.bound:.2f}'}",
+        "yes" if aim.is_met(series.result(aim)) else "no",
+    )
+
+
+def _against(series: Series, subject: str | None) -> tuple[str, str, str]:
+    """Return the other subject, its value and the ratio. All are empty if only ours was measured."""
+    if subject is None:
+        return "", "", ""
+    return subject, _value(series.spread(subject).median, series.figure.unit), _ratio(series.ratio(subject))
+
+
+def _value(value: float, unit: str) -> str:
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def _ratio(ratio: Spread) -> str:
+    return f"{ratio.median:.2f} ({ratio.min:.2f} … {ratio.max:.2f})"
+
+
+def to_json(series: list[Series], **facts: Any) -> dict[str, Any]:
+    return {
+        **facts,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "versions": {"vllm-mlx": __version__, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")},
+        "figures": [_figure_json(one) for one in series],
+    }
+
+
+def _figure_json(series: Series) -> dict[str, Any]:
+    others = [subject for subject in series.values if subject != OURS]
+    return {
+        "name": series.figure.name,
+        "unit": series.figure.unit,
+        "values": series.values,
+        "medians": {subject: series.spread(subject).median for subject in series.values},
+        "ratios": {subject: asdict(series.ratio(subject)) for subject in others},
+        "aims": [
+            {
+                "against": aim.against,
+                "at_least" if aim.at_least else "at_most": aim.bound,
+                "result": series.result(aim),
+                "met": aim.is_met(series.result(aim)),
+            }
+            for aim in series.figure.aims
+        ],
+    }

@@ -1,4 +1,4 @@
-"""Workload set `serving`: decode speed, stalls during a long prefill, time to the first token. All prompts are new."""
+"""Workload sets `serving`, whose prompts are all new, and `cache`: the time to the first token of known prompts."""
 
 import contextlib
 import time
@@ -13,12 +13,11 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
+from scripts.served import BenchmarkError, Messages, Reply, ask, read, start, tokens_per_s
 from vllm_mlx.core.config import EngineConfig
 
 from .checkpoint import Prompts
-from .client import BenchmarkError, Reply, ask, read, start
-from .figures import BARE, Aim, Figure, Measure, at_least, at_most
-from .servers import Rival, both_running
+from .figures import BARE, Aim, Figure, Measure, Played, Rival, at_least, at_most, both_running, read_off
 
 SHORT_PROMPT = 16  # tokens, without those of the chat template
 NUM_DECODED = {1: 384, 8: 192}  # streams → tokens of each reply
@@ -32,15 +31,6 @@ _MAX_CACHED = 64  # tokens that two random prompts may share, their template's b
 _ENDLESS = 30_000  # tokens of a reply that is cut short
 _SETTLE_S = 0.3
 _STALL_S = 1.5 * EngineConfig(model="").stall_ms / 1000
-
-
-def tokens_per_s(replies: list[Reply]) -> float:
-    """Return tokens/s of all replies together, between the last one's first token and the first one's last token."""
-    start_s = max(reply.deltas[0].at_s for reply in replies)
-    end_s = min(reply.deltas[-1].at_s for reply in replies)
-    if end_s <= start_s:
-        raise BenchmarkError(f"{len(replies)} replies did not run at the same time.")
-    return sum(reply.tokens_after(start_s, end_s) for reply in replies) / (end_s - start_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +125,7 @@ class BareLoop:
 
 
 @contextlib.contextmanager
-def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
+def serving(model: Path, rival: Rival) -> Iterator[list[Figure]]:
     """Yield the figures of this set, measurable while the block runs."""
     module, tokenizer = load(str(model))[:2]
     prompts = Prompts(tokenizer)
@@ -165,3 +155,65 @@ def _decode_figure(loads: dict[str, ServerLoad], loop: BareLoop, num_streams: in
 def _ttft_figure(loads: dict[str, ServerLoad], name: str, num_tokens: int, num_requests: int, aim: Aim) -> Figure:
     measures = {subject: partial(load.ttft_ms, num_tokens, num_requests) for subject, load in loads.items()}
     return Figure(name, "ms", measures, (aim,))
+
+
+SYSTEM_PROMPT = 5000  # tokens
+_QUESTION = 24
+_REPLY = 8
+CROWD = 4
+_SHARE = at_most(3.0)  # % of the cold time that a known prompt may take
+_CROWD_SHARE = at_most(1.05)  # of one alone
+_SCENARIOS = ("new question", "next turn")
+_CROWD = f"{CROWD} at once, one new prefix"
+
+
+@dataclass(slots=True)
+class CacheLoad(Played):
+    """One server. `play` runs all scenarios on new prompts."""
+
+    port: int
+    prompts: Prompts
+    repeats_prompts: bool  # mlx-lm's server does not survive a prompt that it holds whole
+
+    def play(self) -> float:
+        """Return the cold time to the first token, in milliseconds."""
+        system = {"role": "system", "content": self.prompts.text(SYSTEM_PROMPT)}
+        first = [system, self._question()]
+        cold = self._ttft_ms([first])
+        new_question = self._ttft_ms([[system, self._question()]])
+        turn = [*first, {"role": "assistant", "content": self.prompts.text(_REPLY)}, self._question()]
+        for scenario, ms in zip(_SCENARIOS, (new_question, self._ttft_ms([turn])), strict=True):
+            self.values |= {f"{scenario}, TTFT": ms, f"{scenario}, of cold": 100 * ms / cold}
+        if self.repeats_prompts:
+            self.values["identical prompt, of cold"] = 100 * self._ttft_ms([first]) / cold
+        shared = {"role": "system", "content": self.prompts.text(SYSTEM_PROMPT)}
+        self.values[_CROWD] = self._ttft_ms([[shared, self._question()] for _ in range(CROWD)]) / cold
+        return cold
+
+    def _question(self) -> dict[str, str]:
+        return {"role": "user", "content": self.prompts.text(_QUESTION)}
+
+    def _ttft_ms(self, conversations: list[Messages]) -> float:
+        """Return the time of the last of all requests that are sent together."""
+        return max(1000 * reply.ttft_s for reply in ask(self.port, conversations, _REPLY))
+
+
+@contextlib.contextmanager
+def caching(model: Path, rival: Rival) -> Iterator[list[Figure]]:
+    """Yield the figures of this set, measurable while the block runs."""
+    prompts = Prompts(load(str(model))[1])
+    with both_running(model, rival) as ports:
+        repeats = {name: name != rival.name or rival.checkout is not None for name in ports}
+        yield _cache_figures({name: CacheLoad(port, prompts, repeats[name]) for name, port in ports.items()}, rival)
+
+
+def _cache_figures(loads: dict[str, CacheLoad], rival: Rival) -> list[Figure]:
+    """Return the figures in their order: the first one plays, the others read."""
+    plays = {name: load.play for name, load in loads.items()}
+    found = [Figure(f"cold TTFT, {SYSTEM_PROMPT:,} tokens", "ms", plays, (rival.aim(1.05, at_least=False),))]
+    for scenario in _SCENARIOS:
+        found.append(read_off(f"{scenario}, TTFT", "ms", loads, rival.aim(1.0, at_least=False)))
+        found.append(read_off(f"{scenario}, of cold", "%", loads, _SHARE))
+    repeating = {name: load for name, load in loads.items() if load.repeats_prompts}
+    found.append(read_off("identical prompt, of cold", "%", repeating, _SHARE))
+    return [*found, read_off(_CROWD, "× cold", loads, _CROWD_SHARE)]

@@ -13,14 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
-
+from scripts.served import BenchmarkError, Messages, read, serving, start
 from tests.support.rote import rote_checkpoint
 from vllm_mlx.cli.bench import Words
+from vllm_mlx.cli.remote import Remote
 
-from .client import BenchmarkError, Messages, read, start
 from .figures import OURS, Figure, Measure, Played, at_least, at_most, read_off
-from .servers import free_port, our_command, running
 
 POLICIES = {OURS: "auto", "keep": "keep", "drop": "drop"}  # subject → value of the setting
 CACHE_MEMORY = "12MB"
@@ -52,19 +50,19 @@ class PolicyLoad(Played):
 
     def play(self, kind: str) -> float:
         """Return the share of prompt tokens, from the second turn on, that came from the cache, in %."""
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False) as client:
-            client.delete("/v1/cache").raise_for_status()
-            conversations = [self._begin() for _ in range(self.size.num_conversations[kind])]
-            cached = total = 0
-            ttfts_ms = []
-            for turn in range(self.size.num_turns):
-                for messages in conversations:
-                    usage, ttft_s = self._take_turn(messages, kind)
-                    if turn > 0:
-                        cached += usage["prompt_tokens_details"]["cached_tokens"]
-                        total += usage["prompt_tokens"]
-                        ttfts_ms.append(1000 * ttft_s)
-            cache = client.get("/v1/status").raise_for_status().json()["cache"]
+        server = Remote(f"http://127.0.0.1:{self.port}")
+        server.ask("/v1/cache", "DELETE")
+        conversations = [self._begin() for _ in range(self.size.num_conversations[kind])]
+        cached = total = 0
+        ttfts_ms = []
+        for turn in range(self.size.num_turns):
+            for messages in conversations:
+                usage, ttft_s = self._take_turn(messages, kind)
+                if turn > 0:
+                    cached += usage["prompt_tokens_details"]["cached_tokens"]
+                    total += usage["prompt_tokens"]
+                    ttfts_ms.append(1000 * ttft_s)
+        cache = server.status()["cache"]
         self.values |= {f"{kind}, TTFT p50": median(ttfts_ms), f"{kind}, held at the end": cache["current_memory_mb"]}
         return 100 * cached / total
 
@@ -101,10 +99,9 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
     with contextlib.ExitStack() as stack:
         loads = {}
         for subject, policy in POLICIES.items():
-            port = free_port()
             settings = ("--cache-reasoning", policy, "--cache-memory", CACHE_MEMORY, "--tool-grammar", "off")
-            stack.enter_context(running([*our_command(path, port), *settings], port))
-            loads[subject] = PolicyLoad(port, Words(0), size)
+            server = stack.enter_context(serving(None, str(path), *settings))
+            loads[subject] = PolicyLoad(server.port, Words(0), size)
         yield figures(loads)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from mlx_lm.utils import load
 from PIL import Image
 
+from scripts.served import BenchmarkError, Messages, ask, read, serving, start
 from tests.support.vision_checkpoints import write_vision_checkpoint
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cli.remote import Remote
@@ -26,9 +27,7 @@ from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import start_engine
 
 from .checkpoint import Prompts, speak_in_words
-from .client import BenchmarkError, Messages, ask, read, start
 from .figures import OURS, Figure, Played, at_most, read_off
-from .servers import free_port, our_command, running
 
 FAMILY = "qwen3_5"  # a hybrid
 SIDE = 2048  # pixels
@@ -149,12 +148,8 @@ def write_tiny(folder: Path) -> Path:
 def prepared(model: Path) -> Iterator[list[Figure]]:
     """Yield the figures of this set, measurable while the block runs."""
     prompts = Prompts(load(str(model))[1])
-    port = free_port()
-    with (
-        running(our_command(model, port), port),
-        _screenshots(model) as of_screenshots,
-    ):
-        yield [*figures(VisionLoad(port, prompts)), *of_screenshots]
+    with serving(None, str(model)) as server, _screenshots(model) as of_screenshots:
+        yield [*figures(VisionLoad(server.port, prompts)), *of_screenshots]
 
 
 @contextlib.contextmanager

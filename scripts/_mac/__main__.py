@@ -13,10 +13,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .checks import ROOT, SMALL, MacChecks, Sizes
-from .machine import IS_MAC, memory_bytes
-from .progress import Check, Outcome, Progress, report
-from .wiring import WARNING, Wiring
+from .checks import ROOT, SMALL, WARNING, MacChecks, Sizes, Wiring
+from .progress import IS_MAC, Check, Outcome, Progress, memory_bytes, report
 
 _FOLDER = ROOT / ".mac-check"
 _LARGE_MAC_BYTES = 15 << 30

@@ -1,26 +1,226 @@
-"""The checks of a Mac: each tries one thing that Linux cannot show, and returns its result."""
+"""The checks of a Mac: each tries one thing that Linux cannot show, and returns its result.
+
+The experiment `Wiring` decides whether weights may be wired: does macOS panic under the load that is reported to do it?
+Two streams of prompts never repeat, and the prefix cache is so small that each prompt evicts another: buffers come and
+go all the time. One arm wires nothing, the other one the weights. Both must live.
+"""
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import mlx.core as mx
 
-from scripts.served import Fields, Server, serving
+from scripts.served import BenchmarkError, Fields, Server, serving
 from tests.support.commands import COMMAND
 from vllm_mlx.core.memory import SHORTEST_CHUNK
 
-from .disk import DiskChecks
-from .machine import IS_MAC, PACKAGES, footprint, sysctl, version_of, virtual_memory
-from .progress import Check, Outcome, Result, verdict
+from .progress import (
+    IS_MAC,
+    PACKAGES,
+    Check,
+    Outcome,
+    Result,
+    cached_file_bytes,
+    footprint,
+    output_of,
+    sysctl,
+    verdict,
+    version_of,
+    virtual_memory,
+)
+
+_SETTLED_S = 120.0  # the longest wait for state that is still to be written
+
+
+@dataclass(frozen=True, slots=True)
+class DiskChecks:
+    model: str
+    session: int  # tokens of a conversation
+    reply: int
+    log: Path
+
+    def restart(self) -> Result:
+        """Check that a session resumes from disk after a restart, with the same reply, past the system's file cache."""
+        with _new_folder() as folder:
+            with self._caching_server(folder) as server:
+                prompt = server.prompt(self.session)
+                server.complete(prompt, 1)
+                _settle(server)
+                server.stop()
+            cached = cached_file_bytes()
+            with self._caching_server(folder) as server:
+                stream = server.stream(prompt, 1)
+                read = self._counts(server)
+                grown = None if cached is None else (cached_file_bytes() or 0) - cached
+                reply = server.complete(prompt, self.reply)["choices"][0]["text"]
+        with serving(self.log, self.model, "--cache-disk", "0") as server:
+            computed = server.complete(prompt, self.reply)["choices"][0]["text"]
+        first_s, num_bytes = stream.ttft_s if stream.deltas else 0.0, read["bytes_read"]
+        likeness = "the same reply" if reply == computed else "another reply"
+        speed = num_bytes / 1e9 / max(first_s, 1e-9)
+        text = f"{num_bytes / 1e9:.2f} GB read, first token after {first_s:.2f} s ({speed:.1f} GB/s); {likeness}"
+        if grown is not None:
+            text += f"; cached files grew by {grown / 1e9:+.2f} GB"
+        return verdict(reply == computed and (read["hits"] >= 1 or not IS_MAC), f"{text}.")
+
+    def kill(self) -> Result:
+        """Check that a killed server's records are whole, and that the next server resumes a long prompt from them."""
+        with _new_folder() as folder:
+            with self._caching_server(folder) as server:
+                prompt = server.prompt(self.session)
+                threading.Thread(target=_until_killed, args=(server, prompt), daemon=True).start()
+                deadline = time.monotonic() + _SETTLED_S
+                while not self._counts(server)["num_records"] and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                server.kill()
+            command = [*COMMAND, "cache", "verify", "--cache-dir", str(folder)]
+            verified = subprocess.run(command, capture_output=True, text=True, check=False)
+            with self._caching_server(folder) as server:
+                answer = server.complete(prompt, 1)
+        cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        text = f"{cached} of {self.session} tokens were kept; `cache verify` ended with {verified.returncode}."
+        return verdict(verified.returncode == 0, text)
+
+    def writes(self) -> Result:
+        """Measure a reply alone, and one beside the writing of a long conversation."""
+        with _new_folder() as folder, self._caching_server(folder) as server:
+            server.complete(server.prompt(64), self.reply)
+            alone = server.stream(server.prompt(64), self.reply).tokens_per_s
+            server.complete(server.prompt(self.session), 1)
+            beside = server.stream(server.prompt(64), self.reply).tokens_per_s
+        text = (
+            f"{alone:.1f} tokens/s alone, {beside:.1f} while {self.session} tokens are written: {beside / alone:.2f}."
+        )
+        return verdict(beside >= 0.97 * alone, text) if IS_MAC else Result(Outcome.FIGURE, text)
+
+    def apart(self) -> Result:
+        """Check that Time Machine and Spotlight leave the folder out."""
+        with _new_folder() as folder, self._caching_server(folder) as server:
+            server.complete(server.prompt(self.session), 1)
+            _settle(server)
+            excluded = output_of("tmutil", "isexcluded", str(folder))
+            found = output_of("mdfind", "-onlyin", str(folder), "-count", "kMDItemFSSize > 0").strip()
+        if not IS_MAC:
+            return Result(Outcome.FIGURE, "This machine has neither Time Machine nor Spotlight.")
+        text = f"Time Machine: {excluded.split()[0] if excluded else '?'}; files that Spotlight finds: {found or '?'}."
+        return verdict("[Excluded]" in excluded and found == "0", text)
+
+    def _caching_server(self, folder: Path) -> AbstractContextManager[Server]:
+        return serving(self.log, self.model, "--cache-dir", str(folder), "--cache-disk", "20GB")
+
+    @staticmethod
+    def _counts(server: Server) -> dict[str, Any]:
+        return dict(server.status()["cache"]["disk"])
+
+
+@contextmanager
+def _new_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="mac-check-", dir=Path.home()))  # Spotlight does not look at /tmp
+    try:
+        yield folder / "cache"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settle(server: Server) -> None:
+    """Wait until all is written, because a server that stops may not have the time."""
+    deadline = time.monotonic() + _SETTLED_S
+    while time.monotonic() < deadline:
+        disk = server.status()["cache"]["disk"]
+        if disk["num_records"] and not disk["num_waiting_bytes"]:
+            return
+        time.sleep(0.2)
+
+
+def _until_killed(server: Server, prompt: list[int]) -> None:
+    with suppress(httpx.HTTPError):
+        server.complete(prompt, 1)
+
+
+_LEAST_CACHE = 10**6  # bytes; a flag with fewer is refused
+ARMS = ("none", "weights")
+WARNING = (
+    "This may restart the Mac: a kernel panic is what the experiment looks for. Save your work and close other "
+    "programs. After a restart, run the same command again: it goes on, and the report says in which arm it was."
+)
+_STREAMS = 2
+_WIRED_REPLY = 64  # tokens
+
+
+@dataclass(slots=True)
+class _Seen:
+    num_replies: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    model: str
+    log: Path
+    minutes: float  # of an arm
+    prompt_tokens: int = 12_000
+
+    def checks(self) -> list[Check]:
+        return [
+            Check(
+                f"wired-{arm}",
+                f"{_STREAMS} streams, tiny cache, --wired {arm}.",
+                self.minutes + 1,
+                partial(self._loaded, arm),
+                is_risky=True,
+            )
+            for arm in ARMS
+        ]
+
+    def _loaded(self, arm: str) -> Result:
+        with serving(self.log, self.model) as server:
+            facts = server.status()["model_facts"]
+        prompt_bytes = facts["fixed_bytes_per_row"] + facts["bytes_per_token"] * self.prompt_tokens
+        flags = ("--wired", arm, "--cache-memory", str(max(_LEAST_CACHE, int(1.5 * prompt_bytes))))
+        log_start = self.log.stat().st_size
+        seen, before = _Seen(), virtual_memory()
+        with serving(self.log, self.model, *flags) as server, ThreadPoolExecutor(_STREAMS) as pool:
+            until_s = time.monotonic() + 60 * self.minutes
+            for _ in range(_STREAMS):
+                pool.submit(self._ask_until, server, until_s, seen)
+            pool.shutdown()
+            after, status = virtual_memory(), server.status()
+        evictions = status["shrinking"]["cache_evictions"]
+        text = f"{self.minutes:g} min, {seen.num_replies} replies, {evictions} evictions"
+        if before is not None and after is not None:
+            text += f", {(after.wired_bytes - before.wired_bytes) / 1e9:+.2f} GB wired"
+        text += f"; errors: {seen.errors[:3]}." if seen.errors else "; no error."
+        if unwired := re.search(r"The weights are not wired: (.*)", self.log.read_text(encoding="utf-8")[log_start:]):
+            return Result(Outcome.SKIPPED, f"{text} Nothing was wired: {unwired[1]}.")
+        return verdict(seen.num_replies > 0 and not seen.errors, text)
+
+    def _ask_until(self, server: Server, until_s: float, seen: _Seen) -> None:
+        while time.monotonic() < until_s and len(seen.errors) < 10:
+            try:
+                stream = server.stream(server.prompt(self.prompt_tokens), _WIRED_REPLY)
+            except (BenchmarkError, OSError) as error:
+                seen.errors.append(f"{type(error).__name__}: {error}")
+                continue
+            if stream.deltas:
+                seen.num_replies += 1
+            else:
+                seen.errors.append("a reply without a token")
+
 
 ROOT = Path(__file__).parents[2]
 _CACHED_BYTES = 2 << 30  # freed buffers that MLX may keep beside the budget
@@ -124,7 +324,7 @@ class MacChecks:
         with self._server(model=self.bf16_model) as server:
             alone = server.complete("The capital of France is", 20)["choices"][0]["text"]
             prompts = [server.prompt(50 + 30 * number) for number in range(4)]
-            lengths = [len(stream.moments) for stream in server.streams(prompts, self.sizes.reply)]
+            lengths = [len(stream.deltas) for stream in server.streams(prompts, self.sizes.reply)]
         return verdict(bool(alone.strip()) and all(lengths), f"Alone: {alone!r}. Four at once: all replied.")
 
     def repeats(self) -> Result:
@@ -185,7 +385,7 @@ class MacChecks:
             num_tokens = min(self.sizes.long_prompt, longest)
             stream = server.stream(server.prompt(num_tokens), self.sizes.reply)
             status = server.status()
-        first_s = stream.moments[0] - stream.sent_s
+        first_s = stream.ttft_s
         peak, limit = status["metal"]["peak_memory_gb"], status["metal"]["limit_memory_gb"]
         is_planned = not status["shrinking"]["shorter_chunks"] and not status["memory"]["lacking_bytes"]
         text = f"{num_tokens} tokens, first token after {first_s:.1f} s; peak {peak} GB of {limit} GB. "
@@ -198,8 +398,8 @@ class MacChecks:
                 reply = pool.submit(server.stream, server.prompt(50), self.sizes.stalled_reply)
                 time.sleep(1)
                 prompt = pool.submit(server.stream, server.prompt(self.sizes.stalling_prompt), 4)
-                first_s = prompt.result().moments[0] - prompt.result().sent_s
-                gap_s = reply.result().worst_gap_s
+                first_s = prompt.result().ttft_s
+                gap_s = reply.result().worst_gap_s()
             shortest_s = SHORTEST_CHUNK / server.status()["model_facts"]["prefill_tokens_per_s_at_load"]
         most_s = 3 * max(0.2, shortest_s)
         text = f"Longest gap {1000 * gap_s:.0f} ms (at most {1000 * most_s:.0f}); first token after {first_s:.1f} s."
@@ -242,7 +442,7 @@ class MacChecks:
             server.process.send_signal(signal.SIGSTOP)
             time.sleep(self.sizes.stop_s)
             server.process.send_signal(signal.SIGCONT)
-            num_parts = len(reply.result().moments)
+            num_parts = len(reply.result().deltas)
             errors = server.status()["last_errors"]
         return verdict(num_parts > 0 and not errors, f"{num_parts} parts of the reply came; errors: {len(errors)}.")
 
@@ -263,8 +463,7 @@ class MacChecks:
         waits = []
         for _ in range(3):
             time.sleep(rest_s)
-            stream = server.stream(server.prompt(32), 8)
-            waits.append(stream.moments[0] - stream.sent_s)
+            waits.append(server.stream(server.prompt(32), 8).ttft_s)
         return sorted(waits)[1]
 
     def command_buffers(self) -> Result:
@@ -272,7 +471,7 @@ class MacChecks:
         found = []
         for size in ("", "200"):
             variables = {"MLX_MAX_MB_PER_BUFFER": size} if size else {}
-            with serving(self.log, self.model, **variables) as server:
+            with serving(self.log, self.model, variables=variables) as server:
                 server.complete(server.prompt(self.sizes.client_prompt), 8)
                 speed = server.stream(server.prompt(32), self.sizes.reply).tokens_per_s
                 peak = server.status()["metal"]["peak_memory_gb"]
@@ -286,11 +485,11 @@ class MacChecks:
         """
         found = []
         for name, flag in (("forced", "1"), ("MLX's choice", "0")):
-            with serving(self.log, self.model, VLLM_MLX_FORCE_ATTENTION=flag) as server:
+            with serving(self.log, self.model, variables={"VLLM_MLX_FORCE_ATTENTION": flag}) as server:
                 num_tokens = min(self.sizes.session, int(server.status()["model_facts"]["max_model_len"]) - 8)
                 stream = server.stream(server.prompt(num_tokens), 2)
                 peak = server.status()["metal"]["peak_memory_gb"]
-            speed = num_tokens / (stream.moments[0] - stream.sent_s)
+            speed = num_tokens / stream.ttft_s
             found.append(f"{name}: {speed:.0f} tokens/s, peak {peak} GB")
         return Result(Outcome.FIGURE, f"{num_tokens} tokens of a prompt. " + "; ".join(found) + ".")
 

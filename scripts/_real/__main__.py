@@ -7,15 +7,21 @@ from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
-from . import content, conversation, drafts, racing, replies
+from . import replies, talks
 from .sources import GEMMA3, SMOLLM2, Source
 
 PARTS: dict[str, tuple[Callable[[Source, str], tuple[bool, list[str]]], str]] = {
-    "replies": (replies.check, "greedy replies beside torch's, cold, cached, beside others, restored; drawn shares"),
-    "conversation": (conversation.check, "twelve turns, and what the cache gives them"),
-    "content": (content.check, "schemas, choices and tools"),
-    "drafts": (drafts.check, "replies with drafts beside those without; what drafts are worth, by the kind of text"),
-    "bench": (racing.check, "ratios to mlx-lm's server; SmolLM2 alone, which has a chat template"),
+    "replies": (
+        replies.check_replies,
+        "greedy replies beside torch's, cold, cached, beside others, restored; drawn shares",
+    ),
+    "conversation": (talks.check_conversation, "twelve turns, and what the cache gives them"),
+    "content": (talks.check_content, "schemas, choices and tools"),
+    "drafts": (
+        talks.check_drafts,
+        "replies with drafts beside those without; what drafts are worth, by the kind of text",
+    ),
+    "bench": (talks.check_speed, "ratios to mlx-lm's server; SmolLM2 alone, which has a chat template"),
 }
 MODELS = {
     f"{source.name}-{form}": (source, form)

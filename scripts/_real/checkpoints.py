@@ -12,9 +12,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from .gguf_content import GROUP_SIZE, Header, Weights, llama_weights, packed_weights, read_gemma, read_llama
+from .gguf_content import (
+    GROUP_SIZE,
+    Header,
+    Weights,
+    llama_weights,
+    packed_weights,
+    read_gemma,
+    read_llama,
+    tokenizer_config,
+    write_tokenizer,
+)
 from .sources import GEMMA3, SMOLLM2, Source, gguf_file, say
-from .vocabulary import tokenizer_config, write_tokenizer
 
 FOLDER = Path(os.environ.get("VLLM_MLX_REAL", Path(__file__).parents[2] / ".real"))
 _DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}

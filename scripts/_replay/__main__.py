@@ -10,13 +10,14 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from vllm_mlx.cli.remote import Remote
+from vllm_mlx.cli.terminal import CommandFailed
 from vllm_mlx.core.errors import VLLMMLXError
 
 from .beginnings import MOST_COMPUTED
 from .conversation import Conversations
-from .ideal import Ideal, Ideals
+from .ideal import Ideal, Ideals, groups, print_table, to_json
 from .player import Outcome, Player
-from .report import groups, print_table, to_json
 from .trace import ReplayError, load
 
 
@@ -47,21 +48,13 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def first_model(url: str) -> str:
-    response = httpx.get(url.rstrip("/").removesuffix("/v1") + "/v1/models", headers=_key(), trust_env=False)
-    return str(response.raise_for_status().json()["data"][0]["id"])
-
-
-def _key() -> dict[str, str]:
-    return {"authorization": f"Bearer {os.environ.get('VLLM_MLX_API_KEY', 'none')}"}
-
-
 def run(arguments: argparse.Namespace) -> None:
     notes = Console(stderr=True)
     trace = load(arguments.trace, arguments.session)
-    model = arguments.model or first_model(arguments.url)
+    url, api_key = arguments.url.rstrip("/").removesuffix("/v1"), os.environ.get("VLLM_MLX_API_KEY", "none")
+    model = arguments.model or Remote(url, api_key).model().name
     conversations = Conversations(trace, model=model, max_tokens=arguments.max_tokens, echo=arguments.echo)
-    player = Player(arguments.url, conversations, api_key=os.environ.get("VLLM_MLX_API_KEY", "none"))
+    player = Player(url, conversations, api_key=api_key)
     outcomes: list[Outcome] = []
     with notes.status("playing") as status:
 
@@ -89,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> None:
     try:
         run(parse_arguments())
-    except (ReplayError, VLLMMLXError, OSError, httpx.HTTPError) as error:
+    except (ReplayError, CommandFailed, VLLMMLXError, OSError, httpx.HTTPError) as error:
         sys.exit(f"scripts/replay: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,14 +1,92 @@
-"""Recorded conversations with this server's replies in the place of the recorded ones. Sends nothing."""
+"""Recorded conversations with this server's replies in the place of the recorded ones, altered as each client does.
+
+A client is known by its user-agent. Nothing here sends anything.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .echo import Alter, alteration, verbatim
-from .trace import Recorded
-from .wire import CHAT, MESSAGES, Item, Protocol, Reply, blocks
+from .trace import CHAT, MESSAGES, RESPONSES, Item, Protocol, Recorded, Reply, blocks, json_object
+
+Alter = Callable[[list[Item], Sequence[dict[str, Any]]], list[Item]]  # a turn, and the tools that were offered
+
+
+def verbatim(turn: list[Item], tools: Sequence[dict[str, Any]] = ()) -> list[Item]:
+    return turn
+
+
+def alteration(protocol: Protocol, user_agent: str) -> Alter:
+    client = user_agent.lower()
+    if protocol is MESSAGES:
+        return _schema_order if "claude" in client else verbatim
+    if protocol is RESPONSES:
+        return verbatim if "codex" in client else _compact_items
+    if protocol is CHAT and "qwen" in client:
+        return _trimmed_reasoning
+    if protocol is CHAT and "continue" in client:
+        return _without_reasoning
+    return _compact_calls
+
+
+def _compact(arguments: str) -> str:
+    return json.dumps(json_object(arguments), ensure_ascii=False, separators=(",", ":"))
+
+
+def _compact_calls(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
+    """Read and write arguments again, in their order."""
+    return [{**message, **_rewritten(message)} for message in turn]
+
+
+def _rewritten(message: Item) -> Item:
+    calls = message.get("tool_calls")
+    if not calls:
+        return {}
+    return {
+        "tool_calls": [
+            {**call, "function": {**call["function"], "arguments": _compact(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    }
+
+
+def _trimmed_reasoning(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
+    return [
+        {**message, "reasoning_content": message["reasoning_content"].removesuffix("\n")}
+        if "reasoning_content" in message
+        else message
+        for message in _compact_calls(turn, tools)
+    ]
+
+
+def _without_reasoning(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
+    kept = _compact_calls(turn, tools)
+    return [{name: value for name, value in message.items() if name != "reasoning_content"} for message in kept]
+
+
+def _compact_items(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
+    return [
+        {**item, "arguments": _compact(item["arguments"])} if item.get("type") == "function_call" else item
+        for item in turn
+    ]
+
+
+def _schema_order(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
+    """Put arguments in the order of the tool's schema, and the defaults that it names ahead of the rest."""
+    schemas = {tool.get("name"): (tool.get("input_schema") or {}).get("properties") or {} for tool in tools}
+    return [{**message, "content": [_ordered(block, schemas) for block in message["content"]]} for message in turn]
+
+
+def _ordered(block: Item, schemas: dict[Any, dict[str, Any]]) -> Item:
+    if block["type"] != "tool_use":
+        return block
+    schema, given = schemas.get(block["name"], {}), block["input"]
+    defaults = {name: rule["default"] for name, rule in schema.items() if "default" in rule and name not in given}
+    known = {name: given[name] for name in schema if name in given}
+    return {**block, "input": {**defaults, **known, **given}}
+
 
 _NOT_SAID = ("cache_control", "id", "status")  # fields of items that change nothing in the prompt
 
@@ -61,7 +139,7 @@ class Conversations:
         alter = alteration(protocol, recorded.headers.get("user-agent", ""))
         asked_by = self._asked_by[recorded.number]
         known = {at: self._replies[number] for at, number in asked_by.items() if number in self._replies}
-        sent, given = (_replaced(protocol, body, known, how) for how in (alter, verbatim))
+        sent, given = (_with_replies(protocol, body, known, how) for how in (alter, verbatim))
         return Bodies(sent, given, tuple(asked_by[at] for at in known))
 
 
@@ -73,7 +151,7 @@ def _limit(protocol: Protocol, body: dict[str, Any], max_tokens: int) -> None:
         body["thinking"] = {"type": "adaptive"}  # a budget would have to be below the limit
 
 
-def _replaced(protocol: Protocol, body: dict[str, Any], known: dict[int, Reply], alter: Alter) -> dict[str, Any]:
+def _with_replies(protocol: Protocol, body: dict[str, Any], known: dict[int, Reply], alter: Alter) -> dict[str, Any]:
     items = body[protocol.items]
     result: list[Item] = []
     position = 0
@@ -108,19 +186,19 @@ def _keys(items: Sequence[Item]) -> list[bytes]:
     digest = hashlib.blake2b(digest_size=16)
     keys = [digest.digest()]
     for item in items:
-        digest.update(json.dumps(_said(item), sort_keys=True).encode())
+        digest.update(json.dumps(_told(item), sort_keys=True).encode())
         keys.append(digest.digest())
     return keys
 
 
-def _said(value: Any) -> Any:
+def _told(value: Any) -> Any:
     match value:
         case {"content": str(text), **rest}:
-            return _said({**rest, "content": [{"type": "text", "text": text}]})
+            return _told({**rest, "content": [{"type": "text", "text": text}]})
         case dict():
-            return {name: _said(item) for name, item in value.items() if name not in _NOT_SAID}
+            return {name: _told(item) for name, item in value.items() if name not in _NOT_SAID}
         case list():
-            return [_said(item) for item in value]
+            return [_told(item) for item in value]
     return value
 
 

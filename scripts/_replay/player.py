@@ -12,8 +12,7 @@ import httpx
 from vllm_mlx.cli.remote import event_of
 
 from .conversation import Bodies, Conversations
-from .trace import Recorded, ReplayError
-from .wire import Protocol, Reply
+from .trace import Protocol, Recorded, ReplayError, Reply
 
 MAX_GAP_S = 0.1  # between the starts of two requests that do not wait for one another
 _SILENCE_S = 600.0
@@ -40,7 +39,7 @@ class Outcome:
 
 class Player:
     def __init__(self, url: str, conversations: Conversations, *, api_key: str = "none"):
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = url
         self._conversations = conversations
         self._keys = {"authorization": f"Bearer {api_key}", "x-api-key": api_key}
 

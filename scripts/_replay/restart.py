@@ -7,9 +7,7 @@ holds.
 
 import argparse
 import asyncio
-import contextlib
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +15,7 @@ from collections import deque
 from itertools import groupby
 from pathlib import Path
 
-from tests.support.commands import address, served
+from scripts.served import MODEL_NAME, serving
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import SHAPES, write
@@ -27,19 +25,17 @@ from .player import Outcome, Player
 from .trace import Recorded, load
 
 ALL_WRITTEN_S = 1.0  # after a reply, the state of its turn must survive a kill
-_STOP_S = 60.0
-_MODEL = "model"
-_FLAGS = ("--served-model-name", _MODEL, "--cache-disk", "4GB", "--log-level", "error")
+_FLAGS = ("--cache-disk", "4GB", "--log-level", "error")
 
 
 async def played(trace: list[Recorded], model: Path, folder: Path, end: signal.Signals | None) -> list[Outcome]:
     """Play one request after the other. With `end`, the server gets this signal after each reply."""
     outcomes: list[Outcome] = []
-    conversations = Conversations(trace, model=_MODEL, max_tokens=32, echo=True)
+    conversations = Conversations(trace, model=MODEL_NAME, max_tokens=32, echo=True)
     waiting = deque(trace)
     while waiting:
-        with served(str(model), *_FLAGS, "--cache-dir", str(folder)) as (process, printed):
-            player = Player(address(printed), conversations)
+        with serving(None, str(model), *_FLAGS, "--cache-dir", str(folder)) as server:
+            player = Player(server.url, conversations)
             is_over = False
             while waiting and not is_over:
                 recorded = waiting.popleft()
@@ -47,9 +43,9 @@ async def played(trace: list[Recorded], model: Path, folder: Path, end: signal.S
                 is_over = end is not None and recorded.protocol is not None
             if waiting and end is signal.SIGKILL:
                 time.sleep(ALL_WRITTEN_S)
-            process.send_signal(end if end is not None and waiting else signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
+                server.kill()
+            else:
+                server.stop()
     return outcomes
 
 

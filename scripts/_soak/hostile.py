@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from scripts.served import CHAT
 from tests.media.pdf_samples import pdf
 from tests.support.harm.driver import Driver
 from tests.support.harm.heartbeat import Heartbeat, Seen
@@ -26,7 +27,7 @@ from tests.support.harm.target import ATTACKER, OTHER, target
 from tests.support.harm.values import dumps
 from tests.support.harm.wire import request
 
-from .questions import CHAT, Body, ask, user
+from .clients import Body, ask, user
 
 MOST_RATIO = 2.0  # of the time to the first token beside a hostile client to that alone
 PHASE_S = 8.0

@@ -14,13 +14,8 @@ def arguments() -> argparse.Namespace:
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--out", type=Path, metavar="DIR", help="train a checkpoint into DIR and score it")
     task.add_argument("--score", type=Path, metavar="DIR", help="only score the checkpoint in DIR")
-    task.add_argument(
-        "--freeze",
-        type=Path,
-        nargs=2,
-        metavar=("DIR", "FILE"),
-        help="answer the prompts in FILE with the checkpoint in DIR",
-    )
+    task.add_argument("--freeze", type=Path, nargs=2, metavar=("DIR", "FILE"), help="answer the prompts in FILE with "
+        "the checkpoint in DIR")  # fmt: skip
     parser.add_argument("--steps", type=int, help="steps of the joint stage, if not those of the bundled checkpoint")
     parser.add_argument("--per-skill", type=int, default=50, help="questions a skill when scoring")
     parser.add_argument("--far", type=int, default=20, help="questions of each long test")
@@ -41,7 +36,7 @@ def scored(folder: Path, options: argparse.Namespace) -> dict:
         *scoring.far_items(options.seed + 1, options.far),
     ]
     if options.forced:
-        from .forced import Forced
+        from .torch_scoring import Forced
 
         verdicts = Forced(folder).verdicts(questions)
     else:
@@ -57,7 +52,7 @@ def main() -> None:
     if options.score:
         scored(options.score, options)
     elif options.freeze:
-        from .frozen import freeze
+        from .torch_scoring import freeze
 
         freeze(*options.freeze)
     else:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from . import filler, words
+from . import words
 from .chat import Tool
 
 READ, RUN, WRITE = "read", "run", "write"
@@ -67,13 +67,13 @@ class Kit:
 
 def description(rng: random.Random, about: str, size: int) -> str:
     """`about`, and with a size about so many characters of usage notes."""
-    return about if size <= 0 else f"{about}\n\n{filler.blocks(rng, size)}"
+    return about if size <= 0 else f"{about}\n\n{words.blocks(rng, size)}"
 
 
 def parameter(rng: random.Random, kind: str, verbose: bool) -> dict:
     schema: dict = {"type": kind}
     if verbose:
-        schema["description"] = f"The {filler.prose(rng, 6)}"
+        schema["description"] = f"The {words.prose(rng, 6)}"
     return schema
 
 
@@ -110,14 +110,14 @@ def bystander(rng: random.Random, size: int) -> Tool:
 
 
 def rule_or_verb(rng: random.Random) -> str:
-    return filler.rule(rng) if rng.random() < 0.5 else f"{words.word(rng).capitalize()} the {words.word(rng)}."
+    return words.rule(rng) if rng.random() < 0.5 else f"{words.word(rng).capitalize()} the {words.word(rng)}."
 
 
 WITHOUT_WRITE = 0.2
 EDITORS = CROWD[:2]
 
 
-def kit(rng: random.Random, *, crowd: int, size: int, without_write: float = WITHOUT_WRITE) -> Kit:
+def draw_kit(rng: random.Random, *, crowd: int, size: int, without_write: float = WITHOUT_WRITE) -> Kit:
     """Read, run and write tools plus `crowd` others, with descriptions of up to about `size` characters.
 
     A share of `without_write` has an editor in place of the tool to write.
@@ -143,3 +143,74 @@ def kit(rng: random.Random, *, crowd: int, size: int, without_write: float = WIT
     else:
         rng.shuffle(tools)
     return Kit(tuple(tools), by_action)
+
+
+Declared = tuple[str, int, dict[str, tuple[str, int]], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`tools`: name, characters of description, parameters (type, characters of description), required parameters."""
+
+    system: int  # characters
+    tools: tuple[Declared, ...]
+    actions: dict[str, str]
+
+
+BARE_SHAPE = Shape(
+    system=200,
+    tools=(
+        ("Bash", 900, {"command": ("string", 22), "timeout": ("number", 70), "description": ("string", 400),
+                       "run_in_background": ("boolean", 180)}, ("command",)),
+        ("Edit", 360, {"file_path": ("string", 39), "old_string": ("string", 19), "new_string": ("string", 63),
+                       "replace_all": ("boolean", 53)}, ("file_path", "old_string", "new_string")),
+        ("Read", 500, {"file_path": ("string", 37), "offset": ("integer", 92), "limit": ("integer", 83),
+                       "pages": ("string", 113)}, ("file_path",)),
+    ),
+    actions={READ: "Read", RUN: "Bash"},
+)  # fmt: skip
+OPENCODE_SHAPE = Shape(
+    system=9_600,
+    tools=(
+        ("bash", 4_628, {"command": ("string", 22), "timeout": ("integer", 32), "workdir": ("string", 114)},
+         ("command",)),
+        ("edit", 1_369, {"filePath": ("string", 39), "oldString": ("string", 19), "newString": ("string", 62),
+                         "replaceAll": ("boolean", 52)}, ("filePath", "oldString", "newString")),
+        ("glob", 517, {"pattern": ("string", 39), "path": ("string", 268)}, ("pattern",)),
+        ("grep", 657, {"pattern": ("string", 48), "path": ("string", 70), "include": ("string", 65)}, ("pattern",)),
+        ("read", 1_158, {"filePath": ("string", 50), "offset": ("integer", 49), "limit": ("integer", 54)},
+         ("filePath",)),
+        ("skill", 399, {"name": ("string", 43)}, ("name",)),
+        ("task", 3_019, {"description": ("string", 43), "prompt": ("string", 33), "subagent_type": ("string", 50),
+                         "task_id": ("string", 187), "command": ("string", 36)},
+         ("description", "prompt", "subagent_type")),
+        ("todowrite", 2_012, {"todos": ("array", 21)}, ("todos",)),
+        ("webfetch", 750, {"url": ("string", 29), "format": ("string", 84), "timeout": ("number", 37)}, ("url",)),
+        ("write", 623, {"content": ("string", 32), "filePath": ("string", 71)}, ("content", "filePath")),
+    ),
+    actions={READ: "read", RUN: "bash", WRITE: "write"},
+)  # fmt: skip
+SUBJECTS = {name: ABOUT[action][0] for shape in (BARE_SHAPE, OPENCODE_SHAPE) for action, name in shape.actions.items()}
+
+
+def words_of(rng: random.Random, size: int) -> str:
+    """About `size` characters."""
+    return words.blocks(rng, size) if size >= 120 else f"The {words.prose(rng, max(2, size // 6))}"
+
+
+def declared(rng: random.Random, tool: Declared, scale: float) -> Tool:
+    name, size, parameters, required = tool
+    schema = {
+        label: {"type": kind, "description": words_of(rng, round(scale * length))}
+        for label, (kind, length) in parameters.items()
+    }
+    about = SUBJECTS.get(name) or words.rule(rng)
+    return Tool(name, f"{about}\n\n{words_of(rng, round(scale * size))}", schema, required)
+
+
+def shaped(rng: random.Random, shape: Shape, scale: float = 1.0) -> tuple[str, Kit]:
+    """Return a system prompt and tools of `scale` times the lengths that the agent has."""
+    tools = tuple(declared(rng, tool, scale) for tool in shape.tools)
+    by_name = {tool.name: tool for tool in tools}
+    kit = Kit(tools, {action: by_name[name] for action, name in shape.actions.items()})
+    return words.system_prompt(rng, round(scale * shape.system)), kit

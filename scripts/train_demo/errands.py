@@ -1,11 +1,15 @@
-"""Errands for a coding agent: read, run and write, in any order, then say a last word. One tool call a turn."""
+"""Errands for a coding agent: read, run and write, in any order, then say a last word. One tool call a turn.
+
+Later courses draw them behind the whole prompt of an agent, several in a row, with words that the tokenizer must cut,
+and with steps that are easily mixed up: commands that echo beside writes by the shell.
+"""
 
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from . import agent_tools, filler, text_skills, words
+from . import agent_tools, skills, words
 from .agent_tools import CONTENT_NAMES, READ, RUN, WRITE, Kit
 from .chat import Assistant, Call, Conversation, System, ToolResult, Turn, User, ask
 
@@ -43,20 +47,29 @@ class Step:
     values: dict[str, str]
 
 
-def read_step(rng: random.Random) -> Step:
-    target = words.path(rng)
+def reading(rng: random.Random, target: str) -> Step:
     return Step(READ, rng.choice(READ_FORMS).format(p=target), {"path": target})
 
 
-def run_step(rng: random.Random, bare: bool) -> Step:
-    line = words.command(rng)
+def running(rng: random.Random, line: str, *, bare: bool = False) -> Step:
     form = rng.choice(RUN_BARE if bare and rng.random() < 0.5 else RUN_FORMS)
     return Step(RUN, form.format(c=line), {"command": line})
 
 
-def write_step(rng: random.Random) -> Step:
-    target, text = words.path(rng), words.plain_phrase(rng, 1, rng.choice((1, 2, 4)))
+def writing(rng: random.Random, target: str, text: str) -> Step:
     return Step(WRITE, rng.choice(WRITE_FORMS).format(p=target, t=text), {"path": target, "content": text})
+
+
+def read_step(rng: random.Random) -> Step:
+    return reading(rng, words.path(rng))
+
+
+def run_step(rng: random.Random, bare: bool) -> Step:
+    return running(rng, words.command(rng), bare=bare)
+
+
+def write_step(rng: random.Random) -> Step:
+    return writing(rng, words.path(rng), words.plain_phrase(rng, 1, rng.choice((1, 2, 4))))
 
 
 def steps(rng: random.Random, amount: int) -> list[Step]:
@@ -186,17 +199,17 @@ def with_surroundings(rng: random.Random, turns: list[Turn], size: int) -> list[
     """Return the turns behind a system prompt, a reminder or a later system message, as clients send them."""
     first = turns[0]
     if rng.random() < 0.2 and isinstance(first, User) and isinstance(first.parts[0], str):
-        turns = [ask(filler.reminder(rng, rng.randint(40, 300)) + first.parts[0]), *turns[1:]]
+        turns = [ask(words.reminder(rng, rng.randint(40, 300)) + first.parts[0]), *turns[1:]]
     if rng.random() < 0.2:
-        turns = [turns[0], System(filler.blocks(rng, rng.randint(40, max(80, size)))), *turns[1:]]
+        turns = [turns[0], System(words.blocks(rng, rng.randint(40, max(80, size)))), *turns[1:]]
     if size or rng.random() < 0.3:
-        turns = [System(filler.system_prompt(rng, size)), *turns]
+        turns = [System(words.system_prompt(rng, size)), *turns]
     return turns
 
 
 def without_calls(rng: random.Random) -> list[Turn]:
     """Talk that needs no tool, scored as such."""
-    turns = text_skills.small_talk(rng)
+    turns = skills.small_talk(rng)
     return [Assistant(t.text, t.thought, "no_call") if isinstance(t, Assistant) else t for t in turns]
 
 
@@ -216,7 +229,7 @@ SIZES = ((0, 0, 0), (0, 3, 0), (300, 2, 40), (800, 3, 60), (1200, 6, 50), (2000,
 def agent(rng: random.Random, size: tuple[int, int, int] | None = None, *, long: bool = False) -> Conversation:
     """`size` is the characters of the system prompt, the number of other tools, the characters a tool."""
     prompt, crowd, tool_size = rng.choices(SIZES, (7, 5, 3, 2, 1, 1, 1))[0] if size is None else size
-    kit = agent_tools.kit(rng, crowd=rng.randint(0, crowd) if size is None else crowd, size=tool_size)
+    kit = agent_tools.draw_kit(rng, crowd=rng.randint(0, crowd) if size is None else crowd, size=tool_size)
     turns = act(rng, kit, long)
     if not long and rng.random() < 0.3:
         turns += act(rng, kit, long)
@@ -225,7 +238,7 @@ def agent(rng: random.Random, size: tuple[int, int, int] | None = None, *, long:
 
 def agent_chain(rng: random.Random) -> Conversation:
     """Several requests to one agent: more calls to learn from in fewer tokens."""
-    kit = agent_tools.kit(rng, crowd=rng.choice((0, 0, 1, 3)), size=0)
+    kit = agent_tools.draw_kit(rng, crowd=rng.choice((0, 0, 1, 3)), size=0)
     turns: list[Turn] = []
     for _ in range(rng.randint(2, 5)):
         turns += act(rng, kit, long=rng.random() < 0.4)
@@ -235,3 +248,163 @@ def agent_chain(rng: random.Random) -> Conversation:
 def agent_far(rng: random.Random) -> Conversation:
     """Return a whole errand behind a prompt of two to four thousand tokens."""
     return agent(rng, (rng.randint(1_500, 4_500), rng.randint(3, 8), rng.randint(150, 400)), long=True)
+
+
+PATH_OPENINGS = ("", "", "./", "/", "src/", "/tmp/", "docs/")
+
+
+def odd_path(rng: random.Random) -> str:
+    file = f"{words.odd(rng)}.{rng.choice(words.EXTENSIONS)}"
+    folder = f"{words.odd(rng)}/" if rng.random() < 0.3 else ""
+    return rng.choice(PATH_OPENINGS) + folder + file
+
+
+def odd_phrase(rng: random.Random) -> str:
+    """Return a text of one to four words, most of them odd, as long as the texts of `errands.write_step`."""
+    length = rng.randint(1, rng.choice((1, 2, 4)))
+    return " ".join(words.odd(rng) if rng.random() < 0.6 else words.word(rng) for _ in range(length))
+
+
+def odd_command(rng: random.Random) -> str:
+    target, word = odd_path(rng), words.odd(rng)
+    forms = (
+        "cat {t}", "python {t}", "wc -l {t}", "grep {w} {t}", "make {w}", "mkdir {w}", "echo {w} > {t}", "{w} --{w}",
+    )  # fmt: skip
+    return rng.choice(forms).format(t=target, w=word)
+
+
+def odd_step(rng: random.Random, action: str) -> Step:
+    if action == READ:
+        return reading(rng, odd_path(rng))
+    return running(rng, odd_command(rng)) if action == RUN else writing(rng, odd_path(rng), odd_phrase(rng))
+
+
+def odd_steps(rng: random.Random, amount: int) -> list[Step]:
+    """Different actions, one of which writes, because the end of a written text is the hardest to learn."""
+    actions = [WRITE, *rng.sample((READ, RUN), amount - 1)]
+    rng.shuffle(actions)
+    return [odd_step(rng, action) for action in actions]
+
+
+def series_with_odd(rng: random.Random, kit: Kit, amount: int) -> list[Turn]:
+    """`amount` errands one after the other."""
+    turns: list[Turn] = []
+    for _ in range(amount):
+        turns += errand(rng, kit, rng.choice((3, 3, 2, 1)), rng.choice((steps, odd_steps)))
+    return turns
+
+
+def jumble(rng: random.Random, turns: list[Turn], size: int) -> str:
+    """About `size` characters of the user's words in short pieces, to distract the copying."""
+    said = " ".join(str(part) for turn in turns if isinstance(turn, User) for part in turn.parts).split()
+    pieces: list[str] = []
+    while sum(map(len, pieces)) < size:
+        start = rng.randrange(len(said))
+        pieces.append(" ".join(said[start : start + rng.randint(1, 3)]))
+    return " ".join(pieces)
+
+
+def agent_series(rng: random.Random) -> Conversation:
+    """Three to six errands behind a prompt of three to five thousand tokens."""
+    kit = agent_tools.draw_kit(rng, crowd=rng.randint(4, 9), size=rng.randint(150, 400))
+    turns = with_surroundings(rng, series_with_odd(rng, kit, rng.randint(3, 6)), rng.randint(1_500, 5_000))
+    return Conversation(tuple(turns), kit.tools)
+
+
+def agent_odd(rng: random.Random) -> Conversation:
+    """Two to five errands behind next to nothing, or behind their own words."""
+    kit = agent_tools.draw_kit(rng, crowd=rng.choice((0, 0, 1, 3)), size=0)
+    turns = series_with_odd(rng, kit, rng.randint(2, 5))
+    if rng.random() < 0.6:
+        turns.insert(0, System(jumble(rng, turns, rng.choice((300, 800, 1_600)))))
+    return Conversation(tuple(turns), kit.tools)
+
+
+def odd_sayings(rng: random.Random) -> Conversation:
+    turns: list[Turn] = []
+    for _ in range(rng.randint(2, 5)):
+        text = odd_phrase(rng)
+        form = rng.choice(skills.SAY)
+        turns += [ask(form.format(text)), Assistant(text, "I repeat the text.", "say")]
+    return Conversation(tuple(turns))
+
+
+MAX_WORDS = 5
+# Characters of the system prompt, other tools, characters a tool: many tools told briefly, or few at length.
+LONG_SHAPES = (((1_500, 4_500), (4, 9), (150, 400)), ((100, 1_500), (0, 2), (500, 1_500)))
+
+
+def mixed_path(rng: random.Random) -> str:
+    return rng.choice((words.path, words.path, odd_path))(rng)
+
+
+def mixed_phrase(rng: random.Random, length: int) -> str:
+    text = " ".join(rng.choice((words.word, words.word, words.odd))(rng) for _ in range(length))
+    return text.capitalize() if rng.random() < 0.2 else text
+
+
+def shell_line(rng: random.Random) -> str:
+    """Return a command, mostly an `echo`."""
+    kind, text = rng.random(), mixed_phrase(rng, rng.randint(1, 3))
+    if kind < 0.4:
+        return f"echo {text}"
+    if kind < 0.6:
+        return f"echo {text} > {mixed_path(rng)}"
+    return rng.choice((words.command, odd_command))(rng)
+
+
+def shell_step(rng: random.Random, action: str) -> Step:
+    if action == RUN:
+        return running(rng, shell_line(rng))
+    target = mixed_path(rng)
+    if action == READ:
+        return reading(rng, target)
+    return writing(rng, target, mixed_phrase(rng, rng.randint(1, MAX_WORDS)))
+
+
+def shell_steps(rng: random.Random, amount: int) -> list[Step]:
+    """Distinct actions in any order, writing among them."""
+    actions = [READ, RUN, WRITE]
+    if amount < 3 or rng.random() < 0.5:
+        others = rng.sample((RUN, READ), amount - 1)
+        actions = rng.sample((WRITE, *others), amount)
+    return [shell_step(rng, action) for action in actions]
+
+
+def series(rng: random.Random, kit: Kit, amount: int) -> list[Turn]:
+    """`amount` errands one after the other."""
+    turns: list[Turn] = []
+    for _ in range(amount):
+        draw = rng.choice((shell_steps, shell_steps, steps, odd_steps))
+        turns += errand(rng, kit, rng.choice((3, 3, 3, 2)), draw)
+    return turns
+
+
+def agent_long(rng: random.Random) -> Conversation:
+    """Three to nine errands behind a prompt of two to five thousand tokens; nearly half of the agents cannot write."""
+    prompt, crowd, size = (rng.randint(*ends) for ends in rng.choice(LONG_SHAPES))
+    kit = agent_tools.draw_kit(rng, crowd=crowd, size=size, without_write=0.45)
+    turns = with_surroundings(rng, series(rng, kit, rng.randint(3, 9)), prompt)
+    return Conversation(tuple(turns), kit.tools)
+
+
+def agent_writes(rng: random.Random) -> Conversation:
+    """As many short errands behind such a prompt, most of them to write; at times it holds their words as well."""
+    prompt, crowd, size = (rng.randint(*ends) for ends in rng.choice(LONG_SHAPES))
+    kit = agent_tools.draw_kit(rng, crowd=crowd, size=size, without_write=0.3)
+    asked: list[Turn] = []
+    for _ in range(rng.randint(6, 14)):
+        asked += errand(rng, kit, rng.choice((1, 1, 2, 3)), shell_steps)
+    turns = with_surroundings(rng, asked, prompt)
+    if isinstance(turns[0], System) and rng.random() < 0.4:
+        turns[0] = System(f"{turns[0].text}\n\n{jumble(rng, asked, 1_500)}")
+    return Conversation(tuple(turns), kit.tools)
+
+
+def agent_shell(rng: random.Random) -> Conversation:
+    """Two to six errands behind next to nothing, or behind their own words; most of the agents cannot write."""
+    kit = agent_tools.draw_kit(rng, crowd=rng.choice((0, 0, 1, 3)), size=0, without_write=0.7)
+    turns = series(rng, kit, rng.randint(2, 6))
+    if rng.random() < 0.6:
+        turns.insert(0, System(jumble(rng, turns, rng.choice((300, 800, 1_600, 3_000)))))
+    return Conversation(tuple(turns), kit.tools)

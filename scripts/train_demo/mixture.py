@@ -3,38 +3,38 @@
 import random
 from collections.abc import Callable
 
-from . import errands, far_errands, image_skills, recall_skills, shell_errands, talk, text_skills, tool_skills
+from . import errands, skills, tool_skills
 from .chat import Conversation
 
 
 def text(rng: random.Random) -> Conversation:
-    return Conversation(tuple(talk.chat(rng)))
+    return Conversation(tuple(skills.talk(rng)))
 
 
 def recall(rng: random.Random) -> Conversation:
-    return Conversation(tuple(recall_skills.recall_long(rng)))
+    return Conversation(tuple(skills.recall_long(rng)))
 
 
 def image(rng: random.Random) -> Conversation:
-    return Conversation(tuple(image_skills.chat(rng)))
+    return Conversation(tuple(skills.look_and_talk(rng)))
 
 
 def pictures(rng: random.Random) -> Conversation:
-    return Conversation(tuple(image_skills.pictures(rng)))
+    return Conversation(tuple(skills.pictures(rng)))
 
 
 def recall_near(rng: random.Random) -> Conversation:
-    return Conversation(tuple(recall_skills.recall_long(rng, rng.choice((100, 300, 600)))))
+    return Conversation(tuple(skills.recall_long(rng, rng.choice((100, 300, 600)))))
 
 
 def sums(rng: random.Random) -> Conversation:
     """Return a conversation of sums alone: there are few sums, and each must be learned by heart."""
-    return Conversation(tuple(turn for _ in range(8) for turn in text_skills.arithmetic(rng)))
+    return Conversation(tuple(turn for _ in range(8) for turn in skills.arithmetic(rng)))
 
 
 def sayings(rng: random.Random) -> Conversation:
     """Sentences to repeat, with the small words that the other kinds leave out."""
-    return Conversation(tuple(turn for _ in range(rng.randint(2, 5)) for turn in text_skills.say_sentence(rng)))
+    return Conversation(tuple(turn for _ in range(rng.randint(2, 5)) for turn in skills.say_sentence(rng)))
 
 
 Maker = Callable[[random.Random], Conversation]
@@ -46,9 +46,9 @@ KINDS: dict[str, Maker] = {
 PRACTICE: dict[str, Maker] = {
     "recall_near": recall_near, "pictures": pictures, "pairs": tool_skills.pairs,
     "unavailable": tool_skills.unavailable_chain, "agent_far": errands.agent_far,
-    "sayings": sayings, "agent_series": far_errands.agent_series, "agent_odd": far_errands.agent_odd,
-    "odd_sayings": far_errands.odd_sayings, "agent_long": shell_errands.agent_long,
-    "agent_shell": shell_errands.agent_shell, "agent_writes": shell_errands.agent_writes,
+    "sayings": sayings, "agent_series": errands.agent_series, "agent_odd": errands.agent_odd,
+    "odd_sayings": errands.odd_sayings, "agent_long": errands.agent_long,
+    "agent_shell": errands.agent_shell, "agent_writes": errands.agent_writes,
 }  # fmt: skip
 SHORT_SHARES = {
     "text": 0.15, "sums": 0.04, "recall_near": 0.03, "image": 0.08, "pictures": 0.05, "tools": 0.04, "pairs": 0.11,

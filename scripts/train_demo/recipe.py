@@ -3,16 +3,18 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForConditionalGeneration
 
-from . import export, joint_stage, model, tokenizer
-from .circuit import write_circuit
-from .encode import Encoder, check_template
-from .joint_stage import Course
+from . import model, tokenizer
+from .chat import COLORS, SHAPES, Encoder, Picture, check_template, patches, picture
+from .learning import MAX_TOKENS, Optimiser, Source, Weights, collate, learn
 from .mixture import (
     BALANCED_SHARES,
     END_SHARES,
@@ -24,9 +26,178 @@ from .mixture import (
     SHELL_SHARES,
     SHORT_SHARES,
     WRITE_SHARES,
+    Mixture,
 )
+from .model import TokenIds, write_circuit
 from .tokenizer import MARKERS, SPECIAL
-from .vision_stage import match_scale, train_vision
+
+BATCH = 32
+COLOR_NAMES = list(COLORS)
+
+
+def features(tower: nn.Module, pictures: list[Picture]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return merged image tokens (tokens, hidden) and the number of tokens of each picture."""
+    pixels, grids = zip(*(patches(p.image) for p in pictures), strict=True)
+    grid = torch.tensor(grids)
+    merged = tower(torch.from_numpy(np.concatenate(pixels)), grid_thw=grid).pooler_output
+    return merged, grid[:, 1] * grid[:, 2] // 4
+
+
+def readout(tower: nn.Module, head: nn.Linear, pictures: list[Picture]) -> torch.Tensor:
+    """(pictures, colours + shapes) logits: the sum of one linear vote per image token."""
+    merged, lengths = features(tower, pictures)
+    merged = merged / (merged.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    owner = torch.repeat_interleave(torch.arange(len(pictures)), lengths)
+    votes = torch.zeros(len(pictures), head.out_features)
+    return votes.index_add(0, owner, head(merged)) / 3
+
+
+def schedule(step: int, steps: int) -> float:
+    return min(1.0, (step + 1) / 30) * max(0.01, min(1.0, (1 - step / steps) / 0.55))
+
+
+def train_vision(tower: nn.Module, *, steps: int, seed: int, log) -> None:
+    rng = random.Random(seed)
+    head = nn.Linear(tower.config.out_hidden_size, len(COLOR_NAMES) + len(SHAPES))
+    named = [*tower.named_parameters(), ("head.weight", head.weight), ("head.bias", head.bias)]
+    optimiser = Optimiser(named, muon_lr=0.02, adam_lr=4e-3)
+    right = []
+    for step in range(steps):
+        batch = [picture(rng) for _ in range(BATCH)]
+        color = torch.tensor([COLOR_NAMES.index(p.color) for p in batch])
+        shape = torch.tensor([SHAPES.index(p.shape) for p in batch])
+        logits = readout(tower, head, batch)
+        color_logits, shape_logits = logits.split([len(COLOR_NAMES), len(SHAPES)], dim=1)
+        loss = F.cross_entropy(color_logits, color) + F.cross_entropy(shape_logits, shape)
+        loss.backward()
+        optimiser.step(schedule(step, steps))
+        hits = [(color_logits.argmax(1) == color), (shape_logits.argmax(1) == shape)]
+        right.append([h.float().mean().item() for h in hits])
+        if step % 100 == 99:
+            log(f"vision {step + 1}/{steps} colour, shape right: {np.mean(right[-100:], 0).round(3)}")
+
+
+@torch.no_grad()
+def match_scale(tower: nn.Module, embeddings: torch.Tensor, *, seed: int) -> None:
+    """Scale the tower's last layer so that image tokens are as large as word embeddings."""
+    rng = random.Random(seed)
+    merged, _ = features(tower, [picture(rng) for _ in range(16)])
+    ratio = (embeddings.pow(2).mean() / merged.pow(2).mean()).sqrt()
+    tower.merger.linear_fc2.weight.mul_(ratio)
+    tower.merger.linear_fc2.bias.mul_(ratio)
+
+
+WARMUP_STEPS = 30
+LAST_RATE = 0.01
+MUON_LR, ADAM_LR = 0.006, 0.003
+LOG_EVERY, SAVE_EVERY = 50, 250
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A stretch of the stage, with its own optimiser: the rate falls evenly, a second mixture may follow the first."""
+
+    steps: int
+    seed: int
+    shares: tuple[dict[str, float], ...]
+    first_part: float = 1.0  # of the steps
+    top: float = 1.0  # the factor on the learning rates at the start
+    opening: float = 1.0  # the least weight of a reply's first tokens in the loss
+    blanks: float = 1.0  # the weight of blanks and line breaks: does a text go on here, or end?
+    ends: float = 1.0  # the weight of a quote and of a turn's end: as heavy as a blank, or texts go on too long
+    echoed: float = 1.0  # the least weight of the first token of a text that the shell echoes, and of its file
+    echo_writes: bool = True  # where there is no tool to write
+    max_tokens: int = MAX_TOKENS  # longer conversations are drawn again
+
+    def rate(self, step: int) -> float:
+        """Return the factor on the learning rates."""
+        fall = 1 - (1 - LAST_RATE) * step / self.steps
+        return self.top * min(1.0, (step + 1) / WARMUP_STEPS) * fall
+
+    def shares_at(self, step: int) -> dict[str, float]:
+        return self.shares[step >= self.first_part * self.steps]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The outside of a training run: its log, its checkpoints, and the state from which an interrupted run goes on."""
+
+    log: Callable[[str], None]
+    save: Callable[[], None]
+    state: Path
+
+
+class Stage:
+    """The state of the training between two steps."""
+
+    def __init__(self, model: nn.Module, encoder: Encoder, num_words: int, course: Course):
+        self.model, self.course = model, course
+        self.optimiser = Optimiser(model.named_parameters(), muon_lr=MUON_LR, adam_lr=ADAM_LR)
+        self.source = Source(
+            encoder,
+            num_words,
+            random.Random(course.seed),
+            Mixture(course.shares[0]),
+            course.max_tokens,
+            course.echo_writes,
+        )
+        self.weights = Weights(
+            encoder,
+            model.config.text_config.vocab_size,
+            opening=course.opening,
+            blanks=course.blanks,
+            ends=course.ends,
+            echoed=course.echoed,
+        )
+        self.step = 0
+
+    def advance(self, pad_id: int) -> tuple[float, int]:
+        """Take one step. Return its loss and its number of tokens, padding included."""
+        batch = collate(self.source.next_batch(self.course.shares_at(self.step)), pad_id)
+        loss = learn(self.model, batch, self.weights)
+        self.optimiser.step(self.course.rate(self.step))
+        self.step += 1
+        return loss, batch.ids.numel()
+
+    def write(self, file: Path) -> None:
+        source = self.source
+        state = {
+            "model": self.model.state_dict(), "optimiser": self.optimiser.state(), "step": self.step,
+            "random": source.rng.getstate(), "mixture": (source.mixture.shares, source.mixture.given),
+            "waiting": source.waiting,
+        }  # fmt: skip
+        torch.save(state, file.with_suffix(".part"))
+        file.with_suffix(".part").replace(file)
+
+    def read(self, file: Path) -> None:
+        state = torch.load(file, weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.restore(state["optimiser"])
+        self.step = state["step"]
+        self.source.rng.setstate(state["random"])
+        self.source.mixture.shares, self.source.mixture.given = state["mixture"]
+        self.source.waiting = state["waiting"]
+
+
+def train_joint(model: nn.Module, encoder: Encoder, ids: TokenIds, num_words: int, course: Course, run: Run) -> None:
+    stage = Stage(model, encoder, num_words, course)
+    if run.state.exists():
+        stage.read(run.state)
+        run.log(f"going on from step {stage.step}")
+    losses: list[float] = []
+    num_tokens = 0
+    while stage.step < course.steps:
+        loss, size = stage.advance(ids.text_end)
+        losses.append(loss)
+        num_tokens += size
+        if stage.step % LOG_EVERY == 0:
+            mean = sum(losses[-LOG_EVERY:]) / len(losses[-LOG_EVERY:])
+            run.log(f"step {stage.step}/{course.steps} loss {mean:.4f} tokens {num_tokens}")
+        if stage.step % SAVE_EVERY == 0:
+            run.save()
+            stage.write(run.state)
+    stage.write(run.state)
+
 
 TOKENIZER_SEED, WEIGHT_SEED, CIRCUIT_SEED, VISION_SEED = 3, 0, 3, 1
 COURSES = (
@@ -91,9 +262,9 @@ def take(
     states = [folder.with_name(f"{folder.name}.state{COURSES.index(course)}") for course in courses]
     for course, state in zip(courses, states, strict=True):
         stretched = replace(course, steps=round(course.steps * stretch))
-        run = joint_stage.Run(log=log, save=lambda: export.export(net, words, ids, folder), state=state)
-        joint_stage.train_joint(net, Encoder(words), ids, num_words, stretched, run)
-    export.export(net, words, ids, folder)
+        run = Run(log=log, save=lambda: model.export(net, words, ids, folder), state=state)
+        train_joint(net, Encoder(words), ids, num_words, stretched, run)
+    model.export(net, words, ids, folder)
     for state in states:
         state.unlink()
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from . import agent_shapes, errands, mixture, recall_skills
-from .chat import Assistant, Conversation, System, Turn, User, messages, reply_text
-from .pictures import Picture
+from . import agent_tools, errands, mixture, skills
+from .chat import Assistant, Conversation, Picture, System, Turn, User, messages, reply_text
 
 SKILLS = (
     "greet", "about", "arithmetic", "count", "say", "recall", "recall_system", "recall_long", "json", "note",
@@ -96,16 +95,16 @@ def items(seed: int, per_skill: int) -> Iterator[Item]:
 
 
 def recall_far(rng: random.Random) -> Conversation:
-    return Conversation(tuple(recall_skills.recall_long(rng, RECALL_CHARS)))
+    return Conversation(tuple(skills.recall_long(rng, RECALL_CHARS)))
 
 
 def errand_far(rng: random.Random) -> Conversation:
     return errands.agent(rng, ERRAND_SIZE, long=True)
 
 
-def errand_of(shape: agent_shapes.Shape, scale: float) -> Callable[[random.Random], Conversation]:
+def errand_of(shape: agent_tools.Shape, scale: float) -> Callable[[random.Random], Conversation]:
     def make(rng: random.Random) -> Conversation:
-        prompt, kit = agent_shapes.shaped(rng, shape, scale)
+        prompt, kit = agent_tools.shaped(rng, shape, scale)
         return Conversation((System(prompt), *errands.errand(rng, kit, 3)), kit.tools)
 
     return make
@@ -114,8 +113,8 @@ def errand_of(shape: agent_shapes.Shape, scale: float) -> Callable[[random.Rando
 FAR: dict[str, Callable[[random.Random], Conversation]] = {
     RECALL_FAR: recall_far,
     ERRAND_FAR: errand_far,
-    ERRAND_BARE: errand_of(agent_shapes.BARE, 1.0),
-    ERRAND_OPENCODE: errand_of(agent_shapes.OPENCODE, OPENCODE_SCALE),
+    ERRAND_BARE: errand_of(agent_tools.BARE_SHAPE, 1.0),
+    ERRAND_OPENCODE: errand_of(agent_tools.OPENCODE_SHAPE, OPENCODE_SCALE),
 }
 
 

@@ -11,7 +11,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
 from . import words
-from .encode import NO_THOUGHT, WITH_THOUGHT, segments
+from .chat import NO_THOUGHT, WITH_THOUGHT, segments
 from .errands import by_echo
 from .mixture import KINDS
 from .model import MAX_POSITIONS, VOCAB_SIZE, TokenIds

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts._bench import thoughts
-from scripts._bench.client import MODEL_NAME
+from scripts.served import MODEL_NAME
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from tests.prompt.turns import ECHOES, Echo, user
 from tests.server.watched import engine_served

@@ -10,9 +10,8 @@ import pytest
 from scripts._replay.beginnings import MOST_COMPUTED, requests_of
 from scripts._replay.checkpoint import write
 from scripts._replay.conversation import Conversations
-from scripts._replay.ideal import Ideals
+from scripts._replay.ideal import Ideals, groups
 from scripts._replay.player import Outcome, Player
-from scripts._replay.report import groups
 from tests.server.watched import engine_served
 from tests.support.checkpoints import checkpoint
 from tests.support.rows import cases, row

@@ -171,12 +171,6 @@ def test_hiding_the_reasoning_is_nothing_that_the_engine_knows(fields: dict[str,
     assert chat(**fields, include_reasoning=False) == chat(**fields)
 
 
-def test_generation_prompt() -> None:
-    assert chat().add_generation_prompt
-    assert not chat(continue_final_message=True).add_generation_prompt
-    assert not chat(add_generation_prompt=False).add_generation_prompt
-
-
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
@@ -192,13 +186,6 @@ def test_prompts(prompt: Any, expected: list[Any]) -> None:
     assert len({request.request_id for request in decoded.requests}) == len(expected)
     assert all(request.echo and request.messages is None for request in decoded.requests)
     assert decoded.reply.num_choices == 2 * len(expected)
-
-
-def test_completion_fields_arrive() -> None:
-    decoded = decode_text(max_tokens=4, logprobs=0, stop=["a", "b"], n=3, best_of=3)
-    [request] = decoded.requests
-    assert request.sampling == SamplingParams(max_tokens=4, logprobs=0, stop=("a", "b"), n=3)
-    assert decoded.reply.logprobs
 
 
 NAMED = {"type": "function", "function": {"name": "ls"}}

@@ -158,14 +158,6 @@ def test_completion_chunks_are_written_as_the_standard_library_would() -> None:
     assert encoder.close() == b"data: [DONE]\n\n"
 
 
-def test_prompts_of_one_completion_are_counted_each() -> None:
-    events = [(index, Finished(FinishReason.STOP, USAGE)) for index in range(4)]
-    wire = stream(completion(num_prompts=2, choices_per_prompt=2, include_usage=True), events)
-    usage = chunks(wire)[-1]["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 12)
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 4
-
-
 @row("S0-6")
 def test_a_stream_of_calls_ends_with_an_empty_delta_its_reason_and_the_usage() -> None:
     events = [(0, event) for event in THINKS_AND_CALLS]

@@ -2,14 +2,10 @@
 
 import json
 
-from vllm_mlx.api.error_replies import ANTHROPIC, OPENAI
+from vllm_mlx.api.error_replies import ANTHROPIC
 from vllm_mlx.core.errors import (
     ContextLengthExceeded,
 )
-
-
-def test_our_own_faults_are_server_errors() -> None:
-    assert OPENAI.status(500, "x").body.error.type == "server_error"
 
 
 def test_a_prompt_that_is_too_long_is_said_in_the_words_that_make_claude_code_compact() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, chat_fold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.pipeline import make_parser
 
 from .anthropic.test_replies import accumulated
 from .anthropic.test_replies import folded as folded_message

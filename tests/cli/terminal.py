@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,14 +49,15 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
+def terminal(*arguments: str, columns: int = 200) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "NO_COLOR": "1"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"},
         start_new_session=True,
     )
     os.close(theirs)

@@ -63,9 +63,11 @@ def test_tokens_a_second_are_those_of_all_replies_in_the_time_of_all(slow_url: s
     [row] = json.loads(call("bench", "--url", slow_url, "--json", *load).stdout)["figures"]
     assert (row["requests"], row["reply_tokens"], row["prompt_tokens"]) == (4, 20, 32)
     assert row["tokens_per_s"] == pytest.approx(20 / row["seconds"])
-    printed = call("bench", "--url", slow_url, *load[:3], "1", "--requests", "1", COLUMNS="100").stdout.split()
-    ttft_ms, _, _, _, itl_ms, _, _, _, tokens_per_s = printed[-9:]
+    printed = call("bench", "--url", slow_url, *load[:3], "1", "--requests", "1", COLUMNS="120").stdout.split()
+    ttft_ms, _, _, _, itl_ms, _, _, _, read_per_s, written_per_s, tokens_per_s = printed[-11:]
     assert float(tokens_per_s) == pytest.approx(5 / (float(ttft_ms) + float(itl_ms)) * 1000, rel=0.05)
+    assert float(written_per_s) == pytest.approx(4 / float(itl_ms) * 1000, rel=0.05)
+    assert float(read_per_s.replace(",", "")) > 0
 
 
 def test_ctrl_c_ends_a_measurement(slow_url: str) -> None:
@@ -118,7 +120,7 @@ def test_a_table_is_printed(demo_url: str) -> None:
                  "--prompt-words", "8", "--reply-tokens", "2", COLUMNS="80")  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"demo at {demo_url}")
-    assert "\nnew\n" in result.stdout and "TTFT p50" in result.stdout
+    assert "\nnew\n" in result.stdout and "TTFT" in result.stdout
     assert "…" not in result.stdout and max(map(len, result.stdout.splitlines())) <= 80
 
 
@@ -142,6 +144,17 @@ def test_figures_are_those_of_the_moments() -> None:
     assert (row.ttft_p50_s, row.ttft_p99_s) == (1.0, 4.0)
     assert (row.itl_p50_s, row.itl_p99_s) == (0.5, 1.5)
     assert row.cached_share == 0.5
+    assert row.reading_tokens_per_s == 5 / 1.0, "the second reply does not say how long its prompt is"
+    assert row.writing_tokens_per_s == (5 + 1) / (2.0 + 0.25)
+
+
+def test_a_reply_in_one_part_or_from_the_cache_alone_has_no_speed() -> None:
+    whole = {"completion_tokens": 9, "prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 10}}
+    row = figures("new", 1, [Reply(0.0, [2.0], usage=whole)])
+    assert (row.reading_tokens_per_s, row.writing_tokens_per_s, row.tokens_per_s) == (None, None, 9 / 2)
+    alone = {"completion_tokens": 5, "prompt_tokens": 30}
+    row = figures("new", 2, [Reply(0.0, [2.0], usage=whole), Reply(0.0, [3.0, 5.0], usage=alone)])
+    assert (row.reading_tokens_per_s, row.writing_tokens_per_s) == (30 / 3.0, 4 / 2.0)
 
 
 def test_nothing_but_failures_are_figures_too() -> None:

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from tests.cli.terminal import SECONDS, terminal
 from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says
-from tests.support.commands import call, refusal
+from tests.support.commands import address, call, refusal, served
 from tests.support.running import eventually, serving
-from vllm_mlx.cli.chat import Conversation, LinePrompt, ReplyPrinter, Talk, figures, image_url
+from vllm_mlx.cli.chat import Conversation, LinePrompt, ReplyPrinter, Talk, figures, image_url, reading
 from vllm_mlx.cli.remote import Remote, Reply
 from vllm_mlx.cli.terminal import WrongUsage
 from vllm_mlx.core.events import ReasoningDelta, Started, TextDelta
@@ -199,3 +199,28 @@ def test_a_reply_counts_from_its_first_word() -> None:
         reply.feed(event, now)
     assert (reply.reasoning, reply.text, reply.finish_reason) == ("Hm.", "Yes.", "stop")
     assert figures(reply, 12.5) == "5 tokens, 2.0 tokens/s, first after 500 ms; prompt 20 tokens, 16 cached"
+
+
+def row(computed: int, elapsed_s: float, phase: str = "prefill") -> dict[str, Any]:
+    return {"computed_tokens": computed, "prompt_tokens": 5021, "elapsed_s": elapsed_s, "phase": phase}
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (row(3584, 24.2), "Reading 3,584 of 5,021 tokens, 160/s, about 9 s"),
+        (row(1536, 402.2), "Reading 1,536 of 5,021 tokens, 4/s, about 15 min"),
+        (row(0, 2.2), "Reading 0 of 5,021 tokens"),
+        (row(0, 2.2, "queued"), "Waiting…"),
+    ],
+)
+def test_how_far_a_prompt_is_comes_from_two_looks(now: dict[str, Any], told: str) -> None:
+    assert reading(now, row(0, 1.8)) == told
+
+
+def test_a_long_prompt_is_told_as_it_is_read() -> None:
+    with (
+        served("demo", "--text-only", "--max-prefill-chunk", "32") as (_, printed),
+        terminal("chat", "Which word? " * 2500, "--url", address(printed), "--max-tokens", "9") as seen,
+    ):
+        seen.wait_for(r"Reading \d[\d,]* of \d[\d,]* tokens, [\d,]+/s, about \d+ (s|min)")

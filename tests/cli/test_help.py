@@ -1,6 +1,8 @@
 """Help and completion as a terminal of 80 columns shows them."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.golden.commands import commands
-from tests.support.commands import call
+from tests.server.fakes import FakeEngine
+from tests.support.commands import call, refusal
+from tests.support.running import serving
+from vllm_mlx.cli.help import hints
 from vllm_mlx.cli.main import make_app
+from vllm_mlx.cli.models import EXAMPLE, fitting
 from vllm_mlx.cli.settings import COMMON, PANELS, flag_name
 
 _NAMES = [name for name, _ in commands()]
@@ -37,14 +43,68 @@ def test_the_help_of_serve_begins_with_the_common_settings_and_names_the_rest() 
     assert all(f"\n{panel}:\n" in every for panel in PANELS if panel != "Model") and "--snapshot-every" in every
 
 
-def test_a_shell_completes_commands_and_flags(tmp_path: Path) -> None:
+COMPLETED = [
+    ("serve --snap", "--snapshot-every"),
+    ("launch cl", "claude cline"),
+    ("serve org/", "org/here org/other"),
+    ("models rm org/h", "org/here"),
+    ("launch codex --model org/t", "org/tiny"),
+    ("chat --model org/", "org/tiny"),
+    ("models load ", "org/tiny"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), COMPLETED)
+def test_a_shell_completes_commands_flags_clients_and_models(words: str, expected: str, tmp_path: Path) -> None:
     """The script that `--install-completion` writes calls the program with these variables."""
-    command = [str(Path(sys.executable).with_name("vllm-mlx"))]
-    environment = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    for words, expected in (("vllm-mlx serve --snap", "--snapshot-every"),):
-        variables = {"_VLLM_MLX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        result = subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=True)
-        assert result.stdout.split() == expected.split(), result.stderr
-    script = [*command, "--show-completion", "bash"]
-    shown = subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+    for name in ("here", "other"):
+        folder = tmp_path / f"models--org--{name}" / "snapshots" / "0"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    with serving(FakeEngine(), served_model_names=("org/tiny",)) as server:
+        variables = {"HF_HUB_CACHE": str(tmp_path), "VLLM_MLX_PORT": server.url.rpartition(":")[2]}
+        variables |= {"_VLLM_MLX_COMPLETE": "complete_bash", "COMP_WORDS": f"vllm-mlx {words}"}
+        shown = completion(tmp_path, COMP_CWORD=str(words.count(" ") + 1), **variables)
+    assert shown.split() == expected.split()
+
+
+def test_no_server_completes_to_nothing_and_no_error(tmp_path: Path) -> None:
+    variables = {"_VLLM_MLX_COMPLETE": "complete_bash", "COMP_WORDS": "vllm-mlx chat --model x", "COMP_CWORD": "3"}
+    assert completion(tmp_path, VLLM_MLX_PORT="9", **variables).strip() == ""
+
+
+def test_the_script_of_a_shell_is_printed(tmp_path: Path) -> None:
+    shown = completion(tmp_path, "--show-completion", "bash")
     assert "complete" in shown and "vllm-mlx" in shown
+
+
+def completion(home: Path, *arguments: str, **variables: str) -> str:
+    own = {"HOME": str(home), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [str(Path(sys.executable).with_name("vllm-mlx")), *arguments]
+    result = subprocess.run(command, env={**os.environ, **own, **variables}, capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    return result.stdout
+
+
+def test_words_of_other_programs_have_a_hint_that_names_a_command() -> None:
+    known = {name.removeprefix("vllm-mlx").strip() for name in _NAMES}
+    for words, hint in hints().items():
+        assert words not in known, "a command is no word of another program"
+        line = refusal(*words.split(), "a", code=2)
+        assert line == f"vllm-mlx: `vllm-mlx {words}` is not a command. {hint}"
+        for command in re.findall(r"`vllm-mlx ([^`]*)`", hint):
+            assert command.startswith("--") or any(f"{command} ".startswith(f"{name} ") for name in known if name)
+    usual = "run ps list ls pull rm stop show start download load unload search generate server get create logs"
+    assert set(usual.split()) <= hints().keys()
+    assert "No such command 'sing'" in call("sing").stderr
+
+
+@pytest.mark.parametrize("command", [[], ["serve"]])
+def test_the_help_ends_with_three_examples(command: list[str]) -> None:
+    *_, heading, one, two, three = call(*command, "--help", COLUMNS="80").stdout.splitlines()
+    assert heading == "  Examples:"
+    names = {name.split()[-1] for name in _NAMES}
+    for line in (one, two, three):
+        program, name, *_ = shlex.split(line)
+        assert program == "vllm-mlx" and name in names
+    assert EXAMPLE in one and fitting(10_300_000_000)[0].name == EXAMPLE, "the model for a Mac with 16 GB"

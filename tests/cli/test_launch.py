@@ -33,7 +33,10 @@ READERS: dict[str, Callable[[str], Any]] = {
     ".yaml": yaml.safe_load,
     ".ts": lambda text: json.loads(text[text.index("{") : text.rindex("}") + 1]),
 }
-STARTED = [name for name in CLIENTS if CLIENTS[name].program]  # the others are editors with settings only
+STARTED = [name for name in CLIENTS if CLIENTS[name].program]
+EDITORS = ["roo", "vscode", "zed"]  # settings only: they cannot be started
+SET_UP = [*STARTED, *EDITORS]
+BY_HAND = [name for name in CLIENTS if name not in SET_UP]  # they have a page and no more
 
 
 def stand_in(program: Path, code: str) -> None:
@@ -46,10 +49,11 @@ def client_of(name: str, **other: Any) -> Client:
     return CLIENTS[name].for_server(replace(TARGET, **other))
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", SET_UP)
 def test_what_is_printed(name: str) -> None:
     client = client_of(name)
-    assert client.script(client.title) == (GOLDEN / f"{name}.sh").read_text()
+    printed = client.script(client.title) if name in STARTED else "".join(client.files.values())
+    assert printed == (GOLDEN / (f"{name}.sh" if name in STARTED else f"{name}.json")).read_text()
 
 
 @pytest.mark.parametrize("name", cases(STARTED, ["claude", "codex", "aider", "opencode"]))
@@ -74,7 +78,7 @@ def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> 
     assert not home.exists()
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", STARTED)
 def test_a_title_is_one_line_of_comment_whatever_it_holds(name: str) -> None:
     client = client_of(name)
     hostile = client.script("Client with x\ntouch /tmp/owned\r\x1b[2J\u2028at http://a")
@@ -102,15 +106,88 @@ def test_codex_searches_the_web_if_the_server_does(address: str | None, mode: st
     assert words[words.index(f'web_search="{mode}"') - 1] == "-c"
 
 
+def documents_of(client: Client) -> list[Any]:
+    """What the client reads: its files, and variables with JSON."""
+    documents = [READERS[Path(path).suffix](text) for path, text in client.files.items()]
+    return documents + [json.loads(value) for value in client.environment.values() if value.startswith("{")]
+
+
 @pytest.mark.parametrize("model", [TARGET.model, 'My "ł" 🦙'])
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", SET_UP)
 def test_settings_of_any_model_are_valid(name: str, model: str) -> None:
     client = client_of(name, model=model)
-    documents = [READERS[Path(path).suffix](text) for path, text in client.files.items()]
-    documents += [json.loads(value) for value in client.environment.values() if value.startswith("{")]
+    documents = documents_of(client)
     if name == "codex":
         documents.append(tomllib.loads("\n".join(client.flags[1::2])))
     assert all(json.dumps(model)[1:-1] in json.dumps(document) for document in documents)
+
+
+# Where each client is told what the model takes and does, and the value if it does and if it does not.
+_OPENCODE = ("provider", "vllm-mlx", "models", "m")
+_PI, _OPENCLAW = ("models", 0), ("models", "providers", "vllm-mlx", "models", 0)
+_ROO = ("providerProfiles", "apiConfigs", "vllm-mlx", "openAiCustomModelInfo")
+_ZED = ("language_models", "openai_compatible", "vllm-mlx", "available_models", 0, "capabilities")
+BOTH = ["text", "image"], ["text"]
+TOLD: Any = [
+    *[(name, (*_OPENCODE, "attachment"), "images", True, False) for name in ("opencode", "kilo")],
+    *[(name, (*_OPENCODE, "modalities", "input"), "images", *BOTH) for name in ("opencode", "kilo")],
+    *[(name, (*_OPENCODE, "reasoning"), "reasoning", True, False) for name in ("opencode", "kilo")],
+    *[(name, (*_OPENCODE, "tool_call"), "tools", True, False) for name in ("opencode", "kilo")],
+    ("qwen", ("modelProviders", "openai", 0, "generationConfig", "modalities", "image"), "images", True, False),
+    ("aider", ("openai/m", "supports_vision"), "images", True, False),
+    ("pi", (*_PI, "input"), "images", *BOTH),
+    ("pi", (*_PI, "reasoning"), "reasoning", True, False),
+    ("openclaw", (*_OPENCLAW, "input"), "images", *BOTH),
+    ("openclaw", (*_OPENCLAW, "reasoning"), "reasoning", True, False),
+    ("continue", ("models", 0, "capabilities"), "images", ["tool_use", "image_input"], ["tool_use"]),
+    ("continue", ("models", 0, "capabilities"), "tools", ["tool_use"], []),
+    ("roo", (*_ROO, "supportsImages"), "images", True, False),
+    ("hermes", ("model", "supports_vision"), "images", True, False),
+    ("droid", ("customModels", 0, "noImageSupport"), "images", False, True),
+    ("vscode", (0, "models", 0, "vision"), "images", True, False),
+    ("vscode", (0, "models", 0, "toolCalling"), "tools", True, False),
+    ("zed", (*_ZED, "images"), "images", True, False),
+    ("zed", (*_ZED, "tools"), "tools", True, False),
+    ("zed", (*_ZED, "parallel_tool_calls"), "tools", True, False),
+    ("aichat", ("clients", 0, "models", 0, "supports_vision"), "images", True, False),
+    ("aichat", ("clients", 0, "models", 0, "supports_function_calling"), "tools", True, False),
+]
+UNTOLD = {"claude", "codex", "cline", "goose", "copilot"}  # they have no such setting
+
+
+def found(client: Client, path: tuple[Any, ...]) -> Any:
+    [value] = documents_of(client)
+    for key in path:
+        value = value[key]
+    return value
+
+
+@pytest.mark.parametrize(("name", "path", "capability", "yes", "no"), TOLD)
+def test_each_client_is_told_what_the_model_does(
+    name: str, path: tuple[Any, ...], capability: str, yes: Any, no: Any
+) -> None:
+    usual = frozenset({"tools", "reasoning"})
+    able = client_of(name, model="m", capabilities=usual | {capability})
+    unable = client_of(name, model="m", capabilities=usual - {capability})
+    assert (found(able, path), found(unable, path)) == (yes, no)
+
+
+def test_every_client_is_told_of_images_or_has_no_setting_for_them() -> None:
+    assert UNTOLD | {name for name, _, capability, *_ in TOLD if capability == "images"} == set(SET_UP)
+    for name in UNTOLD:
+        assert client_of(name, capabilities=frozenset({"images"})) == client_of(name, capabilities=frozenset())
+
+
+@pytest.mark.parametrize(("capabilities", "told"), [(["tools", "images"], ["text", "image"]), ([], ["text"])])
+def test_the_server_says_whether_its_model_takes_images(capabilities: list[str], told: list[str]) -> None:
+    with serving(FakeEngine(capabilities=capabilities)) as server:
+        script = call("launch", "pi", "--print", "--url", server.url).stdout
+        entry = json.loads(call("launch", "zed", "--print", "--url", server.url).stdout)
+    assert READERS[".ts"]("".join(line for line in script.splitlines() if "registerProvider" in line)) is not None
+    assert f'"input": {json.dumps(told)}' in script
+    [model] = entry["language_models"]["openai_compatible"]["vllm-mlx"]["available_models"]
+    assert model["capabilities"]["images"] is ("images" in capabilities)
+    assert model["capabilities"]["tools"] is ("tools" in capabilities)
 
 
 def test_small_roles_go_to_the_model_beside_the_main_one() -> None:
@@ -118,7 +195,10 @@ def test_small_roles_go_to_the_model_beside_the_main_one() -> None:
     opencode = json.loads(client_of("opencode", **small).environment["OPENCODE_CONFIG_CONTENT"])
     assert opencode["small_model"] == 'vllm-mlx/a "small" one'
     models = opencode["provider"]["vllm-mlx"]["models"]
-    assert models['a "small" one'] == {"limit": {"context": 8000, "output": 2000}} and len(models) == 2
+    assert models['a "small" one']["limit"] == {"context": 8000, "output": 2000} and len(models) == 2
+    seeing = client_of("kilo", **small, capabilities=frozenset({"images"}), small_capabilities=frozenset())
+    models = json.loads(seeing.environment["KILO_CONFIG_CONTENT"])["provider"]["vllm-mlx"]["models"]
+    assert [model["attachment"] for model in models.values()] == [True, False], "each model says its own"
     aider = client_of("aider", **small)
     assert aider.flags[3] == 'openai/a "small" one'
     [metadata] = [json.loads(text) for text in aider.files.values()]
@@ -134,7 +214,7 @@ def fake_client(folder: Path, name: str) -> str:
 def test_the_client_is_started_with_its_arguments_and_nothing_is_written(demo_url: str, tmp_path: Path) -> None:
     path = fake_client(tmp_path, "claude")
     result = run("launch", "claude", "--url", demo_url, "--", "-p", "hello", PATH=path)
-    assert (result.returncode, result.stdout) == (0, "['-p', 'hello'] demo\n")
+    assert (result.returncode, result.stdout) == (0, "['--permission-mode', 'default', '-p', 'hello'] demo\n")
     assert list(Path(os.environ["HOME"]).iterdir()) == []
 
 
@@ -153,10 +233,40 @@ def test_what_cannot_be_started_is_one_sentence(demo_url: str) -> None:
     assert "Start one with `vllm-mlx serve MODEL`" in refusal("launch", "claude", "--url", "http://127.0.0.1:9")
 
 
-def test_an_editor_is_not_started(demo_url: str) -> None:
-    assert [name for name in CLIENTS if name not in STARTED] == ["roo", "vscode", "zed"]
-    assert "launch cannot start Zed" in refusal("launch", "zed", "--url", demo_url)
-    assert "Merge that file into ~/.config/zed" in call("launch", "zed", "--print", "--url", demo_url).stdout
+@pytest.mark.parametrize(
+    "given", [["--permission-mode", "plan"], ["--permission-mode=plan"], ["--dangerously-skip-permissions"]]
+)
+def test_claude_code_asks_before_it_acts_unless_the_user_chooses_a_mode(given: list[str]) -> None:
+    assert client_of("claude").runs() == [["claude", "--permission-mode", "default"]]
+    assert client_of("claude").runs(["-p", "x", *given]) == [["claude", "-p", "x", *given]]
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_an_editor_is_not_started_and_its_entry_alone_is_printed(demo_url: str, name: str) -> None:
+    title = CLIENTS[name].title
+    for url in (demo_url, "http://127.0.0.1:9"):  # no server is asked or started for it
+        assert f"launch cannot start {title}" in refusal("launch", name, "--url", url, "--model", "demo")
+    printed = call("launch", name, "--print", "--url", demo_url)
+    assert "demo" in json.dumps(json.loads(printed.stdout))
+    assert f"{title} with demo at {demo_url}" in printed.stderr and CLIENTS[name].next_step[:20] in printed.stderr
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("flags", [[], ["--print"]])
+def test_a_client_that_is_set_up_by_hand_is_a_sentence_of_its_page(name: str, flags: list[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "clients" / f"{name}.md"
+    said = refusal("launch", name, *flags, "--url", "http://127.0.0.1:9")
+    assert CLIENTS[name].next_step in said and f"docs/clients/{name}.md" in said
+    assert page.read_text().startswith(f"# {CLIENTS[name].title}")
+
+
+def test_without_a_client_all_are_listed_and_how_to_install_them(tmp_path: Path) -> None:
+    stand_in(tmp_path / "codex", "")
+    shown = run("launch", PATH=f"{tmp_path}:/usr/bin:/bin", COLUMNS="80")
+    assert shown.returncode == 0 and all(f"  {name} " in shown.stdout for name in CLIENTS)
+    rows = {line.split()[0]: line for line in shown.stdout.splitlines() if line.split()}
+    assert "installed" in rows["codex"] and "npm install -g opencode-ai" in rows["opencode"]
+    assert "Name a client" in refusal("launch", "--print", code=2)
 
 
 def test_what_a_client_does_without_arguments_gives_way_to_the_user_s(demo_url: str, tmp_path: Path) -> None:

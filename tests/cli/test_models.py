@@ -1,6 +1,7 @@
 """`vllm-mlx models` over a cache made as Hugging Face makes it, and `vllm-mlx cache` against a real server."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from scripts.generate_docs import MAC_SIZES, mac_budget
 from tests.support.commands import address, call, refusal, served
 from vllm_mlx.cli.cache import cache_tree
-from vllm_mlx.cli.models import AGENT_CONTEXT, describe, fitting, recommended
+from vllm_mlx.cli.models import AGENT_CONTEXT, EXAMPLE, describe, fitting, nearest, recommended
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.runner.checkpoint import DEMO_PATH, find_checkpoint
 
@@ -92,9 +93,47 @@ def test_a_model_of_the_hub_is_removed_with_all_of_its_files(hub: Path) -> None:
 
 
 def test_an_empty_cache_says_how_to_fill_it(tmp_path: Path) -> None:
-    result = call("models", HF_HUB_CACHE=str(tmp_path / "none"))
-    assert result.returncode == 0
-    assert "vllm-mlx models pull ORG/NAME" in result.stdout
+    for budget, name in (("10.3GB", EXAMPLE), ("1GB", "ORG/NAME")):
+        result = call("models", HF_HUB_CACHE=str(tmp_path / "none"), VLLM_MLX_MEMORY_BUDGET=budget)
+        assert result.returncode == 0 and f"Fetch one with `vllm-mlx models pull {name}`" in result.stdout
+
+
+QWEN9, QWEN4, GPT = "Qwen3.5-9B-MLX-4bit", "Qwen3.5-4B-MLX-4bit", "gpt-oss-20b-MXFP4-Q8"
+
+
+@pytest.mark.parametrize(
+    ("asked", "budget_gb", "names"),
+    [
+        ("Qwen3-8B", 10.3, [QWEN9]),
+        ("qwen3:8b", 10.3, [QWEN9]),
+        ("org/qwen3:8b", 92.8, [QWEN9]),
+        ("Qwen3-8B", 5.2, []),  # none of that size fits
+        ("qwen3:4b-instruct-q4_K_M", 5.2, [QWEN4]),
+        ("qwen3:latest", 10.3, [QWEN9, QWEN4]),  # a name without a size
+        ("qwen3:600m", 10.3, []),
+        ("gpt-oss:20b", 20.6, [GPT]),
+        ("gpt-oss:120b", 20.6, []),
+        ("Qwen3-30B-A3B", 26.1, ["Qwen3.6-35B-A3B-4bit"]),
+        ("llama3.1:8b", 92.8, []),
+    ],
+)
+def test_proposed_names_fit_the_machine_and_the_size_that_was_asked_for(
+    asked: str, budget_gb: float, names: list[str]
+) -> None:
+    told = nearest(asked, int(budget_gb * 1e9))
+    assert re.findall(r"mlx-community/([^\s,]+?)(?=[,.]?(?:\s|$))", told) == names
+    assert names or told == " `vllm-mlx doctor` names models that fit this machine."
+
+
+def test_a_model_of_this_machine_is_proposed_if_it_is_about_as_large(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("Own-Model-7B-4bit", "Own-Model-70B-4bit"):
+        shutil.copytree(checkpoint("qwen3"), tmp_path / ".lmstudio/models/publisher" / name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    assert nearest("own-model:8b") == " Similar names: publisher/Own-Model-7B-4bit (on this machine)."
+    assert "Own-Model" not in nearest("own-model:8b", 1000), "it takes more memory"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripts._bench.servers import free_port
+from scripts.served import free_port
+from tests.cli.terminal import Terminal, terminal
 from tests.support.commands import COMMAND, call, refusal
 from vllm_mlx.cli.own_server import run_client
 
@@ -141,3 +142,45 @@ def test_a_server_with_another_model_is_an_error(demo_url: str, monkeypatch: pyt
     monkeypatch.setenv("VLLM_MLX_PORT", str(urlsplit(demo_url).port))
     line = refusal("launch", "claude", "--model", "org/other", code=2)
     assert f"{demo_url} does not serve org/other. It serves demo. Leave out --model" in line
+
+
+@contextmanager
+def talking(*arguments: str) -> Iterator[Terminal]:
+    with terminal("chat", "--no-history", "--no-thinking", "--temperature", "0", *arguments) as seen:
+        yield seen
+
+
+def test_chat_starts_a_server_talks_and_ends_it(port: int) -> None:
+    with talking("--model", "demo") as seen:
+        seen.wait_for("one is started with demo")
+        seen.wait_for("is ready after")
+        seen.wait_for(f"demo at http://127.0.0.1:{port}")
+        seen.type("What is 2 + 3?")
+        seen.wait_for(r"2 \+ 3 = 5[\s\S]*cached[\s\S]*›")
+        seen.process.send_signal(signal.SIGINT)  # at the prompt, the conversation goes on
+        seen.wait_for("›")
+        assert is_open(port)
+        seen.press(b"\x04")
+        assert seen.process.wait(_PATIENCE_S) == 0
+    assert not is_open(port)
+
+
+@pytest.mark.parametrize("moment", ["one is started", "Loading demo|loading its models"])
+def test_ctrl_c_while_chat_s_model_is_loaded_ends_both(port: int, moment: str) -> None:
+    with talking("--model", "demo") as seen:
+        seen.wait_for(moment)
+        seen.process.send_signal(signal.SIGINT)
+        assert seen.process.wait(_PATIENCE_S) == 130
+    wait_until_closed(port)
+
+
+def test_chat_in_a_pipe_starts_a_server_with_the_model_of_the_settings(port: int) -> None:
+    asked = ("chat", "What is 2 + 3?", "--temperature", "0", "--no-thinking")
+    result = call(*asked, VLLM_MLX_MODEL="demo")
+    assert (result.returncode, result.stdout) == (0, "2 + 3 = 5\n"), result.stderr
+    assert not is_open(port)
+    failed = call(*asked, "--model", "nonsense")
+    assert failed.returncode == 1 and "could not start with nonsense: " in failed.stderr.splitlines()[-1]
+    assert "name a model with --model, and chat starts a server." in refusal(*asked)
+    assert "No server answers at" in refusal(*asked, "--model", "demo", "--url", f"http://127.0.0.1:{port}")
+    assert not is_open(port)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from scripts._bench.servers import free_port
+from scripts.served import free_port
 from tests.support.harm.vitals import Vitals
 from tests.support.rows import cases
 from tests.support.supervisors import Machine

@@ -143,6 +143,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "snapshot_every": 100,
         "num_draft_tokens": "3",
         "cache_reasoning": "keep",
+        "idle_prefill": "off",
         "enable_thinking": False,
         "text_only": True,
         "reasoning_parser": "r",

@@ -29,6 +29,8 @@ BUSY: dict[str, Any] = {
     "requests": [
         {
             "request_id": "chatcmpl-1",
+            "client": "claude-cli/2.1.332 (external, cli)",
+            "path": "/v1/messages",
             "phase": "generation",
             "progress": 0.5,
             "prompt_tokens": 4321,
@@ -112,8 +114,8 @@ def test_every_figure_is_shown_where_it_belongs() -> None:
         "weights 8.0 GB",
     ):
         assert part in text
-    [row] = [line for line in text.splitlines() if "chatcmpl-1" in line]
-    assert row.split()[1:] == ["4,321", "4,000", "17", "41.5", "250", "ms", "1", "min", "15", "s"]
+    [row] = [line for line in text.splitlines() if "claude-cli/2.1.332 messages" in line]
+    assert row.split()[2:] == ["4,321", "4,000", "17", "41.5", "250", "ms", "1", "min", "15", "s"]
     assert "generation, 50%" in text
 
 
@@ -123,7 +125,7 @@ def test_80_columns_show_all_of_a_busy_server() -> None:
     fields = BUSY | {"requests": [request | long | {"elapsed_s": 3599.0, "tier": "disk"}]}
     text = drawn(fields | {"last_errors": [{"status": 404, "code": None, "message": None}]}, width=80)
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
-    assert "chatcmpl-0123456789abcdef" in text and "131,072" in text and "59 min 59 s" in text
+    assert "claude-cli/2.1.332" in text and "chatcmpl" not in text and "131,072" in text and "59 min 59 s" in text
     assert "HTTP 404" in text and "{" not in text
 
 

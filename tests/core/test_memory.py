@@ -21,7 +21,7 @@ def test_what_others_hold_is_not_left_for_rows() -> None:
     parts = {"total_bytes": 24 * GB, "weights_bytes": 3 * GB, "transient_bytes": GB}
     assert MemoryBudget(**parts).rows_bytes == 20 * GB
     assert MemoryBudget(**parts, held_bytes=18 * GB).rows_bytes == 2 * GB
-    with pytest.raises(ConfigError, match=r"the budget is 24\.00 GB, of which other models hold 20\.00 GB\."):
+    with pytest.raises(ConfigError, match=r"the budget is 24\.0 GB, of which other models hold 20\.0 GB\."):
         MemoryBudget(**parts, held_bytes=20 * GB)
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,16 +83,6 @@ def test_only_the_user_may_read(tmp_path):
     assert {mode for name, mode in modes.items() if name not in ("root", "root/records")} == {0o600}
 
 
-def test_a_removed_record_is_gone(tmp_path):
-    place = folder(tmp_path)
-    record, other = place.add(run(), numbers()), place.add(run(seed=1), numbers(1))
-    for _ in range(2):
-        place.remove([record])
-    with pytest.raises(Damaged):
-        read(place, record)
-    assert list(place.scan()) == [other] and files(tmp_path) == {other.name}
-
-
 def test_uses_are_noted(tmp_path):
     with opened(tmp_path, clock=lambda: 1000.0) as place:
         record = place.add(run(), numbers())
@@ -102,24 +91,6 @@ def test_uses_are_noted(tmp_path):
         assert [found.used_s for found in place.scan()] == [2000.0]
     with opened(tmp_path, clock=lambda: 1500.0) as place:
         assert [found.used_s for found in place.scan()] == [1500.0], "the clock was put back"
-
-
-def test_records_of_other_versions_of_the_checkpoint_are_removed(tmp_path):
-    names = ("one-text-cpu-1", "two-text-cpu-1", "one-text-gpu-1", "one-text-cpu-2")
-    with opened(tmp_path) as place:
-        for name in names:
-            grown(place, fingerprint=name)
-    with opened(tmp_path) as place:
-        place.note_model("one-text-cpu-2", "One")
-        left = list(place.scan())
-        assert {record.header.fingerprint for record in left} == set(names[1:])
-        assert files(tmp_path) == {record.name for record in left}
-        assert look(tmp_path).models == {"one-text-cpu-2": "One"}
-    with opened(tmp_path) as place:
-        place.note_model("one-text-cpu-2", "One")
-        place.note_model("two-text-cpu-2", "Two")
-        assert {record.header.fingerprint for record in place.scan()} == {"one-text-gpu-1", "one-text-cpu-2"}
-        assert look(tmp_path).models == {"one-text-cpu-2": "One", "two-text-cpu-2": "Two"}
 
 
 def test_orphans_and_files_without_a_row_are_removed(tmp_path, caplog):
@@ -283,17 +254,3 @@ def test_every_byte_is_verified(tmp_path):
             assert list(folder_module.verify(tmp_path, None)[2]) == [path] and path.exists()
         assert list(folder_module.verify(tmp_path, place)[2]) == [path] and not path.exists()
         assert folder_module.verify(tmp_path, place) == (0, 0, {})
-
-
-def test_a_folder_of_another_format_is_emptied(tmp_path, caplog):
-    with opened(tmp_path) as place:
-        grown(place)
-    with sqlite3.connect(tmp_path / "index.sqlite") as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with opened(tmp_path) as place:
-        assert list(place.scan()) == [] and files(tmp_path) == set()
-        assert len(caplog.records) == 1 and "its format is 99" in caplog.records[0].getMessage()
-        place.add(run(), numbers())
-    with opened(tmp_path) as place:
-        assert len(list(place.scan())) == 1

@@ -138,7 +138,7 @@ def test_a_restart_finds_what_was_kept(
         done += changes
 
 
-@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal"])
+@pytest.mark.parametrize("name", ["index.sqlite", pytest.param("index.sqlite-wal", marks=pytest.mark.full)])
 def test_a_damaged_byte_costs_values_and_never_makes_a_wrong_one(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,18 +1,14 @@
 """The limits hold for all files, and a folder that cannot be used is an error with advice."""
 
-import errno
-import os
 import random
 import resource
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.disk.samples import SPECS, Specs, expected, folder, numbers, on_disk, opened, read, run
+from tests.disk.samples import Specs, folder, numbers, on_disk, opened, read, run
 from vllm_mlx.disk.faults import FolderUnusable, NoRoom
 from vllm_mlx.disk.folder import Folder
 
@@ -122,26 +118,6 @@ def test_limits_hold_under_a_days_load(tmp_path, size):
     assert set(written.values()) == {daily}
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_full_disk_is_no_room_and_leaves_nothing(tmp_path, size, monkeypatch, number, after):
-    place, calls = folder(tmp_path), []
-    fill(place, 1)
-    write = os.write
-
-    def full(file: int, data: memoryview) -> int:
-        calls.append(0)
-        if len(calls) > after:
-            raise OSError(number, os.strerror(number))
-        return write(file, data)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        assert fill(place, 1, first=1, specs=SPECS) == ["disk"]
-    assert len(list(tmp_path.rglob("*.kv"))) == place.usage().num_records == 1
-    assert fill(place, 1, first=1) == [""]
-
-
 def test_a_full_disk_lets_records_be_removed(tmp_path):
     """The process may not make any file longer, so that SQLite cannot write."""
     code = """
@@ -171,88 +147,12 @@ print(len(list((Path(sys.argv[1]) / "records").iterdir())), place.usage().num_re
         assert len(list(place.scan())) == 1
 
 
-USES: dict[str, Callable[[Folder], object]] = {
-    "scan": lambda place: list(place.scan()),
-    "add": lambda place: place.add(run(seed=1), numbers(1)),
-    "usage": lambda place: place.usage(),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_folder_that_is_gone_works_again_when_it_is_back(tmp_path, use):
-    """As when a disk is unplugged: the folder above it is gone too, and is not made in its place."""
-    (tmp_path / "disk").mkdir()
-    place = folder(tmp_path / "disk" / "cache")
-    record = place.add(run(), numbers())
-    (tmp_path / "disk").rename(tmp_path / "unplugged")
-    with pytest.raises(FolderUnusable, match=str(tmp_path)):
-        USES[use](place)
-    for gone in (lambda: read(place, record), lambda: place.remove([record]), lambda: place.note_use([record], 1.0)):
-        with pytest.raises(FolderUnusable):
-            gone()
-    assert not (tmp_path / "disk").exists() and not place.damages
-    (tmp_path / "unplugged").rename(tmp_path / "disk")
-    USES[use](place)
-    assert record in place.scan() and read(place, record) == expected()
-
-
 @pytest.mark.parametrize("root", ["file", "file/below", "link"])
 def test_a_root_that_is_no_folder_cannot_be_used(tmp_path, root):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "deep")
     with pytest.raises(FolderUnusable):
         folder(tmp_path / root)
-
-
-def test_a_read_only_folder_serves_what_it_has(as_user):
-    printed = as_user(
-        """
-place = folder(root)
-record = place.add(run(), numbers())
-damaged = place.add(run(seed=1), numbers(1))
-with place.path_of(damaged).open("r+b") as file:
-    file.write(bytes(8))
-for path in (root, root / "records"):
-    path.chmod(0o500)
-print(read(place, record) == expected(), place.usage().num_records)
-for use in (lambda: place.add(run(seed=2), numbers()), lambda: read(place, damaged)):
-    try:
-        use()
-    except (FolderUnusable, Damaged) as error:
-        print(type(error).__name__)
-place.note_use([record], 1.0)
-for path in (root, root / "records"):
-    path.chmod(0o700)
-place.add(run(seed=2), numbers())
-print(len(list(place.scan())))
-"""
-    )
-    assert printed == "True 2\nFolderUnusable\nFolderUnusable\n2\n"
-
-
-@pytest.fixture
-def as_user() -> Iterator[Callable[[str], str]]:
-    """Runs code in a process that is not root, whom no right is missing; returns what it prints."""
-    begin = """
-import os, sys
-from pathlib import Path
-from tests.disk.samples import expected, folder, numbers, read, run
-from vllm_mlx.disk.faults import Damaged, FolderUnusable
-if os.getuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
-root = Path(sys.argv[1])
-"""
-
-    def runs(code: str) -> str:
-        if os.getuid() == 0:
-            os.chown(root, 65534, 65534)
-        done = subprocess.run([sys.executable, "-c", begin + code, root], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    with tempfile.TemporaryDirectory() as root:  # the folders of `tmp_path` are closed to other users
-        yield runs
 
 
 def test_the_limit_of_open_files_is_not_reached(tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vllm_mlx.cache.index import WORD_BYTES, pack
+from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.disk.record import Header, Record
@@ -75,15 +75,3 @@ def test_no_more_is_freed_than_there_is(num_records: int) -> None:
     assert filled.store.make_room(100 * FILE_BYTES) == num_records * FILE_BYTES
     filled.wait()
     assert not filled.files.names
-
-
-def test_what_is_cleared_is_not_found_from_then_on_and_its_files_go() -> None:
-    filled = Filled(salts=("ann", "ben"))
-    filled.store.clear("ann")
-    for one in filled.records[:20]:
-        found = filled.store.index.tree.common_length(("model", one.header.salt), one.header.words)
-        assert found == (0 if one.header.salt == "ann" else len(one.header.words) // WORD_BYTES)
-    filled.store.index.tree.check_integrity()
-    filled.wait()
-    assert filled.files.names == {one.name for one in filled.records if one.header.salt == "ben"}
-    assert len(filled.store.index) == len(filled.files.names)

@@ -16,6 +16,7 @@ import pytest
 from tests.engine.test_disk_any_load import files, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
+from tests.support.rows import cases
 from tests.support.running import eventually
 from vllm_mlx.disk import store, writer
 from vllm_mlx.disk.faults import NoRoom
@@ -54,7 +55,7 @@ def full(called: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
     return write
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5"], ["qwen3_5"]))
 def test_a_full_disk_changes_no_token_and_is_said_once(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

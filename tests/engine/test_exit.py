@@ -85,7 +85,7 @@ def _interrupt(code: str, word: str, after_s: float) -> tuple[int, str]:
 INTERRUPTED = (-signal.SIGINT, "KeyboardInterrupt")  # as Python ends after Ctrl-C; a shell shows it as 130
 
 
-@pytest.mark.parametrize("code", [LOADING, ASKING], ids=["loading", "asking"])
+@pytest.mark.parametrize("code", [pytest.param(LOADING, marks=pytest.mark.full), ASKING], ids=["loading", "asking"])
 def test_ctrl_c_ends_loading_and_asking_as_it_ends_any_program(checkpoint: Callable[..., Path], code: str) -> None:
     word = "loading" if code is LOADING else "asking"
     assert _interrupt(code.format(path=str(checkpoint("qwen3"))), word, 0.5) == INTERRUPTED

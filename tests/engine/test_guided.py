@@ -114,8 +114,7 @@ def test_a_guided_reply_is_the_same_with_drafts(checkpoint, sampling, thinking) 
     assert accepted["prediction"] > 0 and (accepted["grammar"] > 0 or thinking == "on")
 
 
-@pytest.mark.parametrize("is_guided", [False, True], ids=["free", "guided"])
-@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
+@pytest.mark.parametrize(("sampling", "is_guided"), [(GREEDY, False), (HOT, True)], ids=["greedy-free", "hot-guided"])
 def test_a_budget_that_is_spent_within_a_run_of_right_drafts(checkpoint, sampling, is_guided) -> None:
     """The prediction is the reply without a budget: right up to the end that is forced, whatever a run holds then."""
     path, budgets = checkpoint("qwen3"), (0, 1, 2, 3, 4, 5, 6, 10, 20)

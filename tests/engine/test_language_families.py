@@ -32,6 +32,7 @@ def makes_text(package: str) -> bool:
     return not knows({"model_type": package}) and any("language_model" in inspect.getsource(base) for base in own)
 
 
+@pytest.mark.full  # it imports all packages
 def test_each_package_that_makes_text_is_tried_here_or_has_images():
     packages = [found.name for found in pkgutil.iter_modules(mlx_vlm.models.__path__) if found.ispkg]
     assert {name for name in packages if makes_text(name)} == {*LANGUAGES, *SILENT, *WITH_IMAGES, *OTHER_NAMES}

@@ -13,7 +13,14 @@ import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.memory import NO_OVERRUN, UNKNOWN_SYSTEM, Pressure, SystemMemory
-from vllm_mlx.engine.macos import KeepAwake, LibSystem, SystemWatch, parse_wired_bytes, return_freed_memory
+from vllm_mlx.engine.macos import (
+    KeepAwake,
+    LibSystem,
+    SystemWatch,
+    is_on_battery,
+    parse_wired_bytes,
+    return_freed_memory,
+)
 from vllm_mlx.runner.device import DeviceWatch
 
 # struct rusage_info_v0 of a process on an M1: a uuid, then the ten counters of sys/resource.h.
@@ -181,3 +188,20 @@ def test_macos_is_asked_for_freed_memory_of_all_zones() -> None:
 
 def test_an_allocator_without_such_a_call_keeps_its_memory() -> None:
     return_freed_memory(object())
+
+
+class PowerSource:
+    """IOKit, as far as it tells the time that is left on the battery."""
+
+    def __init__(self, left_s: float):
+        self.IOPSGetTimeRemainingEstimate = lambda: left_s
+
+
+def no_library(path: str) -> None:
+    raise OSError(path)
+
+
+def test_the_power_source_is_known_from_the_time_that_is_left() -> None:
+    for left_s, is_empty in ((-2.0, False), (-1.0, True), (3600.0, True)):
+        assert is_on_battery(load=lambda path, left_s=left_s: PowerSource(left_s)) == is_empty
+    assert not is_on_battery(load=no_library) and not is_on_battery(load=lambda path: object())

@@ -93,17 +93,3 @@ def test_a_reply_with_penalties_is_the_same_alone_and_in_a_crowd(driver, guiding
     assert set(called(guiding.text(alone))) <= set(NAMES)
     for other in crowd:
         assert set(called(guiding.text(driver.replies[other].token_ids))) == {"other"}
-
-
-def test_masks_are_filled_for_names_only(driver, guiding, calling) -> None:
-    masks = driver.engine.runner._masks
-
-    def num_filled(sampling: TokenSampling, **fields: object) -> int:
-        before = masks.num_filled
-        driver.generate([prompt(8), prompt(12)], max_tokens=30, sampling=sampling, **fields)
-        return masks.num_filled - before
-
-    no_calls = replace(calling, logit_bias=dict.fromkeys(calling.logit_bias, -90.0))
-    assert num_filled(calling) == 0
-    assert num_filled(no_calls, constraint=guiding.names([], *NAMES)) == 0
-    assert num_filled(calling, constraint=guiding.names([], *NAMES)) > 0

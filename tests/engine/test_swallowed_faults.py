@@ -119,8 +119,7 @@ def break_a_step(pair: Pair) -> None:
     pair.engine.step(pair.driver.deliver, pair.engine.models[1])
 
 
-@pytest.mark.parametrize("work", [unload, break_a_step])
-@pytest.mark.parametrize("text", [INTERACTIVITY, OUT_OF_MEMORY])
+@pytest.mark.parametrize(("work", "text"), [(unload, INTERACTIVITY), (break_a_step, OUT_OF_MEMORY)])
 def test_a_row_in_flight_is_as_alone_whatever_another_model_does(work: Callable[[Pair], None], text: str) -> None:
     pair = Pair()
     pair.play(work, text)

@@ -104,6 +104,28 @@ def test_a_new_question_about_a_cached_image_resumes_behind_it(model):
 
 
 @one_family
+@pytest.mark.parametrize("image", [5, 6])
+def test_a_next_prompt_is_computed_ahead_up_to_an_image_without_features(model, image):
+    """The last reply is written differently in it. The features of picture 5 are kept, those of 6 never were made."""
+    driver = model.driver()
+    before = ["hello ", 3, " What is this?"], ["a test of many other words"], ["and ", 5, " this?"]
+    after = before[0], ["a test"], ["and ", image, " this?"], ["good"], ["Describe it in detail."]
+    run(driver, model.prompt(*before))
+    [seq], encoded = driver.seqs.values(), driver.engine.report().images["encoded"]
+    prompt = model.prompt(*after)
+    placed = tuple(replace(item, inputs={}) for item in prompt.media)
+    driver.engine.keep(seq, seq.num_tokens, replace(prompt, media=placed, snapshot_points=()))
+    driver.run()
+    driver.engine.yield_memory(lambda updates: None)
+    driver.run()
+    assert driver.engine.report().images["encoded"] == encoded
+    end = len(prompt.token_ids) - 1 if image == 5 else prompt.media[1].offset
+    reply, num_cached = run(driver, prompt)
+    assert reply == model.reply(*after, max_tokens=NUM_TOKENS)
+    assert num_cached == end
+
+
+@one_family
 def test_an_image_known_from_elsewhere_is_not_encoded_again(model):
     driver = model.driver()
     for turns in ([1, "this?"],), (["And in another chat, this:", 1, "what is it?"],):

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta
-from vllm_mlx.formats import SchemaBudget, Schemas, make_parser, read_schemas
+from vllm_mlx.formats import SchemaBudget, Schemas, read_schemas
 from vllm_mlx.formats.families import calls_by_name, reasoning_by_name
+from vllm_mlx.formats.pipeline import make_parser
 
 REASONING_FORMATS = reasoning_by_name()
 TOOL_FORMATS = {name: calls.reads for name, calls in calls_by_name().items()}

@@ -2,19 +2,17 @@
 
 import json
 import re
-import time
 from collections import Counter
 from functools import cache
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawing import examples
 from tests.support.rows import row
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.pipeline import make_parser
 
 from .families import FAMILIES
 from .support import REASONING_FORMATS, TOOL_FORMATS, Piece, as_special, run, schemas_of, tool
@@ -163,29 +161,3 @@ def test_text_spans_say_what_a_text_stands_for(case: Any, places: list[int]) -> 
 @given(st.sampled_from(TOOL_NAMES), st.text(st.characters(exclude_characters="<[{]t`f")))
 def test_text_without_tags_is_untouched(tools: str, text: str) -> None:
     assert shown(run([text], tools=tools, reasoning="qwen3", tool_specs=TOOLS)) == text
-
-
-@pytest.mark.full
-def test_cost_of_a_token(capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the microseconds of one piece, early and late in a reply of 300,000."""
-    cases = {"text": ("qwen3", "qwen3_xml", ""), "reasoning": ("qwen3", "qwen3_xml", "<think>")}
-    for family in FAMILIES:
-        start = family.calls(("write", {"text": "@"}))
-        cases.setdefault(family.name, ("qwen3", family.name, start[: start.index("@")]))
-    cases["list argument"] = ("qwen3", "qwen3_xml", "<tool_call><function=now><parameter=t>[")
-    worst = 0.0
-    for label, (reasoning, tools, opening) in cases.items():
-        parser = make_parser(reasoning, tools, schemas=schemas_of(TOOLS))
-        parser.feed(opening)
-        costs = []
-        for _ in range(3):
-            start_s = time.perf_counter()
-            for _ in range(100_000):
-                parser.feed(" word")
-            costs.append((time.perf_counter() - start_s) * 10)
-        worst = max(worst, *costs)
-        with capsys.disabled():
-            print(f"{label}: {costs[0]:.2f} / {costs[1]:.2f} / {costs[2]:.2f} us a token")
-    with capsys.disabled():
-        print(f"worst: {worst:.2f} us a token")
-    assert worst < 20

@@ -2,7 +2,7 @@
 
 from tests.support.rows import row
 from vllm_mlx.core.events import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.pipeline import make_parser
 
 PIECES = ["<tool_call>", "\n", "<function=", "Read>\n", "<parameter=", "path>\nnotes.txt\n", "</parameter>", "\n"]
 ENDS = ["</function>", "\n", "</tool_call>"]

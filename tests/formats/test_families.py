@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.pipeline import make_parser
 
 from .families import DSML, FAMILIES, NS, Arguments, Family
 from .support import as_special, cuts, run, schemas_of, tool

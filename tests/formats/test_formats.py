@@ -1,7 +1,5 @@
 """What each way of writing reasoning and calls means, at every cut."""
 
-import json
-
 import pytest
 
 from tests.support.rows import row
@@ -279,12 +277,3 @@ def test_special_pieces_mean_the_same(name: str) -> None:
 @pytest.mark.parametrize("text", [WEATHER_JSON, WEATHER_XML])
 def test_every_name_takes_both_bodies(tools: str, text: str) -> None:
     assert run([text], tools=tools, tool_specs=TOOLS) == call("get_weather", WEATHER)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, (_, events) in WELL_FORMED.items() if any(isinstance(e, ToolCallEnd) for e in events)]
-)
-def test_arguments_of_a_complete_call_are_json(name: str) -> None:
-    for event in WELL_FORMED[name][1]:
-        if isinstance(event, ToolCallDelta):
-            assert isinstance(json.loads(event.arguments), dict)

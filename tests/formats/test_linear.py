@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.formats import make_parser
 from vllm_mlx.formats.family import Family as ProductFamily
+from vllm_mlx.formats.pipeline import make_parser
 
 from .families import Family
 from .support import schemas_of, tool

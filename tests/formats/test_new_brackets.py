@@ -6,11 +6,11 @@ import pytest
 
 from vllm_mlx.core.events import TextDelta, ToolCallDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolCallPart
-from vllm_mlx.formats import make_parser
 from vllm_mlx.formats.bodies.compose import Name, Tag
 from vllm_mlx.formats.call_formats import named
 from vllm_mlx.formats.family import Calls, NamedCall, Spelling
 from vllm_mlx.formats.layouts import between
+from vllm_mlx.formats.pipeline import make_parser
 from vllm_mlx.formats.written import written_calls
 
 from .support import TOOLS, schemas_of

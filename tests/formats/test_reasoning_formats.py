@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.pipeline import make_parser
 
 from .support import REASONING, REASONING_FORMATS, as_special, cuts, run, tool
 

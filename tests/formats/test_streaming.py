@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.pipeline import make_parser
 
 from .support import MARKERS, TOOLS, run, schemas_of
 

@@ -9,7 +9,7 @@ from vllm_mlx.core.messages import ToolCallPart
 from vllm_mlx.formats import SchemaBudget, read_schemas
 from vllm_mlx.formats.families import FAMILIES
 from vllm_mlx.formats.family import Family, Spelling
-from vllm_mlx.formats.selection import make_parser
+from vllm_mlx.formats.pipeline import make_parser
 from vllm_mlx.formats.written import written_calls
 
 CALLS = (

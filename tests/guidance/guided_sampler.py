@@ -11,7 +11,8 @@ from vllm_mlx.core.events import ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
-from vllm_mlx.formats import SchemaBudget, make_parser, read_schemas
+from vllm_mlx.formats import SchemaBudget, read_schemas
+from vllm_mlx.formats.pipeline import make_parser
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.runner.row_constraint import RowConstraint

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.checkpoints import train_tokenizer
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats import SchemaBudget, make_parser, read_schemas
+from vllm_mlx.formats import SchemaBudget, read_schemas
+from vllm_mlx.formats.pipeline import make_parser
 from vllm_mlx.formats.tokenizer import Tokenizer as OurTokenizer
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.grammars import LarkWriter

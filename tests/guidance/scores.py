@@ -40,10 +40,11 @@ class Score:
         return "in part" if self.kept_out or self.written else "refused"
 
 
-def scores() -> dict[str, Score]:
+def scores(step: int = 1) -> dict[str, Score]:
+    """Return the score of each keyword, of each `step`-th group of its cases."""
     cases = json.loads(lzma.decompress(SUITE.read_bytes()))
     one = sampler()
-    return {keyword: _score(groups, one) for keyword, groups in cases.items()}
+    return {keyword: _score(groups[::step], one) for keyword, groups in cases.items()}
 
 
 def _score(groups: list[dict[str, Any]], one: RandomSampler) -> Score:

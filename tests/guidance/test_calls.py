@@ -10,9 +10,10 @@ from tests.support.rows import row
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import ReasoningDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats import SchemaBudget, detect_formats, families, make_parser, read_schemas, reasoning_format
+from vllm_mlx.formats import SchemaBudget, detect_formats, families, read_schemas, reasoning_format
 from vllm_mlx.formats.family import NO_HEADER, Family
 from vllm_mlx.formats.layouts import json_list, tags
+from vllm_mlx.formats.pipeline import make_parser
 from vllm_mlx.guidance.grammars import GuidedTool, calls_in_text, required_calls
 
 from ..formats.families import FAMILIES as SPELLED

@@ -117,7 +117,8 @@ def test_no_schema_of_a_tool_makes_a_forced_call_of_others_fail(name: str) -> No
     for at, (what, schema) in enumerate(SCHEMAS.items()):
         if name != FORMATS[at % len(FORMATS)] and what != "long":
             continue
-        for choice in (ToolChoice("required"), ToolChoice("required", "bad"), ToolChoice("required", "good")):
+        choices = (ToolChoice("required"), ToolChoice("required", "bad"), ToolChoice("required", "good"))
+        for choice in choices if what == "long" else choices[at // len(FORMATS) % 3 :][:1]:
             tools = (GOOD, ToolSpec("bad", None, schema, param="tools[1].function.parameters"))
             assert not held(request(tools, choice), name).is_error(), what
 

@@ -12,7 +12,7 @@ from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate, TokenOutput
-from vllm_mlx.engine.generation import Reply
+from vllm_mlx.engine.client import Reply
 from vllm_mlx.engine.monitoring.counters import ReplyStats
 from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.pipeline import OutputPipeline

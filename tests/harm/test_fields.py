@@ -9,7 +9,8 @@ from tests.server.fakes import FakeEngine
 from tests.support.harm.fields import Document
 from tests.support.running import named
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
-from vllm_mlx.api.openai.schema import AnyChatBody, ChatCompletionBody, CompletionBody
+from vllm_mlx.api.openai.decode import AnyChatBody
+from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig

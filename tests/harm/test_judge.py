@@ -56,35 +56,25 @@ def judged(attacks: list[Observation], benign: list[Observation]) -> list[str]:
     return [fault.limit for fault in faults]
 
 
-def test_a_delay_counts_when_it_comes_each_time() -> None:
-    assert judged([seen(health_s=0.5, cpu_s=0.6)] * 3, [seen()] * 3) == ["event loop"]
-
-
-def test_a_short_delay_without_work_of_the_server_is_the_machine_s() -> None:
-    assert judged([seen(health_s=0.5)] * 3, [seen()] * 3) == []
-    assert judged([seen(health_s=5.0)] * 3, [seen()] * 3) == ["event loop"]
-
-
-def test_a_delay_of_the_heartbeat_itself_is_the_machine_s() -> None:
-    assert judged([seen(health_s=0.5, cpu_s=0.6, own_s=0.45)] * 3, [seen()] * 3) == []
-    assert judged([seen(health_s=0.5, cpu_s=0.6, own_s=0.05)] * 3, [seen()] * 3) == ["event loop"]
-
-
-def test_a_delay_that_does_not_come_again_is_the_machine_s() -> None:
-    assert judged([seen(health_s=1.0, cpu_s=1.0), seen()], [seen()] * 2) == []
-
-
-def test_a_delay_that_benign_requests_cause_too_is_no_fault() -> None:
-    assert judged([seen(health_s=0.3)], [seen(health_s=0.25)]) == []
-
-
-def test_memory_that_comes_back_at_last_is_no_fault() -> None:
-    assert judged([seen(kept_mb=80), seen(kept_mb=70), seen(kept_mb=1)], [seen()] * 3) == []
-    assert judged([seen(kept_mb=80)] * 3, [seen()] * 3) == ["memory kept"]
-
-
-def test_what_is_left_behind_counts_at_once() -> None:
-    assert judged([seen(left=("requests: 1",))], [seen()]) == ["left behind"]
+@pytest.mark.parametrize(
+    ("attacks", "benign", "faults"),
+    [
+        pytest.param([seen(health_s=0.5, cpu_s=0.6)] * 3, [seen()] * 3, ["event loop"], id="each time"),
+        pytest.param([seen(health_s=0.5)] * 3, [seen()] * 3, [], id="short, without work of the server"),
+        pytest.param([seen(health_s=5.0)] * 3, [seen()] * 3, ["event loop"], id="long, without work"),
+        pytest.param([seen(health_s=0.5, cpu_s=0.6, own_s=0.45)] * 3, [seen()] * 3, [], id="of the heartbeat"),
+        pytest.param([seen(health_s=0.5, cpu_s=0.6, own_s=0.05)] * 3, [seen()] * 3, ["event loop"], id="of the loop"),
+        pytest.param([seen(health_s=1.0, cpu_s=1.0), seen()], [seen()] * 2, [], id="once"),
+        pytest.param([seen(health_s=0.3)], [seen(health_s=0.25)], [], id="benign requests cause it too"),
+        pytest.param([seen(kept_mb=80), seen(kept_mb=70), seen(kept_mb=1)], [seen()] * 3, [], id="memory comes back"),
+        pytest.param([seen(kept_mb=80)] * 3, [seen()] * 3, ["memory kept"], id="memory is kept"),
+        pytest.param([seen(left=("requests: 1",))], [seen()], ["left behind"], id="left behind"),
+    ],
+)
+def test_what_comes_each_time_and_is_not_the_machine_s_counts(
+    attacks: list[Observation], benign: list[Observation], faults: list[str]
+) -> None:
+    assert judged(attacks, benign) == faults
 
 
 def test_a_missing_answer_counts_where_the_request_was_whole() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.support.rows import cases
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import Cancelled, InvalidDocument, TimeLimit
 from vllm_mlx.core.messages import DocumentPart, ImagePart, TextPart
@@ -184,12 +185,15 @@ def test_the_same_bytes_are_read_once_for_one_salt(make: Any, started: list[Any]
     assert reading(b"%PDF-1.7", salt="a") is damaged and len(started) == 3
 
 
+COSTLY = {FOREVER, "a form that draws itself", "endless path"}
+
+
 @pytest.fixture(scope="module")
 def samples() -> dict[str, bytes]:
     return hostile()
 
 
-@pytest.mark.parametrize("name", hostile())
+@pytest.mark.parametrize("name", cases(hostile(), [*COSTLY, *list(hostile())[::3]]))
 def test_a_hostile_file_costs_no_more_than_its_limits(samples: dict[str, bytes], started: list[Any], name: str) -> None:
     config, max_memory_bytes = MediaConfig(max_document_s=0.5), 150 << 20
 
@@ -207,9 +211,6 @@ def test_a_hostile_file_costs_no_more_than_its_limits(samples: dict[str, bytes],
         assert found.num_bytes < 3_000_000
     if name in COSTLY:
         assert isinstance(found, DocumentRefusal) and ("-s)" in found.reason or "memory" in found.reason)
-
-
-COSTLY = {FOREVER, "a form that draws itself", "endless path"}
 
 
 def test_a_process_ends_with_the_request_it_works_for(samples: dict[str, bytes], started: list[Any]) -> None:

@@ -21,7 +21,7 @@ from .samples import encode as encode_image
 from .test_video import decode
 from .video_samples import encode
 
-QUICK = {"stsz", "co64", "trun many", "mkv cues", "avi idx1"}
+QUICK = {"stsz", "trun many", "mkv cues"}
 LIMIT_MB = 256
 OVERSHOOT_MB = 96  # between two looks of the watch, on a busy machine
 # Starts the process from one that is small: a process inherits the peak of the one that starts it.

@@ -312,7 +312,7 @@ def test_closing_fails_what_is_under_way(pictures: Host) -> None:
 
 def test_each_part_that_enters_while_the_loader_closes_has_an_end() -> None:
     """A thread that waits for such a part would never end, and neither would the process."""
-    for _ in range(20):
+    for _ in range(8):
         loading, futures = Loading(), []
         entering = threading.Event()
 

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from scripts._real.judging import Found, Judge, largest_deviation
+from scripts._real.replies import Found, Judge, largest_deviation
 from scripts._real.sources import SMOLLM2
 from tests.project.sources import ROOT
 from vllm_mlx import LLM, SamplingParams

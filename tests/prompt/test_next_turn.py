@@ -12,9 +12,8 @@ from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.prompt.chat import _absent
 from vllm_mlx.prompt.encoded import common_prefix
-from vllm_mlx.prompt.processor import RequestProcessor
+from vllm_mlx.prompt.processor import RequestProcessor, _absent
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from .template_variants import TEMPLATE_VARIANTS

@@ -153,7 +153,7 @@ def test_a_rank_without_progress_hangs_however_it_beats(
     assert re.fullmatch(rf"Rank {who} has hung for [12] s after plan {2 if who else 0}\.", str(error))
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_a_load_without_progress_hangs_however_its_rank_beats(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, who: int
 ) -> None:

@@ -28,8 +28,6 @@ TEXTS = {  # chance that a draft is right, cost of making one
     "head on prose": (0.55, 0.05),
     "n-grams on prose": (0.1, 0.0),
 }
-MACHINES = [(chip, "Qwen3 8B") for chip in CHIPS]
-SOME = [("M1", "Qwen3 8B"), ("M2 Max", "Qwen3.8 27B"), ("M4 Pro", "Qwen3 8B"), ("M5 Max", "Qwen3 30B-A3B")]
 
 
 def on_curve(name: str) -> Pass:
@@ -124,7 +122,7 @@ def check(machine: Pass, text: str, num_rows: int, padded: bool = False) -> str:
     [(1, False), (4, True), *(pytest.param(*case, marks=pytest.mark.full) for case in [(1, True), (4, False)])],
 )
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("curve", cases(CURVES, ["M5 Max", "M2", "CPU"]))
+@pytest.mark.parametrize("curve", cases(CURVES, ["M5 Max", "CPU"]))
 def test_it_is_near_the_best_fixed_depth_on_published_curves(
     curve: str, text: str, num_rows: int, padded: bool
 ) -> None:
@@ -132,29 +130,8 @@ def test_it_is_near_the_best_fixed_depth_on_published_curves(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("machine", cases(SOME, [SOME[0], SOME[-1]]), ids=str)
-def test_it_is_near_the_best_fixed_depth_on_machines(machine: tuple[str, str], text: str) -> None:
-    print(machine, check(on_chip(*machine), text, 3))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("machine", MACHINES, ids=str)
-def test_it_is_near_the_best_fixed_depth_on_all_machines(machine: tuple[str, str], text: str, num_rows: int) -> None:
-    print(machine, check(on_chip(*machine), text, num_rows))
-
-
-@pytest.mark.parametrize("text", TEXTS)
 def test_costs_that_grow_with_the_context_do_not_mislead(text: str) -> None:
     print(check(on_chip("M4 Pro", "Qwen3 8B", growth=10), text, 1))
-
-
-def test_drafts_of_a_pass_cost_nothing_where_there_are_none() -> None:
-    device = Device(CHIPS["M4"], SHAPES["Qwen3 8B"])
-    groups = [[[500, 600], [900]]]
-    assert device.decode_s(groups, 0) == device.decode_s(groups) < device.decode_s(groups, 3)
-    assert device.decode_s([[[100]]], 3) < device.decode_s([[[100] * 4]]), "rows have KV of their own"
 
 
 # Parking

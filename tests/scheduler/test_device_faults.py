@@ -30,25 +30,6 @@ def is_right(bench: Bench, seq: Sequence) -> bool:
     return bench.tokens(seq) == reply(seq.prompt.token_ids, seq.max_tokens, frozenset())
 
 
-def test_a_row_alone_begins_again_and_ends_at_the_third_fault_without_a_token() -> None:
-    bench = Bench()
-    seq = bench.add(5)
-    bench.step()
-    assert fail(bench, Fault.FAILED) == fail(bench, Fault.FAILED) == []
-    assert [update.seq_id for update in fail(bench, Fault.FAILED)] == [seq.seq_id]
-    assert not bench.scheduler.has_work
-
-
-def test_sequences_that_wait_go_on_waiting() -> None:
-    bench = Bench(max_num_seqs=1)
-    running, waiting = bench.add(5), bench.add(5)
-    for _ in range(2):
-        bench.step()
-        assert fail(bench, Fault.FAILED) == []
-    bench.run()
-    assert is_right(bench, running) and is_right(bench, waiting)
-
-
 def test_rows_share_a_batch_again_unless_memory_was_short() -> None:
     for fault, num_passes in ((Fault.FAILED, {1}), (Fault.OUT_OF_MEMORY, {2})):
         bench = Bench()
@@ -103,22 +84,3 @@ class Small(FakeRunner):
         for seq_id, _ in refused:
             self._drop(seq_id)
         return replace(super().prefill(fitting), refused=refused)
-
-
-def test_a_refused_chunk_is_halved_until_it_fits() -> None:
-    bench = Bench()
-    bench.runner = Small(200)
-    seq = bench.add(1500)
-    bench.run()
-    assert is_right(bench, seq)
-    assert bench.scheduler.num_restarts == 3, "from 1,024 tokens to 128"
-
-
-def test_a_row_whose_shortest_chunk_is_refused_thrice_fails_and_the_next_one_is_tried() -> None:
-    bench = Bench()
-    bench.runner = Small(10)
-    long, short = bench.add(1500), bench.add(8)
-    bench.run()
-    error = bench.updates[long.seq_id][-1].error
-    assert error is not None and "no memory" in str(error) and bench.tokens(long) == []
-    assert is_right(bench, short)

@@ -119,36 +119,3 @@ def test_published_costs_of_several_rows_are_reproduced(figure: tuple[str, str, 
     chip, shape, num_rows, published, _ = figure
     one_s, all_s = (device(chip, shape).decode_s([[[100] * n]]) for n in (1, num_rows))
     assert all_s / one_s == pytest.approx(published, rel=TOLERANCE)
-
-
-def test_every_chip_generation_and_kind_of_model_is_compared() -> None:
-    compared = {(chip[:2], shape) for chip, shape, *_ in DECODE}
-    assert {generation for generation, _ in compared} == {f"M{number}" for number in range(1, 6)}
-    assert any(SHAPES[shape].num_experts and SHAPES[shape].num_recurrent for _, shape in compared)
-    assert any(SHAPES[shape].num_windowed for _, shape in compared)
-
-
-def test_one_token_touches_its_experts_and_many_touch_all() -> None:
-    shape = SHAPES["Qwen3 30B-A3B"]
-    assert shape.experts_touched(1) == pytest.approx(8)
-    assert 8 < shape.experts_touched(4) < 32
-    assert shape.experts_touched(2048) == pytest.approx(128)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_of_one_pass_cost_at_most_what_passes_of_their_own_cost(shape: str) -> None:
-    lengths = (60_000, 20_000, 8_000, 2_000)
-    for chip in CHIPS:
-        on = device(chip, shape)
-        together = on.decode_s([[[length] for length in lengths]])
-        assert together < on.decode_s([[[length]] for length in lengths])
-        assert together >= on.decode_s([[lengths]])  # a group of their own costs kernels
-
-
-@pytest.mark.parametrize("chip", CHIPS)
-def test_a_short_chunk_costs_more_a_token_than_a_long_one(chip: str) -> None:
-    on = device(chip, "Qwen3 8B")
-    seconds = [on.chunk_s(num_tokens) for num_tokens in (16, 64, 256, 1024, 2048)]
-    assert seconds == sorted(seconds)
-    assert seconds[0] / 16 > 1.5 * seconds[2] / 256
-    assert on.chunk_s(256, 50_000) > on.chunk_s(256)

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ModelUnavailable
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.residence import (
@@ -24,13 +25,19 @@ from vllm_mlx.scheduler.scheduler import Scheduler
 WEIGHTS, ROOM, TOTAL = 1000, 100, 5000
 
 
-def residency(**settings: Any) -> tuple[Residency, Resident]:
-    memory = MemoryBudget(total_bytes=TOTAL, weights_bytes=WEIGHTS, transient_bytes=500)
+def resident(name: str = "m", weights_bytes: int = WEIGHTS, **settings: Any) -> Resident:
+    memory = MemoryBudget(total_bytes=TOTAL, weights_bytes=weights_bytes, transient_bytes=500)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
     scheduler = Scheduler(
-        EngineConfig(model="m"), memory=memory, footprint=RowFootprint(bytes_per_token=1), pacer=pacer
+        EngineConfig(model=name), memory=memory, footprint=RowFootprint(bytes_per_token=1), pacer=pacer
     )
-    model = Resident(name="m", scheduler=scheduler, memory=memory, weights_bytes=WEIGHTS, room_bytes=ROOM, **settings)
+    return Resident(
+        name=name, scheduler=scheduler, memory=memory, weights_bytes=weights_bytes, room_bytes=ROOM, **settings
+    )
+
+
+def residency(**settings: Any) -> tuple[Residency, Resident]:
+    model = resident(**settings)
     return Residency([model]), model
 
 
@@ -114,3 +121,28 @@ def test_a_command_that_fails_makes_no_pause_of_requests_longer() -> None:
         refusal = model.refusal(1000 * number)
         pauses.append(refusal.retry_after_s if refusal else 0)
     assert pauses == [30, 30, 60, 60, 120]
+
+
+@pytest.mark.parametrize(
+    ("state", "others", "leaves"),
+    [
+        ("unloaded", {"idle": ("unloaded", False), "pinned": ("ready", True)}, None),
+        ("loading", {"idle": ("ready", False), "pinned": ("ready", True)}, None),
+        ("unloaded", {"idle": ("ready", False), "pinned": ("ready", True)}, "idle"),
+        ("unloaded", {"pinned": ("ready", True), "pinned too": ("ready", True)}, ModelUnavailable),
+        ("unloaded", {"pinned": ("ready", True), "exact": ("unloaded", False)}, None),
+    ],
+)
+def test_a_load_by_command_has_room_or_an_idle_model_leaves(
+    state: State, others: dict[str, tuple[State, bool]], leaves: Any
+) -> None:
+    """Three models of 2,200 bytes with 4,500 for two: the second one fits to the byte with the room for reading it."""
+    model = resident("asked", 2200, state=state)
+    beside = [resident(name, 2200, state=at, is_pinned=is_pinned) for name, (at, is_pinned) in others.items()]
+    owner = Residency([model, *beside])
+    if leaves is ModelUnavailable:
+        with pytest.raises(ModelUnavailable, match="no room beside pinned, pinned too"):
+            owner.model_to_leave_for(model, 0.0)
+    else:
+        found = owner.model_to_leave_for(model, 0.0)
+        assert (found and found.name) == leaves

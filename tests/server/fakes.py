@@ -63,6 +63,7 @@ class FakeEngine:
             created=1_700_000_000,
         )
     )
+    capabilities: list[str] = field(default_factory=lambda: ["tools", "reasoning"])
     tokenizer: FakeTokens = field(default_factory=FakeTokens)
     requests: list[Request] = field(default_factory=list)
     counted: list[Request] = field(default_factory=list)

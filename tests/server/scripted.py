@@ -96,8 +96,9 @@ def _required(tool: ToolSpec) -> dict[str, str]:
 
 def main() -> None:
     port, *commands = sys.argv[1:]
-    info = replace(FakeEngine().info, max_model_len=131_072)
-    engine = FakeEngine(play=ScriptedAgent(*commands).play, info=info)
+    info = replace(FakeEngine().info, max_model_len=131_072, takes_images=True)
+    has = ["images", "tools", "reasoning"]
+    engine = FakeEngine(play=ScriptedAgent(*commands).play, info=info, capabilities=has)
     config = ServerConfig(models=named("scripted"))
     run(create_app(engine, config), engine, listen("127.0.0.1", int(port)), drain_s=0)
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scripts._accept_clients.outside import walled_in
+from scripts._accept_clients.ending import walled_in
 from scripts._accept_clients.relay import Relay, Seen, relaying
 from tests.support.running import Running, serving
 

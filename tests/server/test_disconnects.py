@@ -62,23 +62,6 @@ def test_a_client_that_goes_aborts_every_prompt(server: Running) -> None:
     assert len(server.engine.aborted) == 3
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
-        ("/v1/responses", {"input": "hi"}),
-    ],
-)
-def test_a_client_of_another_protocol_that_goes_aborts(server: Running, path: str, body: dict[str, object]) -> None:
-    server.engine.play = endless
-    connection = server.connect()
-    connection.sendall(post_bytes(path, json.dumps({**body, "stream": True})))
-    eventually(lambda: bool(server.engine.running))
-    connection.close()
-    eventually(lambda: not server.engine.running)
-    assert len(server.engine.aborted) == 1 and not server.engine.finished
-
-
 @row("S4-35")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_read_to_its_end_aborts_nothing(server: Running, stream: bool) -> None:

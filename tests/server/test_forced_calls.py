@@ -93,19 +93,6 @@ def test_a_forced_call_has_the_declared_name(http: httpx.Client) -> None:
         assert call_name(reply.json()) == [name] and reply.json()["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_the_other_protocols_too(http: httpx.Client) -> None:
-    name = "cafe\u0301_menu"
-    tools = [{"name": name, "input_schema": NOTHING}]
-    choice = {"type": "any", "disable_parallel_tool_use": True}
-    body = {"model": "tiny", "messages": HI, "tools": tools, "tool_choice": choice, **MOST}
-    [block] = http.post("/v1/messages", json={**body, "thinking": {"type": "disabled"}}).json()["content"]
-    assert block["type"] == "tool_use" and block["name"] == name
-    function = {"type": "function", "name": name, "parameters": NOTHING}
-    asked = {"model": "tiny", "input": "hi", "tools": [function], "tool_choice": "required", **OFF}
-    output = http.post("/v1/responses", json={**asked, "parallel_tool_calls": False}).json()["output"]
-    assert [item["name"] for item in output if item["type"] == "function_call"] == [name]
-
-
 @pytest.mark.parametrize("text", ["e\u0301", "<|im_end|>", "▁ a", "\u1100\u1161"])
 def test_names_and_values_of_a_schema_come_back_exactly(http: httpx.Client, text: str) -> None:
     schema = {"type": "object", "properties": {text: {"enum": [text]}}, "required": [text]}

@@ -89,10 +89,42 @@ ATTACKS: dict[str, Attack] = {
     ),
 }  # fmt: skip
 
+NESTED = "((((a{100}){100}){100}){100})"
+EMPTY = "(|a)" * 20_000
+DOUBLING: Any = {f"D{n}": {"anyOf": [{"$ref": f"#/$defs/D{n + 1}"}] * 2, "properties": {"a": {}}} for n in range(40)}
+
+
+def form(schema: Any) -> Any:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def declared(parameters: Any, **more: Any) -> Any:
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, **more}}]}
+
+
+GRAMMARS: dict[str, Any] = {
+    "nested counts": {"structured_outputs": {"regex": NESTED}},
+    "empty alternatives": {"guided_regex": EMPTY},
+    "escapes": {"guided_grammar": 'start: "a"\n' + '\\"' * 60_000},
+    "a pattern": form({"type": "string", "pattern": f"^{NESTED}$"}),
+    "a strict tool": declared({"properties": {"a": {"type": "string", "pattern": EMPTY}}}, strict=True),
+    "joined references": {
+        **declared({"$ref": "#/$defs/D0", "properties": {"b": {}}, "$defs": {**DOUBLING, "D40": {}}}),
+        "tool_choice": "required",
+    },
+    "optional literals": {"guided_grammar": "start: " + '"a"? ' * 20_000},
+    "terminals that double": {
+        "guided_grammar": 'start: T13\nT0: "a"?\n' + "\n".join(f"T{n + 1}: T{n} T{n}" for n in range(13))
+    },
+    "joined patterns": form({"allOf": [{"type": "string", "pattern": f"a{n}"} for n in range(40)]}),
+    "joined alternatives": form({"allOf": [{"anyOf": [{"properties": {f"a{n}": {}}}, {}]} for n in range(60)]}),
+    "many divisors": form({"prefixItems": [{"type": "integer", "multipleOf": 99_991 + n} for n in range(50)]}),
+}
+ATTACKS |= {kind: attack(CHAT, chat("Go.", max_tokens=30, **fields)) for kind, fields in GRAMMARS.items()}
 
 USUAL = (
     "a background response that cannot be echoed", "wrong items", "small parts", "refused frames of many pixels",
-    "sealed thoughts, Messages", "a grammar that is slow to step", "pipelined, and the client leaves",
+    "sealed thoughts, Messages", "a grammar that is slow to step", "pipelined, and the client leaves", "nested counts",
 )  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def test_bad_images_are_refused_and_the_server_is_well(
 ) -> None:
     assert len(BAD) > 60
     with server.http() as http:
-        for name, source in BAD.items():
+        for name, source in BAD.items() if protocol == "chat" else [*BAD.items()][::6]:
             source = source.replace("PORT", str(pictures.port)).replace("ROOT", str(root))
             path, body = PROTOCOLS[protocol](source)
             message = refused(protocol, http.post(path, content=json.dumps(body), headers=JSON))

@@ -19,8 +19,7 @@ from vllm_mlx.engine.loading import start_engine
 
 from ..media.hosts import HERE, Host, host, image, reply
 from ..media.samples import encode
-from .documents import documented_reply
-from .test_images import BAD_DATA, JSON, chat, data_url, refused
+from .test_images import JSON, chat, data_url
 
 MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow_private_media=True)
 MAX_MODEL_LEN = 256  # of the checkpoint that knows nothing
@@ -43,17 +42,6 @@ def pictures() -> Iterator[Host]:
 def post(running: Running, path: str, body: dict[str, Any]) -> httpx.Response:
     with running.http() as http:
         return http.post(path, content=json.dumps(body), headers=JSON)
-
-
-def test_bad_images_are_refused_and_a_good_one_is_seen(tiny: Running) -> None:
-    for name, source in BAD_DATA.items():
-        if name != "too many bytes":
-            assert refused("chat", post(tiny, *chat(source))), name
-    path, body = chat(data_url(encode(draw_shape("blue", "star", 112))))
-    assert post(tiny, path, {**body, "max_tokens": 4}).status_code == 200
-    with tiny.http() as client:
-        status = documented_reply(client, "/v1/status")
-    assert status["images"]["entry_count"] > 0 and len(status["last_replies"]) > 0
 
 
 def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(tiny: Running, pictures: Host) -> None:

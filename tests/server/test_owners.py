@@ -18,7 +18,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
 from vllm_mlx.engine.loading import start_engine
-from vllm_mlx.server import streaming
+from vllm_mlx.server import routes
 from vllm_mlx.server.log import Receipts, RequestRecord, error_of
 from vllm_mlx.server.response_store import ResponseStore
 
@@ -45,7 +45,7 @@ SEAMS: Any = {
     "the record": (RequestRecord, "begin_reply", list(REQUESTS)),
     "an observed event": (RequestRecord, "observe", list(REQUESTS)),
     "headers": (Receipts, "headers", ["chat", "streamed chat", "streamed message", "streamed response"]),
-    "the writer": (streaming._EventWriter, "begin", ["streamed chat", "streamed completion"]),
+    "the writer": (routes._EventWriter, "begin", ["streamed chat", "streamed completion"]),
     "an encoder": (ChatStream, "__init__", ["streamed chat"]),
     "an encoder of messages": (MessageStream, "__init__", ["streamed message"]),
     "the head": (ChatStream, "open", ["streamed chat"]),

@@ -1,8 +1,6 @@
 """The whole server over a tiny random checkpoint: from the socket to the tokens and back."""
 
-import asyncio
 import json
-import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +9,12 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.rows import row
-from tests.support.running import Running, eventually, serving
+from tests.support.rows import cases, row
+from tests.support.running import Running, serving
 from vllm_mlx.api.openai.replies import CompletionLogprobs
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.formats import logprobs, pipeline
-
-from .test_disconnects import post
 
 HI: Any = [{"role": "user", "content": "hi"}]
 GREEDY: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
@@ -113,7 +109,7 @@ def check_logprobs(text: str, logprobs: Any) -> None:
         assert "\ufffd" in token or text[start:end] == token
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", cases([False, True], [True]))
 def test_many_log_probabilities_are_written_beside_the_event_loop(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
@@ -162,12 +158,6 @@ def test_too_many_logprobs_of_a_prompt_are_refused_before_any_stream(client: ope
         assert "the limit is" in caught.value.message
 
 
-def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
-    alone = [client.completions.create(prompt=prompt, **GREEDY).choices[0].text for prompt in ("a", "b")]
-    together = client.completions.create(prompt=["a", "b"], n=2, **GREEDY).choices
-    assert [choice.text for choice in together] == [alone[0], alone[0], alone[1], alone[1]]
-
-
 @row("S0-14")
 def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(client: openai.OpenAI) -> None:
     long: Any = [{"role": "user", "content": "word " * 2000}]
@@ -181,22 +171,3 @@ def test_a_limit_beyond_the_context_is_cut_and_said(client: openai.OpenAI) -> No
     reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=32000, seed=1)
     usage: Any = reply.usage
     assert usage.max_completion_tokens == 256 - usage.prompt_tokens
-
-
-def test_clients_that_vanish_leave_no_row(server: Running, client: openai.OpenAI) -> None:
-    dice = random.Random(5)
-    for _ in range(2):
-        streamed = [dice.random() < 0.7 for _ in range(20)]
-        connections = [post(server, stream=stream, ignore_eos=True) for stream in streamed]
-        for connection, stream in zip(connections, streamed, strict=True):
-            if stream and dice.random() < 0.5:
-                connection.recv(dice.randint(1, 2000))
-            connection.close()
-    eventually(lambda: not server.server.server_state.tasks)
-    eventually(lambda: _num_rows(server) == 0)
-    assert client.chat.completions.create(messages=HI, **GREEDY).usage is not None
-
-
-def _num_rows(server: Running) -> int:
-    engine: Any = server.engine
-    return asyncio.run(engine.ask(lambda asked: asked.num_rows))

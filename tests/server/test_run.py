@@ -19,6 +19,7 @@ from tests.support.rows import cases
 from tests.support.running import Running, eventually, post_bytes, serving, start_python
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import TextDelta
+from vllm_mlx.core.stage import LoadStage
 from vllm_mlx.server import run
 from vllm_mlx.server.run import answering_before, listen
 
@@ -142,6 +143,7 @@ import logging
 from tests.server.fakes import FakeEngine, Pause, hello
 from tests.support.running import named
 from vllm_mlx.core.events import TextDelta
+from vllm_mlx.core.stage import LoadStage
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import listen, run
@@ -285,10 +287,16 @@ def test_a_port_that_is_open_answers_before_the_models_are_there(path: str) -> N
     """And the server that follows on the same socket gets all later connections."""
     with listen("127.0.0.1", 0) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        with answering_before(sock), httpx.Client(base_url=url, trust_env=False) as client:
+        with (
+            answering_before(sock, LoadStage("tiny", "reading weights", 0.4)),
+            httpx.Client(base_url=url, trust_env=False) as client,
+        ):
             for _ in range(2):
                 answer = client.request("POST" if path.startswith("/v1/m") else "GET", path)
-                assert answer.status_code in (503, 529) and "loading" in str(answer.json()["error"])
+                assert answer.status_code in (503, 529)
+                assert "loading its models (tiny: reading weights, 40%)." in str(answer.json()["error"])
+                facts = {"status": "loading", "stage": "reading weights", "progress": 0.4}
+                assert path != "/health" or answer.json().items() >= facts.items()
                 assert path == "/health" or int(answer.headers["retry-after"]) > 0
         with socket.create_connection(sock.getsockname(), timeout=30), sock.accept()[0]:
             pass

@@ -40,6 +40,7 @@ def check(num_requests: int, most_loads: int, alone: dict[Asked, Any]) -> None:
     assert watch.most_loads <= 2 * len(MODELS)
 
 
+@pytest.mark.full  # with every run: models that do not fit take turns, in tests/engine
 def test_many_requests_in_random_order() -> None:
     check(16, 20, {one: None for one in kinds(1) if one.path in PATHS[::3]})
 

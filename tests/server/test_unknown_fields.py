@@ -93,6 +93,7 @@ TOLERATED: Any = [
      "messages[].content[].spin"),
     (MESSAGES, {"tools": [{"name": "ls", "input_schema": {}, "hint": 1}]},
      {"tools": [{"name": "ls", "input_schema": {}}]}, "tools[].hint"),
+    (MESSAGES, {"safeguards": [{"type": "dangerous_tool_use"}]}, {}, "safeguards"),
     (COUNT, {"mind": 1}, {}, "mind"),
     (MESSAGES, {"output_config": {"format": FLAT | {"mode": 1}}}, {"output_config": {"format": FLAT}},
      "output_config.format.mode"),

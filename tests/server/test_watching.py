@@ -160,25 +160,6 @@ def test_a_request_can_be_cancelled_and_its_client_is_told(server: Running, clie
     assert again.status_code == 404 and seen.request_id in again.json()["error"]["message"]
 
 
-def test_a_whole_reply_that_is_cancelled_is_an_error_that_nobody_sends_again(server: Running) -> None:
-    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000, "ignore_eos": True}
-    answers = []
-
-    def ask() -> None:
-        answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120, trust_env=False))
-
-    thread = threading.Thread(target=ask)
-    with slowly(server), server.http() as client:
-        thread.start()
-        eventually(lambda: bool(client.get("/v1/status").json()["requests"]))
-        [request] = client.get("/v1/status").json()["requests"]
-        client.post(f"/v1/requests/{request['request_id']}/cancel")
-        thread.join(120)
-    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (499, "request_cancelled")
-    with server.http() as client:
-        assert client.get("/v1/status").json()["last_errors"][0]["status"] == 499
-
-
 def test_the_status_comes_as_a_stream_until_the_watcher_leaves(server: Running, client: httpx.Client) -> None:
     with client.stream("GET", "/v1/status/stream", params={"interval": 0.1}) as stream:
         lines = (line for line in stream.iter_lines() if line)

@@ -99,11 +99,13 @@ class Serving:
         self.heard: dict[int, Heard] = {}
         self.num_tokens = 0
 
-    def send(self, agent: int, number: int, num_tokens: int, max_tokens: int) -> Sequence:
-        """An agent's prompt begins with its earlier prompts and replies."""
+    def send(
+        self, agent: int, number: int, num_tokens: int, max_tokens: int, token_ids: list[int] | None = None
+    ) -> Sequence:
+        """An agent's prompt begins with its earlier prompts and replies, unless it has other `token_ids`."""
         seq = Sequence(
             seq_id=(agent << 16) + number,
-            prompt=PromptInputs(token_ids=tuple(self.text(agent, 0, num_tokens))),
+            prompt=PromptInputs(token_ids=tuple(token_ids or self.text(agent, 0, num_tokens))),
             sampling=TokenSampling(),
             max_tokens=max_tokens,
         )

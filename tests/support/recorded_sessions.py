@@ -1,7 +1,8 @@
 """Requests of several people who work with agents for some days, built from recorded sessions.
 
-The recordings give what prompts share, how long they are and where their snapshot points lie; `scripts/_replay/prompts`
-wrote them down. Who begins which session when, how long people think and which sessions are resumed is drawn here.
+The recordings give what prompts share, how long they are and where their snapshot points lie; `python -m
+scripts._replay.beginnings --lengths` wrote them down. Who begins which session when, how long people think and which
+sessions are resumed is drawn here.
 """
 
 import json

@@ -17,8 +17,10 @@ _SILENT = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
 _HEAD_SCALE = 100.0
 
 
-def rote_checkpoint(folder: Path, architecture: str, *, thought_tokens: int, opens_thought: bool = True) -> Path:
-    """`opens_thought`: the reply does, not the prompt. Prompts must end with a line break.
+def rote_checkpoint(
+    folder: Path, architecture: str, *, thought_tokens: int, opens_thought: bool = True, calls: bool = True
+) -> Path:
+    """`opens_thought`: the reply does, not the prompt. Prompts must end with a line break. Unless it `calls`, it talks.
 
     The call is one added token, which no grammar takes for text: serve the checkpoint with `tool_grammar="off"`.
     """
@@ -31,7 +33,7 @@ def rote_checkpoint(folder: Path, architecture: str, *, thought_tokens: int, ope
     end = "<end_of_turn>" if architecture.startswith("gemma") else "<|im_end|>"
     words = [text for text, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]) if _is_word(text)]
     chain = ["Ċ", *["<think>"] * opens_thought, *words[:thought_tokens], "</think>"]
-    chain += ["<tool_call>", CALL, "</tool_call>", end]
+    chain += ["<tool_call>", CALL, "</tool_call>", end] if calls else [*words[thought_tokens:][:9], end]
     ids = [tokenizer.token_to_id(text) for text in chain]
     assert len(words) >= thought_tokens and None not in ids and len(set(ids)) == len(ids)
     _teach(folder / "model.safetensors", ids)

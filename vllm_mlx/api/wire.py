@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import ListSchema, no_info_before_validator_function
 
@@ -85,14 +85,9 @@ class LeftOut(Wire):
 class Body(Wire):
     """Base of request bodies. Validation raises Unsupported for an extra field that cannot be ignored."""
 
-    _is_judged: bool = PrivateAttr(False)
-
-    @model_validator(mode="after")
-    def _judge_extras(self, info: ValidationInfo) -> Self:
-        if not self._is_judged:  # FastAPI validates the finished instance again, on the event loop
-            _judge(self, "", info.context if isinstance(info.context, UnknownFields) else UnknownFields())
-            self._is_judged = True
-        return self
+    def model_post_init(self, context: Any) -> None:
+        """Judge the extra fields once. FastAPI validates the finished instance again, on the event loop."""
+        _judge(self, "", context if isinstance(context, UnknownFields) else UnknownFields())
 
 
 def _judge(wire: Wire, path: str, unknown: UnknownFields, *, is_tolerated: bool = False) -> None:

@@ -201,19 +201,6 @@ def hit_of(leaf: Node, common: int, num_query: int) -> Hit:
     return "exact" if is_end or is_prompt else "supersequence"
 
 
-def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:
-    return tuple(
-        Piece(
-            segment=part.segment,
-            start=part.start,
-            end=part.end,
-            window_start=part.window_start,
-            take=min(part.end, length) - part.start,
-        )
-        for part in node.path()
-    )
-
-
 def deepest_resumable(leaf: Node | None, limit: int) -> tuple[Node | None, int]:
     """Return the last node of the leaf's path that can be resumed at or before `limit`, and that position."""
     node = leaf

@@ -5,10 +5,13 @@ This module evicts nothing, and does not know when or why nodes change.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from contextlib import ExitStack
+from typing import ParamSpec
 
 from .index import WORD_BYTES, SortedPaths, common_tokens, num_tokens
 from .node import Match, Node, ResumeRule, Segment, Space, State
+
+P = ParamSpec("P")
 
 
 class NodeStore:
@@ -206,15 +209,16 @@ class Insertion:
         self._space = space
         self._key = key
         self._now = now
-        self._undo_steps: list[Callable[[], object]] = []
+        self._undo = ExitStack()
+        self.has_changed = False
 
-    @property
-    def has_changed(self) -> bool:
-        return bool(self._undo_steps)
+    def _note(self, undo: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        self._undo.callback(undo, *args, **kwargs)
+        self.has_changed = True
 
     def undo(self) -> None:
-        while self._undo_steps:
-            self._undo_steps.pop()()
+        self._undo.close()
+        self.has_changed = False
 
     def put(
         self, node: Node | None, common: int, start: int, segment: Segment, window_start: int, state: State | None
@@ -233,7 +237,7 @@ class Insertion:
             self._fill_windows(node, start, common, first, window_start)
         if rest is not None:
             if node is not None:
-                self._undo_steps.append(partial(node.uncount_branch, node.count_branch()))
+                self._note(node.uncount_branch, node.count_branch())
             node = self._store.add_leaf(
                 self._space,
                 self._key,
@@ -243,16 +247,16 @@ class Insertion:
                 state=state,
                 now=self._now,
             )
-            self._undo_steps.append(partial(self._store.remove_leaf, node))
+            self._note(self._store.remove_leaf, node)
         elif node is not None and brings_state:
             self._store.set_state(node, state, now=self._now)
-            self._undo_steps.append(partial(self._store.set_state, node, None, now=self._now))
+            self._note(self._store.set_state, node, None, now=self._now)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
         unsplit = node.segment
         upper = self._store.split(node, at)
-        self._undo_steps.append(partial(self._store.rejoin, upper, node, unsplit))
+        self._note(self._store.rejoin, upper, node, unsplit)
         return upper
 
     def _fill_windows(self, node: Node, start: int, end: int, segment: Segment, window_start: int) -> None:
@@ -267,7 +271,7 @@ class Insertion:
             segment = _halves(segment, run.end - start, end - start)[0] or segment
             before, part = _halves(segment, run.start - start, run.end - start)
             assert part is not None
-            self._undo_steps.append(partial(self._store.set_segment, run, run.segment, run.window_start))
+            self._note(self._store.set_segment, run, run.segment, run.window_start)
             self._store.set_segment(run, part, max(run.start, window_start))
             if before is None:
                 return

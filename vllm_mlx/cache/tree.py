@@ -9,11 +9,12 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
-from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_of, pieces_up_to, pinned
+from .node import Match, Node, Piece, ResumeRule, Segment, Space, State, deepest_resumable, hit_of, pinned
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
-from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
+from .victims import Prices, VictimQueue, Worth, evictable_bytes, is_victim, unevictable_bytes, worth, worth_of_new
 
+_LONG_S = 1e6  # of which a path is the older that is to go first
 NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork
 
 
@@ -216,6 +217,24 @@ class MemoryAwarePrefixCache:
             self.shrink_to(self._max_bytes - num_bytes)
         return True
 
+    def is_worth(self, fingerprint: str, num_bytes: int, *, num_tokens: int, kept_bytes: int) -> bool:
+        """Return whether `num_bytes` more fit once nodes go that are of less worth than new ones.
+
+        The new ones take `kept_bytes` and save `num_tokens`. The call changes nothing.
+        """
+        lacking = num_bytes - self._max_bytes + self.used_bytes
+        if lacking <= 0:
+            return True
+        limit, prices = worth_of_new(self._speeds[fingerprint] * num_tokens / max(1, kept_bytes)), self._prices
+        victims = (node for node in self.store.nodes() if is_victim(node) and self._worth(node, prices) < limit)
+        return lacking <= sum(map(evictable_bytes, victims))
+
+    def retire(self, space: Space, key: bytes) -> None:
+        """Let the end of this path be evicted first, unless other paths continue it."""
+        leaf, common = self.store.nearest(space, key)
+        if leaf is not None and leaf.end == common and not leaf.num_children:
+            leaf.last_used = self._now - _LONG_S
+
     def shrink_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
         if not self._is_within(num_bytes):
@@ -225,7 +244,11 @@ class MemoryAwarePrefixCache:
         return self.used_bytes
 
     def _victims(self, nodes: Iterable[Node]) -> VictimQueue:
-        return VictimQueue(nodes, Prices(self._now, self._speeds, self.read_bytes_per_s), self._worth)
+        return VictimQueue(nodes, self._prices, self._worth)
+
+    @property
+    def _prices(self) -> Prices:
+        return Prices(self._now, self._speeds, self.read_bytes_per_s)
 
     def _evict_next(self, queue: VictimQueue, num_bytes: int) -> bool:
         """Evict the node of least worth, or a part of it if `num_bytes` are enough. Returns False if there is none."""
@@ -389,3 +412,16 @@ class MemoryAwarePrefixCache:
     def check_integrity(self) -> None:
         """Raise AssertionError that names the broken invariant."""
         check_integrity(self.store, tuple(self._pins.values()))
+
+
+def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(
+            segment=part.segment,
+            start=part.start,
+            end=part.end,
+            window_start=part.window_start,
+            take=min(part.end, length) - part.start,
+        )
+        for part in node.path()
+    )

@@ -47,13 +47,25 @@ def worth(node: Node, prices: Prices) -> float:
     return saved_s_per_byte(node, prices) * (continues * _SOON_S / age + _FORK_SHARE * expected) / age
 
 
+def worth_of_new(saved_s: float) -> float:
+    """Return the worth of nodes that a conversation uses now and that save `saved_s` seconds per byte."""
+    return saved_s / _SOON_S
+
+
+def evictable_bytes(node: Node) -> int:
+    """Return bytes that an eviction of the node frees: of a leaf, or of the state of an inner node."""
+    if node.num_children:
+        return node.state_bytes
+    return node.segment_bytes + node.state_bytes + NODE_BYTES + WORD_BYTES * (node.end - node.start)
+
+
 def saved_s_per_byte(node: Node, prices: Prices) -> float:
     """Seconds of recomputing what an eviction frees; of reading it, if it is kept elsewhere and that is faster."""
     if node.num_children == 0:
         tokens = _tail_tokens(node)
-        size = node.segment_bytes + node.state_bytes + NODE_BYTES + WORD_BYTES * (node.end - node.start)
     else:
-        tokens, size = _state_tokens(node), node.state_bytes
+        tokens = _state_tokens(node)
+    size = evictable_bytes(node)
     seconds = prices.s_per_token[node.space[0]] * tokens
     if node.is_copied and prices.read_bytes_per_s is not None:
         seconds = min(seconds, size / prices.read_bytes_per_s)

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -145,6 +145,8 @@ class Figures:
     itl_p50_s: float | None  # between two parts of a reply
     itl_p99_s: float | None
     tokens_per_s: float  # tokens per second of all replies together
+    reading_tokens_per_s: float | None  # of one reply: computed prompt tokens, divided by the time to the first token
+    writing_tokens_per_s: float | None  # of one reply: tokens after the first, divided by the time after it
 
     @property
     def cached_share(self) -> float | None:
@@ -156,6 +158,8 @@ def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figure
     good = [reply for reply in replies if reply.error is None]
     errors = [reply.error for reply in replies if reply.error is not None]
     ttfts = [reply.moments[0] - reply.started_s for reply in good]
+    computed = [reply.num_prompt_tokens - reply.num_cached_tokens for reply in good]
+    writing = [(reply.num_tokens - 1, reply.moments[-1] - reply.moments[0]) for reply in good]
     gaps = [later - earlier for reply in good for earlier, later in pairwise(reply.moments)]
     seconds = max(reply.moments[-1] for reply in good) - min(reply.started_s for reply in good) if good else 0.0
     reply_tokens = sum(reply.num_tokens for reply in good)
@@ -174,7 +178,15 @@ def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figure
         itl_p50_s=quantile(gaps, 0.5),
         itl_p99_s=quantile(gaps, 0.99),
         tokens_per_s=reply_tokens / seconds if seconds else 0.0,
+        reading_tokens_per_s=_rate(zip(computed, ttfts, strict=True)),
+        writing_tokens_per_s=_rate(writing),
     )
+
+
+def _rate(parts: Iterable[tuple[int, float]]) -> float | None:
+    """Divide all tokens by all seconds. Replies without tokens or time do not count."""
+    measured = [part for part in parts if min(part) > 0]
+    return sum(tokens for tokens, _ in measured) / sum(seconds for _, seconds in measured) if measured else None
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -294,10 +306,11 @@ def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool) -> N
 
 
 def _table(rows: list[Figures]) -> Table:
-    names = ("At once", "Requests", "Prompt", "Cached", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s")
+    names = ("At once", "Count", "Prompt", "Cached", "TTFT p50", "p99", "ITL p50", "p99", "Read/s", "Write/s", "All/s")
     table = Table(*number_columns(*names), **NARROW)
     for row in rows:
         good = row.requests - row.failed
+        rates = (row.reading_tokens_per_s, row.writing_tokens_per_s, row.tokens_per_s)
         times = (row.ttft_p50_s, row.ttft_p99_s, row.itl_p50_s, row.itl_p99_s)
         table.add_row(
             str(row.concurrency),
@@ -305,6 +318,6 @@ def _table(rows: list[Figures]) -> Table:
             f"{row.prompt_tokens // good:,}" if good and row.prompt_tokens else "–",
             "–" if row.cached_share is None else f"{row.cached_share:.0%}",
             *("–" if seconds is None else milliseconds(seconds) for seconds in times),
-            f"{row.tokens_per_s:,.1f}",
+            *("–" if rate is None else f"{rate:,.{int(rate < 100)}f}" for rate in rates),
         )
     return table

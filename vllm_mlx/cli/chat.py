@@ -4,6 +4,7 @@ import base64
 import contextlib
 import mimetypes
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from .remote import KeyOption, ModelOption, Remote, Reply, UrlOption, find_server
+from .own_server import model_to_start, own_server, served_name
+from .remote import KeyOption, NoServer, Remote, Reply, StartOption, UrlOption, find_server
 from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds, option, printable, state_folder
 
 
@@ -107,6 +109,17 @@ def figures(reply: Reply, now_s: float) -> str:
     )
 
 
+def reading(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Say how far a prompt is, by its row in the status now and by the first one."""
+    done, total = row["computed_tokens"], row["prompt_tokens"]
+    if row["phase"] == "queued":
+        return "Waiting…" if total else "Reading…"
+    per_s = (done - first["computed_tokens"]) / max(row["elapsed_s"] - first["elapsed_s"], 1e-3)
+    left_s = (total - done) / per_s if per_s > 0 else 0.0
+    rest = f", {per_s:,.0f}/s, about " + (f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min")
+    return f"Reading {done:,} of {total:,} tokens{rest if per_s > 0 else ''}"
+
+
 @dataclass(slots=True)
 class ReplyPrinter:
     """Prints a reply as it arrives, and then its figures."""
@@ -115,11 +128,12 @@ class ReplyPrinter:
     show_thinking: bool = False  # print reasoning in full, instead of one line that says how long it took
     is_plain: bool = False  # print only the text, for a pipe
 
-    def print(self, events: Iterator[dict[str, Any]], reply: Reply) -> None:
+    def print(self, events: Iterator[dict[str, Any]], reply: Reply, server: Remote) -> None:
         """Print the events and fill `reply` with them. If it is interrupted, `reply` holds what has arrived."""
-        spinner = self.console.status("Reading…", spinner="dots")
+        spinner, ended = self.console.status("Reading…", spinner="dots"), threading.Event()
         if self._is_live:
             spinner.start()
+            threading.Thread(target=self._watch, args=(reply, server, spinner, ended), daemon=True).start()
         try:
             for event in events:
                 reasoning, text = reply.feed(event, time.monotonic())
@@ -128,9 +142,20 @@ class ReplyPrinter:
                 if text:
                     self._write(text, reply, spinner)
         finally:
+            ended.set()
             spinner.stop()
             if reply.text or (reply.reasoning and self.show_thinking):
                 print(flush=True)
+
+    def _watch(self, reply: Reply, server: Remote, spinner: Status, ended: threading.Event) -> None:
+        """Show how far the prompt is, until the reply begins or has ended."""
+        first: Mapping[str, Any] = {}
+        with contextlib.suppress(CommandFailed):  # a server of another kind
+            while not (ended.wait(0.5) or reply.moments):
+                rows = {row["request_id"]: row for row in server.status()["requests"]}
+                if (row := rows.get(reply.reply_id)) and not reply.moments:
+                    first = first or (row if row["phase"] != "queued" else {})
+                    spinner.update(reading(row, first))
 
     def close(self, reply: Reply, now: float) -> None:
         if self.is_plain:
@@ -178,7 +203,7 @@ def chat(
         str | None,
         typer.Argument(metavar="QUESTION", show_default=False, help="Question to answer, instead of a conversation."),
     ] = None,
-    model: ModelOption = None,
+    model: StartOption = None,
     image: Annotated[
         list[Path] | None, option("--image", "FILE", "Image to send with the question. Repeat it for more.")
     ] = None,
@@ -198,26 +223,34 @@ def chat(
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Talk to the model. In a pipe, the question is read from standard input."""
+    """Talk to the model; if no server runs, start one, with `--model`. In a pipe, standard input is the question."""
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()
     if question is not None and not question.strip():
         raise WrongUsage("There is no question: give one, or start `vllm-mlx chat` in a terminal.")
     conversation = Conversation(system, images=[image_url(path) for path in image or ()])
     server = find_server(url, api_key)
-    options = {
-        "model": server.model(model).name,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    printer = ReplyPrinter(console(), show_thinking, is_plain=not sys.stdout.isatty())
-    talk = Talk(server, given, conversation, printer)
-    if question is None:
-        talk.run(LinePrompt(remember=history))
-    elif not talk.ask(question):
-        raise typer.Exit(ExitCode.INTERRUPTED)
+    with contextlib.ExitStack() as stack:
+        try:
+            name = server.model(served_name(model) if url is None else model).name
+        except NoServer as missing:
+            if url is not None:
+                raise
+            stack.enter_context(own_server(server, model_to_start(model, missing, "chat"), "chat"))
+            name = server.model().name
+        options = {
+            "model": name,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        printer = ReplyPrinter(console(), show_thinking, is_plain=not sys.stdout.isatty())
+        talk = Talk(server, given, conversation, printer)
+        if question is None:
+            talk.run(LinePrompt(remember=history))
+        elif not talk.ask(question):
+            raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 class Talk:
@@ -257,7 +290,7 @@ class Talk:
         is_complete = True
         try:
             with self._server.chat(self._options, self._conversation.messages) as events:
-                self._printer.print(events, reply)
+                self._printer.print(events, reply, self._server)
         except KeyboardInterrupt:
             is_complete = False
         except CommandFailed:

@@ -7,19 +7,17 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..util.json_values import with_texts
 from ..util.private_file import write_private
+from .remote import UNTOLD
 from .terminal import CommandFailed, one_line
 
-_AIDER = (
-    '{{"litellm_provider": "openai", "mode": "chat", "max_input_tokens": {prompt}, "max_output_tokens": {reply}, '
-    '"max_tokens": {reply}, "input_cost_per_token": 0, "output_cost_per_token": 0}}'
-)
+_CONTINUE = {"tools": "tool_use", "images": "image_input"}  # its words for capabilities
 NO_KEY = "none"  # the key that clients send to a server that needs none
 
 
@@ -32,22 +30,21 @@ class Target:
     context: int  # tokens of prompt and reply
     api_key: str  # `NO_KEY` if the server needs none
     folder: Path  # where `launch` writes its own files
+    capabilities: frozenset[str] = UNTOLD  # as `/v1/models` names them
     searches: bool = False  # whether the server runs web searches
     small: str = ""  # the model for titles and summaries, which fits beside the other one; empty: the other one
     small_context: int = 0
+    small_capabilities: frozenset[str] = UNTOLD
 
     @property
     def max_reply(self) -> int:
-        """Return tokens that clients keep free for a reply: a quarter of the context, at most 32,000."""
-        return max(1, min(32_000, self.context // 4))
+        return _max_reply(self.context)
 
-    def _limits_of_small(self, template: str, prefix: str = "") -> str:
-        """Return a further entry of a JSON object of models; nothing if one model has all roles."""
-        if not self.small:
-            return ""
-        reply = max(1, min(32_000, self.small_context // 4))
-        limits = template.format(context=self.small_context, prompt=self.small_context - reply, reply=reply)
-        return f", {json.dumps(prefix + self.small, ensure_ascii=False)}: {limits}"
+    def _models(self) -> Iterator[tuple[str, int, frozenset[str]]]:
+        """Yield name, context and capabilities of the main model, then of the small one if there is one."""
+        yield self.model, self.context, self.capabilities
+        if self.small:
+            yield self.small, self.small_context, self.small_capabilities
 
     def values(self) -> Mapping[str, str]:
         """Return the texts that the names in clients.toml stand for."""
@@ -56,8 +53,16 @@ class Target:
             "base_url": f"{self.url}/v1",
             "model": self.model,
             "small": self.small or self.model,
-            "limits_of_small": self._limits_of_small('{{"limit": {{"context": {context}, "output": {reply}}}}}'),
-            "aider_small": self._limits_of_small(_AIDER, "openai/"),
+            "opencode_models": _json({name: _for_opencode(size, has) for name, size, has in self._models()}),
+            "aider_models": _json(
+                {f"openai/{name}": _for_aider(size, has) for name, size, has in self._models()}, indent=2
+            ),
+            "images": _json("images" in self.capabilities),
+            "no_images": _json("images" not in self.capabilities),
+            "modalities": _json(_modalities(self.capabilities)),
+            "tools": _json("tools" in self.capabilities),
+            "reasons": _json("reasoning" in self.capabilities),
+            "continue_capabilities": _json([_CONTINUE[each] for each in _CONTINUE if each in self.capabilities]),
             "context": str(self.context),
             "max_prompt": str(self.context - self.max_reply),
             "max_reply": str(self.max_reply),
@@ -67,15 +72,55 @@ class Target:
         }
 
 
+def _json(value: Any, *, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _max_reply(context: int) -> int:
+    """Return tokens that clients keep free for a reply: a quarter of the context, at most 32,000."""
+    return max(1, min(32_000, context // 4))
+
+
+def _modalities(capabilities: frozenset[str]) -> list[str]:
+    return ["text", "image"] if "images" in capabilities else ["text"]
+
+
+def _for_opencode(context: int, capabilities: frozenset[str]) -> dict[str, Any]:
+    """Describe a model in the settings of opencode and Kilo Code."""
+    return {
+        "limit": {"context": context, "output": _max_reply(context)},
+        "attachment": "images" in capabilities,
+        "modalities": {"input": _modalities(capabilities), "output": ["text"]},
+        "reasoning": "reasoning" in capabilities,
+        "tool_call": "tools" in capabilities,
+    }
+
+
+def _for_aider(context: int, capabilities: frozenset[str]) -> dict[str, Any]:
+    reply = _max_reply(context)
+    return {
+        "litellm_provider": "openai",
+        "mode": "chat",
+        "max_input_tokens": context - reply,
+        "max_output_tokens": reply,
+        "max_tokens": reply,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "supports_vision": "images" in capabilities,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """Installation, set-up and start of a client. Its texts are templates until `for_server` fills them."""
 
     title: str
-    install: str
-    program: str = ""  # empty: an editor, which takes its models only from its own settings
+    install: str = ""
+    program: str = ""  # empty: one that takes its models only from its own settings
     sign_in: Sequence[str] = ()  # arguments of a run before the client's, which signs in
     flags: Sequence[str] = ()
+    mode: Sequence[str] = ()  # flags that choose the mode in which it asks before it acts
+    mode_flags: Sequence[str] = ()  # flags of the user that choose a mode
     default_arguments: Sequence[str] = ()  # the last arguments, if the user gives none
     environment: Mapping[str, str] = field(default_factory=dict)
     unset: Sequence[str] = ()  # variables that would override these
@@ -84,7 +129,7 @@ class Client:
     least_context: int = 0  # tokens without which the client does not start
     key_warning: str = ""  # what the user should know before the client starts, if the server has a key
     has_small_roles: bool = False  # whether it has small tasks for a model of their own
-    next_step: str = ""  # what the user of an editor does with its file
+    next_step: str = ""  # what the user does by hand, if there is no program: with the entry, or in its settings
 
     def for_server(self, target: Target) -> "Client":
         """Fill the templates for a server."""
@@ -97,7 +142,9 @@ class Client:
         if not self.program:
             return []
         before = [[self.program, *self.sign_in]] if self.sign_in else []
-        return [*before, [self.program, *self.flags, *(arguments or self.default_arguments)]]
+        is_chosen = any(argument.partition("=")[0] in self.mode_flags for argument in arguments)
+        mode = () if is_chosen else self.mode
+        return [*before, [self.program, *self.flags, *mode, *(arguments or self.default_arguments)]]
 
     def script(self, title: str, arguments: Sequence[str] = ()) -> str:
         """Return a shell script that does what `launch` does."""
@@ -107,7 +154,6 @@ class Client:
             lines += [f"cat > {shlex.quote(path)} <<'END'", text.rstrip("\n"), "END", ")"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         lines += [f"unset {name}" for name in self.unset]
-        lines += [f"# {self.next_step}"] if self.next_step else []
         return "\n".join([*lines, *map(shlex.join, self.runs(arguments))]) + "\n"
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ..core.errors import ConfigError, VLLMMLXError
 from ..core.memory import readable
-from .models import AGENT_CONTEXT, cache_folder, describe, fitting, local_folder, nearest
+from .models import AGENT_CONTEXT, cache_folder, default_budget, describe, fitting, local_folder, nearest
 from .output import configure_logging
 from .remote import Remote
 from .settings import Settings, local_url
@@ -158,9 +158,7 @@ def check_memory(settings: Settings) -> Check:
 
 def check_choice(settings: Settings) -> Check:
     """Name the checkpoints that coding agents can use on this machine."""
-    from ..runner.device import device_memory
-
-    budget = settings.memory_budget or device_memory().default_budget_bytes
+    budget = default_budget(settings.memory_budget)
     found = [f"{one.name} ({readable(one.weights_bytes)})" for one in fitting(budget)]
     if not found:
         return Check("Choice", "warning", f"no checkpoint for coding agents fits {readable(budget)} with their context")
@@ -279,14 +277,13 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         try:
             check_name(settings.model)
         except ConfigError as error:
-            return Check(name, "bad", f"{error.message}{nearest(settings.model)}".rstrip("."))
+            return Check(name, "bad", f"{error.message}{nearest(settings.model, settings.memory_budget)}".rstrip("."))
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
     from ..engine.loading import checked_tokenizer
     from ..engine.sizing import budget_of, least_memory
     from ..prompt.reply_formats import reply_formats
     from ..ranks.shards import several_macs, shard_of
     from ..runner.checkpoint import find_checkpoint
-    from ..runner.device import device_memory
     from ..runner.load_model import begin_loading
 
     try:
@@ -298,8 +295,7 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     except ConfigError as error:
         return Check(name, "bad", error.message)
 
-    device = device_memory()
-    budget = settings.memory_budget or device.default_budget_bytes
+    budget = default_budget(settings.memory_budget)
     text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
     text += f" beside {readable(held_bytes)} of pinned models" if held_bytes else ""
     weights_bytes, bytes_per_token = facts.weights_bytes, facts.bytes_per_token

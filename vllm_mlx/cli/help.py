@@ -1,12 +1,15 @@
 """The layout of `--help`: each flag on its own line, its text below it, within 80 columns. Knows no command."""
 
 import inspect
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .settings import COMMON, PANELS
+from .terminal import WrongUsage
 
 _MANY = 50  # parameters, of which the help shows the common ones only
 _ALL = "vllm_mlx.help_all"  # a key of click's context
@@ -18,12 +21,30 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that is named. Raises WrongUsage with a hint for the word of another program."""
+        words = args[0] if ctx.parent is None else f"{ctx.info_name} {args[0]}"
+        if args[0] not in self.commands and (hint := hints().get(words)):
+            raise WrongUsage(f"`vllm-mlx {words}` is not a command. {hint}")
+        return super().resolve_command(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_parameters(self, ctx, formatter)
         commands = [self.commands[name] for name in self.list_commands(ctx)]
         rows = [(each.name, inspect.cleandoc(each.help or "").split("\n\n")[0]) for each in commands if not each.hidden]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def hints() -> dict[str, str]:
+    """Return what to write here instead of a word of another program, by that word."""
+    table = tomllib.loads(Path(__file__).with_name("hints.toml").read_text(encoding="utf-8"))
+    return {word: hint for hint, words in table.items() for word in words}
+
+
+def examples(*lines: str) -> str:
+    """Return an epilog of these command lines, none of which is wrapped."""
+    return "\n".join(["\b", "Examples:", *(f"  vllm-mlx {line}" for line in lines)])
 
 
 def show_all(context: typer.Context, is_wanted: bool) -> None:

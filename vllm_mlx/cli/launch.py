@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Column, Table
 
 from .clients import CLIENTS, NO_KEY, Client, Target, write_own
-from .options import load_settings, own_service
-from .own_server import own_server, run_client
-from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
-from .settings import Settings
-from .terminal import CommandFailed, WrongUsage, note, option, state_folder
+from .own_server import model_to_start, own_server, run_client, served_name
+from .remote import KeyOption, NoServer, Remote, StartOption, UrlOption, find_server
+from .terminal import TABLE, CommandFailed, WrongUsage, console, note, option, state_folder
 
 _ANSWER_S = 5.0
 _OTHER_MODEL = (
@@ -29,8 +28,21 @@ _OTHER_MODEL = (
 _OTHER_PROGRAM = "If another program holds the port, stop it, or set another port with VLLM_MLX_PORT."
 
 
+def _clients(incomplete: str) -> list[tuple[str, str]]:
+    """Return the clients that begin so, each with its title, for the Tab key."""
+    return [(name, row.title) for name, row in CLIENTS.items() if name.startswith(incomplete)]
+
+
 def launch(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", show_default=False, help=f"One of {', '.join(CLIENTS)}.")],
+    client: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CLIENT]",
+            show_default=False,
+            autocompletion=_clients,
+            help=f"One of {', '.join(CLIENTS)}. Default: list them, and say how to install each.",
+        ),
+    ] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- ARGUMENTS]", show_default=False, help="Arguments for the client."),
@@ -38,10 +50,7 @@ def launch(
     print_only: Annotated[
         bool, option("--print", None, "Print the steps as a shell script instead of taking them.")
     ] = False,
-    model: Annotated[
-        str | None,
-        option("--model", "TEXT", "Name of the model, which a new server loads. Default: the served model."),
-    ] = None,
+    model: StartOption = None,
     context: Annotated[
         int | None,
         option(
@@ -58,26 +67,33 @@ def launch(
 
     The agent's own settings stay as they are.
     """
+    if client is None:
+        if print_only or model or context or url or api_key:
+            raise WrongUsage("Name a client. `vllm-mlx launch` alone lists them.")
+        console().print(_table())
+        return
     if client not in CLIENTS:
         raise WrongUsage(f"{client} is not a known client. Choose one of {', '.join(CLIENTS)}.")
-    server, row = find_server(url, api_key), CLIENTS[client]
+    row = CLIENTS[client]
+    if not row.program and (not row.files or not print_only):
+        raise CommandFailed(_by_hand(client, row))
+    server = find_server(url, api_key)
     try:
         target = _target(server, model, context, is_own=url is None)
     except NoServer as error:
         if url is not None or print_only:
             raise
-        if own_service() is not None:
-            raise CommandFailed(
-                f"The service does not answer at {server.url}. `vllm-mlx service status` says why; while it loads, "
-                "wait and try again."
-            ) from error
-        if (to_serve := _model_to_serve(model)) is None:
-            raise CommandFailed(f"{error.message} Or name a model with --model, and launch starts a server.") from error
-        sys.exit(_run_with_server(row, server, to_serve, context, arguments or ()))
+        sys.exit(_run_with_server(row, server, model_to_start(model, error, "launch"), context, arguments or ()))
     if print_only:
         facts = f"{row.title} with {target.model} at {target.url}", _small(row, target)
         title = "; ".join(filter(None, facts))
-        print(row.for_server(target).script(title, arguments or ()), end="")
+        prepared = row.for_server(target)
+        if prepared.program:
+            print(prepared.script(title, arguments or ()), end="")
+            return
+        for text in (f"{title}.", prepared.next_step):
+            note(text)
+        print("".join(prepared.files.values()).lstrip("\n"), end="")
     else:
         program = _program(row)
         command, environment = _prepared(row, target, program, arguments or ())
@@ -87,7 +103,7 @@ def launch(
 def _run_with_server(row: Client, server: Remote, model: str, context: int | None, arguments: Sequence[str]) -> int:
     """Start a server of `model`, and the client with it. Returns the client's exit code."""
     program = _program(row)
-    with own_server(server, model, state_folder() / "launch" / "server.log"):
+    with own_server(server, model, "launch"):
         target = _target(server, None, context, is_own=True)
         command, environment = _prepared(row, target, program, arguments)
         return run_client(command, program, environment)
@@ -96,7 +112,7 @@ def _run_with_server(row: Client, server: Remote, model: str, context: int | Non
 def _target(server: Remote, name: str | None, context: int | None, *, is_own: bool) -> Target:
     """Ask the server for its model. `is_own`: the server is the one of this machine's settings, and may be replaced."""
     try:
-        model = replace(server, answer_s=_ANSWER_S).model(_served_name(name) if is_own else name)
+        model = replace(server, answer_s=_ANSWER_S).model(served_name(name) if is_own else name)
     except NoServer:
         raise
     except CommandFailed as error:
@@ -107,12 +123,16 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
     context = context or model.max_model_len
     if context is None:
         raise WrongUsage(f"{server.url} does not say how long its context is: give the length with --context.")
-    small = replace(server, answer_s=_ANSWER_S).beside(model)
+    asked = replace(server, answer_s=_ANSWER_S)
+    is_one = len({each.checkpoint for each in asked.models()}) == 1
+    small = asked.beside(model) or (None if is_one else model)
     return Target(
         url=server.url,
         model=model.name,
+        capabilities=model.capabilities,
         small="" if small is None else small.name,
         small_context=0 if small is None else small.max_model_len or context,
+        small_capabilities=model.capabilities if small is None else small.capabilities,
         context=context,
         searches=model.searches,
         api_key=server.api_key or NO_KEY,
@@ -120,23 +140,10 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
     )
 
 
-def _served_name(model: str | None) -> str | None:
-    """Return the name under which a checkpoint is served. A folder is served under its own name, without its path."""
-    if model in load_settings({}).catalogue().names:
-        return model
-    return None if model is None else Settings(model=model).served_model_names[0]
-
-
-def _model_to_serve(name: str | None) -> str | None:
-    """Return the model that was asked for, or the model in the settings of `serve`, or None if neither is set."""
-    settings = load_settings({})
-    return name or (settings.model if "model" in settings.model_fields_set else None)
-
-
 def _small(client: Client, target: Target) -> str:
-    """Say which model gets the client's small tasks; the text is empty if it has none."""
+    """Say which model gets the client's small tasks; the text is empty if they have no model of their own."""
     tasks = "titles, summaries and other small tasks go to"
-    return f"{tasks} {target.small or target.model}" if client.has_small_roles else ""
+    return f"{tasks} {target.small}" if client.has_small_roles and target.small else ""
 
 
 def _warn(client: Client, target: Target) -> None:
@@ -157,13 +164,28 @@ def _warn(client: Client, target: Target) -> None:
         note(client.key_warning)
 
 
-def _program(row: Client) -> str:
-    """Return the path of the client's program. Raises CommandFailed, which says how to install it."""
-    if not row.program:
-        raise CommandFailed(
+def _table() -> Table:
+    """List the clients, and for each whether it is installed, or what to do."""
+    table = Table("Name", "Client", Column("Start it with `vllm-mlx launch NAME`", overflow="fold"), **TABLE)
+    for name, row in CLIENTS.items():
+        state = "installed" if shutil.which(row.program) else row.install
+        by_hand = f"--print shows its entry; {row.install}" if row.files else f"by hand: docs/clients/{name}.md"
+        table.add_row(name, row.title, state if row.program else by_hand)
+    return table
+
+
+def _by_hand(name: str, row: Client) -> str:
+    """Say how a client that cannot be started gets the model."""
+    if row.files:
+        return (
             f"launch cannot start {row.title}, which takes its models from its own settings only: --print prints the "
             "entry to copy."
         )
+    return f"launch cannot set up {row.title}. {row.next_step} docs/clients/{name}.md says more."
+
+
+def _program(row: Client) -> str:
+    """Return the path of the client's program. Raises CommandFailed, which says how to install it."""
     program = shutil.which(row.program)
     if program is None:
         raise CommandFailed(

@@ -46,9 +46,9 @@ def make_app() -> "typer.Typer":
     from .chat import chat
     from .doctor import SETTINGS as CHECKED
     from .doctor import doctor
-    from .help import Command, Group
+    from .help import Command, Group, examples
     from .launch import launch
-    from .models import models_app
+    from .models import EXAMPLE, models_app
     from .options import takes_settings
     from .service import service_app
     from .settings import NAMES, Settings
@@ -69,6 +69,7 @@ def make_app() -> "typer.Typer":
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=examples(f"serve {EXAMPLE}", f"launch claude --model {EXAMPLE}", 'chat "What is 2 + 3?"'),
     )
     flag = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
 
@@ -78,7 +79,8 @@ def make_app() -> "typer.Typer":
 
     @app.command(
         epilog="Every setting is also an environment variable (`--max-num-seqs`: `VLLM_MLX_MAX_NUM_SEQS`) and a key of "
-        "the TOML file (`max_num_seqs`). A flag wins over the environment, the environment over the file."
+        "the TOML file (`max_num_seqs`). A flag wins over the environment, the environment over the file.\n\n"
+        + examples(f"serve {EXAMPLE}", f"serve {EXAMPLE} --port 8001", "serve ~/models/mine --served-model-name mine")
     )
     @partial(takes_settings, names=NAMES - {"join"})
     def serve(settings: Settings) -> None:

@@ -6,6 +6,7 @@ recommended.toml has the checkpoints that `doctor` recommends.
 import difflib
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -23,7 +24,9 @@ from ..core.errors import ConfigError
 from ..core.memory import readable
 from ..formats import detect_formats
 from ..runner.model_types import text_config
-from .remote import KeyOption, NoServer, UrlOption, find_server
+from .completion import downloaded
+from .options import server_settings
+from .remote import KeyOption, NoServer, UrlOption, find_server, served_names
 from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, confirm, console, number_columns, option
 
 
@@ -42,11 +45,13 @@ class Description:
 
 def describe(folder: Path) -> Description:
     """Describe a checkpoint by its files. Raises ConfigError for a folder that cannot be served."""
+    from ..formats.tokenizer import read_json
     from ..runner.checkpoint import find_checkpoint
 
     checkpoint = find_checkpoint(str(folder), trust_remote_code=True)
-    config, text, template = checkpoint.config, text_config(checkpoint.config), _template(folder)
-    reasoning, tools = detect_formats(template, _added_tokens(folder))
+    settings = read_json(folder / "tokenizer_config.json")
+    config, text, template = checkpoint.config, text_config(checkpoint.config), _template(folder, settings)
+    reasoning, tools = detect_formats(template, _added_tokens(settings))
     return Description(
         architecture=checkpoint.architecture,
         kind="vision" if config.get("vision_config") else "text",
@@ -79,28 +84,20 @@ def _bytes_per_token(text: Mapping[str, Any]) -> int:
     return int(2 * 2 * num_layers * (text.get("num_key_value_heads") or num_heads) * head_dim)
 
 
-def _template(folder: Path) -> str | None:
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace")
-    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
-def _added_tokens(folder: Path) -> set[str]:
+def _added_tokens(settings: Mapping[str, Any]) -> set[str]:
     """Return the added tokens, by which formats are recognised. To read the complete vocabulary takes a second."""
-    added = _json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    added = settings.get("added_tokens_decoder") or {}
     return {str(token.get("content")) for token in added.values() if isinstance(token, dict)}
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +150,39 @@ def local_folder(model: str) -> Path | None:
     return folder_of(model) or next((cached.folder for cached in cached_models() if cached.name == model), None)
 
 
-def nearest(model: str) -> str:
-    """Return a sentence, after a space, with names similar to that of a missing model; empty without any."""
+def nearest(model: str, memory_budget: int | None = None) -> str:
+    """Return a sentence, after a space, with names like a missing model's that fit the memory and the size it names."""
     if local_folder(model) is not None:
         return ""
-    here = [cached.name for cached in cached_models() if cached.facts is not None]
-    names = {name.rpartition("/")[2].lower(): name for name in [*(one.name for one in recommended()), *here]}
-    near = difflib.get_close_matches(model.rpartition("/")[2].lower(), names, n=3, cutoff=0.5)
-    near.sort(key=lambda name: names[name] not in here)
-    told = [names[name] + (" (on this machine)" if names[name] in here else "") for name in near]
-    return f" Similar names: {', '.join(told)}." if told else ""
+    here = {cached.name: cached.facts.weights_bytes for cached in cached_models() if cached.facts is not None}
+    budget = default_budget(memory_budget)
+    fit = [name for name, weights_bytes in here.items() if weights_bytes < budget]
+    fit += [one.name for one in recommended() if one.needed_bytes(budget) <= budget]
+    wanted = _billions(model)
+    fit = [name for name in fit if not wanted or wanted / _RATIO <= _billions(name) <= wanted * _RATIO]
+    names = {_stem(name): name for name in fit}
+    near = difflib.get_close_matches(_stem(model), names, n=_NUM_SHOWN, cutoff=_SIMILAR)
+    near.sort(key=lambda stem: names[stem] not in here)
+    told = [names[stem] + (" (on this machine)" if names[stem] in here else "") for stem in near]
+    return f" Similar names: {', '.join(told)}." if told else " `vllm-mlx doctor` names models that fit this machine."
+
+
+def default_budget(memory_budget: int | None) -> int:
+    """Return the memory that a server may take: the setting's value, or else the machine's default."""
+    from ..runner.device import device_memory
+
+    return memory_budget or device_memory().default_budget_bytes
+
+
+def _stem(name: str) -> str:
+    """Return a model's own name in lower case, without its publisher and its precision."""
+    return _PRECISION.sub("", name.rpartition("/")[2].lower().replace(":", "-"))
+
+
+def _billions(name: str) -> float:
+    """Return the number of weights that a name gives, such as 8B; 0 if it gives none."""
+    found = _WEIGHTS.search(name)
+    return float(found[1]) * _UNITS[found[2].lower()] if found else 0.0
 
 
 def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
@@ -172,7 +192,13 @@ def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
         return CachedModel(name, disk_bytes, folder, None, error.message)
 
 
+EXAMPLE = "mlx-community/Qwen3.5-9B-MLX-4bit"  # of help texts and messages: what a Mac with 16 GB runs
 AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
+_WEIGHTS = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([mbt])(?![a-z\d])", re.IGNORECASE)  # such as 8B
+_UNITS = {"m": 1e-3, "b": 1.0, "t": 1e3}
+_PRECISION = re.compile(r"[-_](mlx|gguf|latest|instruct|it|\d+-?bit|mxfp\d|bf16|fp16|q\d).*")
+_RATIO = 1.5  # of sizes that are about the same
+_SIMILAR = 0.6  # of two names, by difflib
 _SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see `Budget` in core/memory.py
 _COPIED_BYTES = 256 << 20  # what is copied in one evaluation
 _NUM_SHOWN = 3
@@ -223,7 +249,9 @@ def models(
         states = {card.get("root"): {"state": card.get("state")} for card in served}
         print(json.dumps([_fields(model) | states.get(model.name, {}) for model in found], indent=2))
     elif not found:
-        print(f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
+        best = next(iter(fitting(default_budget(server_settings().memory_budget))), None)
+        name = "ORG/NAME" if best is None else best.name
+        print(f"There is no checkpoint in {cache_folder()}.\nFetch one with `vllm-mlx models pull {name}`.")
     else:
         console().print(_table(found))
         print("Serve one with `vllm-mlx serve NAME`. --json says in which folder each is.")
@@ -252,7 +280,11 @@ def _served() -> list[dict[str, Any]]:
 
 NameArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Any name by which requests ask for it. Default: the first model."),
+    typer.Argument(
+        metavar="[NAME]",
+        help="Any name by which requests ask for it. Default: the first model.",
+        autocompletion=served_names,
+    ),
 ]
 
 
@@ -283,7 +315,7 @@ def pull(
     from ..runner.checkpoint import download, is_hub_id
 
     if not is_hub_id(model):
-        raise WrongUsage(f"{model} is not a name on Hugging Face: write ORG/NAME, such as mlx-community/Qwen3-8B-4bit.")
+        raise WrongUsage(f"{model} is not a name on Hugging Face: write ORG/NAME, such as {EXAMPLE}.")
     folder = download(model, revision)
     facts = describe(folder)
     print(f"{model} is in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
@@ -296,7 +328,12 @@ def _summary(facts: Description) -> str:
 
 @models_app.command(name="rm")
 def remove(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="Name, as `models` lists it.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name, as `models` lists it.", show_default=False, autocompletion=downloaded
+        ),
+    ],
     yes: Annotated[bool, option("--yes", None, "Remove it without a question.")] = False,
 ) -> None:
     """Remove a checkpoint from this machine, and say what this frees. A model that is being served stays."""

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from ..core.config import explain
 from ..core.errors import ConfigError
+from .completion import downloaded
 from .help import show_all
 from .settings import (
     ENV_PREFIX,
@@ -256,7 +257,7 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
     flag = flag_name(name)
     show: dict[str, Any] = {"help": _help(name, field), "show_default": False}
     if name in POSITIONAL:
-        return Annotated[list[str] | None, typer.Argument(metavar=name.upper(), **show)]
+        return Annotated[list[str] | None, typer.Argument(metavar=name.upper(), autocompletion=downloaded, **show)]
     if field_kind(field) is bool:
         switch = typer.Option(f"{flag}/--no-{flag.removeprefix('--')}", rich_help_panel=panel, **show)
         return Annotated[bool | None, switch]

@@ -5,20 +5,26 @@ import itertools
 import logging
 import os
 import select
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from ..core.stage import LoadStage
 from .terminal import printable
 
+logger = logging.getLogger(__name__)
 MAX_BYTES = 4 << 20  # bytes that may wait to be written; further lines are dropped and counted
 MAX_LINE = 16 * 1024  # characters of one line, stack traces included
 LOG_BYTES = 10_000_000  # of one file of a service's log
 LOG_FILES = 5
+LOOK_S = 0.2  # between two looks at the stage of loading
+_CLEAR = "\r\x1b[K"  # removes the terminal's last line
 FLUSH_S = 1.0  # how long the end of the process waits for a reader, who may have stopped
 
 
@@ -105,10 +111,40 @@ class OutputHandler(logging.StreamHandler[Output]):
 
     def __init__(self, fd: int, before: Callable[[int], None] | None = None) -> None:
         super().__init__(Output(fd, notice=self._notice, before=before))
+        self.is_terminal = os.isatty(fd) and os.environ.get("TERM") != "dumb"
+        self._clear = ""  # written before a line, if the terminal's last line shows a stage
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
+        line, row = super().format(record), getattr(record, "row", None)
+        if self.is_terminal:
+            clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+            line = f"{clock} {row or line.partition(' ')[2].partition(' ')[2]}"
+        line = line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
+        return f"{self._clear}{line}"
+
+    @contextlib.contextmanager
+    def showing(self, stage: LoadStage) -> Iterator[None]:
+        """Show what is loaded inside the block: on a terminal in a line that is rewritten, elsewhere a line a stage."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._show, args=(stage, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _show(self, stage: LoadStage, ended: threading.Event) -> None:
+        told = ""
+        while not ended.wait(LOOK_S):
+            if stage.name and self.is_terminal:
+                self._clear = _CLEAR
+                self.stream.write(f"{_CLEAR}{printable(f'Loading {stage}')[: shutil.get_terminal_size().columns - 1]}")
+            elif stage.name != told:
+                told = stage.name
+                logger.info("Loading %s: %s", stage.model, told)
+        self.stream.write(self._clear)
+        self._clear = ""
 
     def flush(self) -> None:
         """Do nothing, because the thread writes each line."""
@@ -128,7 +164,11 @@ def write_last(message: str) -> None:
     """Write the last message of a process, after its log. Give up if it is not read in time."""
     logging.shutdown()
     last = Output(descriptor_of(sys.stderr))
-    last.write(f"vllm-mlx: {printable(message)}\n")
+    text = printable(f"vllm-mlx: {message}")
+    if sys.stderr is not None and sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    last.write(f"{text}\n")
     last.flush(FLUSH_S)
 
 
@@ -162,9 +202,10 @@ def log_files(path: Path) -> list[Path]:
     return [*(path.with_name(f"{path.name}.{number}") for number in range(LOG_FILES - 1, 0, -1)), path]
 
 
-def configure_logging(level: str, log: LogFile | None = None) -> None:
+def configure_logging(level: str, log: LogFile | None = None) -> OutputHandler:
     """Log our own messages at `level`, and of libraries only warnings and errors."""
     handler = OutputHandler(descriptor_of(sys.stderr), None if log is None else log.make_room)
     logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("vllm_mlx").setLevel(level.upper())
+    return handler

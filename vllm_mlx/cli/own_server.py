@@ -1,4 +1,4 @@
-"""The server that `launch` starts if none runs: it lives as long as its client, and never longer.
+"""The server that `launch` and `chat` start if none runs: it lives as long as its client, and never longer.
 
 The parent holds one end of a pipe that is the server's standard input. When the parent is gone, however it ended, the
 pipe closes and the server ends. `python -m vllm_mlx.cli.own_server MODEL` is that server.
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from rich.text import Text
 
 from .clients import write_own
 from .ending import reported
-from .options import load_settings
-from .remote import Remote
-from .terminal import CommandFailed, SafeConsole, note, one_line
+from .options import load_settings, own_service
+from .remote import NoServer, Remote
+from .settings import Settings
+from .terminal import CommandFailed, SafeConsole, note, one_line, state_folder
 
 _LOOK_S = 0.25  # between two checks whether the server is ready
 _ANSWER_S = 2.0  # a server that still loads accepts connections and does not answer
@@ -31,9 +32,29 @@ _LOG_END = 4096  # bytes of the log in which the last line is looked for
 _SENT_ON = (signal.SIGTERM, signal.SIGHUP)
 
 
+def served_name(model: str | None) -> str | None:
+    """Return the name under which a checkpoint is served. A folder is served under its own name, without its path."""
+    if model in load_settings({}).catalogue().names:
+        return model
+    return None if model is None else Settings(model=model).served_model_names[0]
+
+
+def model_to_start(model: str | None, missing: NoServer, command: str) -> str:
+    """Return the model for a server in the place of the missing one. Raises CommandFailed if none may start."""
+    if own_service() is not None:
+        why = "`vllm-mlx service status` says why the service does not answer; while it loads, wait and try again."
+        raise CommandFailed(f"{missing.message.partition(' Start')[0]} {why}") from missing
+    settings = load_settings({})
+    if model is None and "model" not in settings.model_fields_set:
+        why = f"Or name a model with --model, and {command} starts a server."
+        raise CommandFailed(f"{missing.message} {why}") from missing
+    return model or settings.model
+
+
 @contextmanager
-def own_server(server: Remote, model: str, log: Path) -> Iterator[None]:
+def own_server(server: Remote, model: str, command: str) -> Iterator[None]:
     """Run a server of `model` at the address of `server`, and wait until it answers. Raises CommandFailed."""
+    log = state_folder() / command / "server.log"
     note(f"no server runs, so one is started with {model}. Its log is {log}.")
     write_own(log, "")
     with log.open("wb") as output:
@@ -60,12 +81,15 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", server: Remote, model:
     probe = replace(server, answer_s=_ANSWER_S)
     with SafeConsole(stderr=True, highlight=False).status("") as status:
         while True:
-            with suppress(CommandFailed):
+            told = _last_line(log)
+            try:
                 probe.ask("/health")
                 break
+            except CommandFailed as error:  # while weights are read, it says more than the log
+                told = error.message if "%" in error.message else told
             if process.poll() is not None:
-                raise CommandFailed(f"The server could not start with {model}: {_last_line(log)} Its log is {log}.")
-            status.update(Text(f"{time.monotonic() - started_s:.0f} s: {_last_line(log)}"[:_SHOWN]))
+                raise CommandFailed(f"The server could not start with {model}: {told} Its log is {log}.")
+            status.update(Text(f"{time.monotonic() - started_s:.0f} s: {told}"[:_SHOWN]))
             time.sleep(_LOOK_S)
     note(f"the server is ready after {time.monotonic() - started_s:.1f} s.")
 

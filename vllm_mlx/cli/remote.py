@@ -3,19 +3,23 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
 
+from ..core.errors import ConfigError
 from ..util.urls import http_url
+from .completion import downloaded
 from .options import server_settings
 from .settings import is_local, local_url
 from .terminal import CommandFailed, WrongUsage, option
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
+_COMPLETION_S = 2.0  # a server that does not answer in time has no names to complete
+UNTOLD = frozenset({"tools", "reasoning"})  # what a model is taken to do if its server does not say
 SILENCE_S = 300.0  # longest silence of a stream; the server sends something every ten seconds
 
 UrlOption = Annotated[
@@ -25,7 +29,35 @@ KeyOption = Annotated[
     str | None,
     option("--api-key", "TEXT", "The server's API key. Default, on this machine: the key in the settings of `serve`."),
 ]
-ModelOption = Annotated[str | None, option("--model", "TEXT", "Name of the model. Default: the served model.")]
+
+
+def served_names(incomplete: str) -> list[str]:
+    """Return the names that begin so, of the server with the settings of this machine, for the Tab key."""
+    with suppress(CommandFailed, ConfigError):
+        models = replace(find_server(None, None), answer_s=_COMPLETION_S).models()
+        return [model.name for model in models if model.name.startswith(incomplete)]
+    return []
+
+
+ModelOption = Annotated[
+    str | None,
+    option("--model", "TEXT", "Name of the model. Default: the served model.", autocompletion=served_names),
+]
+
+
+def _models(incomplete: str) -> list[str]:
+    return list(dict.fromkeys([*served_names(incomplete), *downloaded(incomplete)]))
+
+
+StartOption = Annotated[
+    str | None,
+    option(
+        "--model",
+        "TEXT",
+        "Name of the model, which a new server loads. Default: the served model.",
+        autocompletion=_models,
+    ),
+]
 
 
 class NoServer(CommandFailed):
@@ -37,6 +69,7 @@ class Model:
     name: str
     max_model_len: int | None  # None: the server does not say
     searches: bool  # whether the server runs web searches
+    capabilities: frozenset[str] = UNTOLD
     checkpoint: str = ""
     is_ready: bool = True  # whether its weights are in memory
     load_bytes: int = 0  # that they take
@@ -48,6 +81,7 @@ class Model:
             name=str(card["id"]),
             max_model_len=card.get("max_model_len"),
             searches=card.get("web_search") is True,
+            capabilities=UNTOLD if (told := card.get("capabilities")) is None else frozenset(map(str, told)),
             checkpoint=str(card.get("root", "")),
             is_ready=card.get("state", "ready") == "ready",
             load_bytes=int(card.get("load_bytes") or 0),
@@ -178,11 +212,13 @@ class Reply:
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
+    reply_id: str | None = None
     error: str | None = None
 
     def feed(self, event: Mapping[str, Any], now_s: float) -> tuple[str, str]:
         """Add an event. Returns the reasoning and the text that it brings."""
         self.usage = event.get("usage") or self.usage
+        self.reply_id = self.reply_id or event.get("id")
         reasoning, text = "", ""
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}

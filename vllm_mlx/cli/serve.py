@@ -23,6 +23,7 @@ from ..cache.stats import DiskReport
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, EngineDead, ModelLoadError, VLLMMLXError
 from ..core.memory import readable
+from ..core.stage import LoadStage
 from ..server.config import ServerConfig
 from ..util.faults import device_fault
 from .models import nearest
@@ -51,7 +52,8 @@ def run_server(settings: Settings, log: LogFile | None = None) -> None:
     except EngineDead as error:
         raise BrokeDown(error.message) from error
     except ModelLoadError as error:
-        raise ModelLoadError(error.message + "".join(nearest(one.model) for one in settings.each())) from error
+        similar = [nearest(one.model, settings.memory_budget) for one in settings.each()]
+        raise ModelLoadError(error.message + "".join(similar)) from error
     except (VLLMMLXError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -66,7 +68,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _serve(settings: Settings, log: LogFile | None, stack: ExitStack, is_ready: Event) -> None:
-    configure_logging(settings.log_level, log)
+    handler = configure_logging(settings.log_level, log)
     for line in unknown_variables():
         logger.warning("%s", line)
     engine_config, config = accepted(settings)
@@ -76,17 +78,16 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack, is_ready: 
 
     sock = listen(settings.host, settings.port)
     recorder = open_recorder(config)
-    screen = console()
-    with answering_before(sock):
+    screen, stage = console(), LoadStage()
+    with answering_before(sock, stage), handler.showing(stage):
         lead = stack.enter_context(leading(settings, engine_config, screen))
-        screen.print(f"Loading {', '.join(one.model for one in settings.each())}", markup=False)
 
         from ..engine.loading import open_disk, start_engine
         from ..server.app import create_app
 
         started_s = time.monotonic()
         disk = open_disk(engine_config)
-        engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.ranks)
+        engine = start_engine(engine_config, disk, config.models, None if lead is None else lead.ranks, stage)
     if lead is not None:
         lead.engine = engine
     entries, fronts = config.models.entries, engine.fronts

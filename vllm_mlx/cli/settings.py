@@ -67,8 +67,8 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
     "Engine and memory": (
         "max_model_len", "max_num_seqs", "memory_budget", "wired", "idle_unload_s", "keep_awake", "max_stall_ms",
         "max_prefill_chunk", "max_pixels", "num_draft_tokens", "draft_model", "speculative_config", "prefix_cache",
-        "repeatable", "cache_memory", "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "cache_disk",
-        "cache_dir", "cache_disk_daily",
+        "repeatable", "cache_memory", "snapshot_every", "cache_reasoning", "cache_thinking_tokens", "idle_prefill",
+        "cache_disk", "cache_dir", "cache_disk_daily",
     ),
     "Several Macs": (
         "tensor_parallel_size", "worker_port", "worker_host", "secret_file", "rdma_devices", "join",

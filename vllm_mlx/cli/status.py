@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..core.memory import readable
+from ..util.urls import client_name, endpoint_name
 from .remote import KeyOption, Remote, UrlOption, find_server
 from .terminal import NARROW, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option
 
@@ -232,8 +233,10 @@ def _requests(requests: list[Mapping[str, Any]], *, has_several: bool) -> Render
 def _row(request: Mapping[str, Any], model: str) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
     phase = str(request.get("phase", "?")) + _WAITS.get(str(request.get("waits_for")), "")
+    client = client_name(request.get("client")) if request.get("request_id") else "–"  # of another API key
+    caller = f"{client} {endpoint_name(request.get('path') or '')}"
     return [
-        Text(f"{request.get('request_id') or '–'}\n{model}{phase}, {float(request.get('progress') or 0):.0%}"),
+        Text(f"{caller}\n{model}{phase}, {float(request.get('progress') or 0):.0%}"),
         f"{request.get('prompt_tokens', 0):,}",
         f"{request.get('cached_tokens', 0):,}" + ("\n(disk)" if request.get("tier") == "disk" else ""),
         f"{request.get('completion_tokens', 0):,}",

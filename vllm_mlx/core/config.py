@@ -16,7 +16,9 @@ DEFAULT_MAX_PIXELS = 4 << 20
 PROBE_PIXELS = 512 * 512  # the larger image with which the vision encoder is measured
 DEFAULT_STALL_MS = 200.0
 MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
+Capability = Literal["images", "videos", "tools", "reasoning"]
 CacheReasoning = Literal["auto", "keep", "drop"]
+IdlePrefill = Literal["auto", "off"]
 ToolGrammar = Literal["off", "names", "strict"]
 UndeclaredCalls = Literal["text", "call"]
 Wired = Literal["none", "weights"]
@@ -255,6 +257,10 @@ class EngineConfig(ModelConfig):
     """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
     cache_reasoning: CacheReasoning = "auto"
     """Reasoning that stays in the prefix cache: what the next turn contains (`auto`), all (`keep`) or none (`drop`)."""
+    idle_prefill: IdlePrefill = "auto"
+    """Between two questions, compute the beginning of the next prompt if the chat template will write the last turn
+    differently, such as without its reasoning (`auto`), or never (`off`). It never runs beside a request, on battery
+    power or under memory pressure."""
     media: MediaConfig = Field(default_factory=MediaConfig)
 
     def with_model(self, model: ModelConfig) -> "EngineConfig":
@@ -269,6 +275,11 @@ class EngineConfig(ModelConfig):
     @property
     def wants_drafts(self) -> bool:
         return not self.repeatable and self.num_draft_tokens != 0
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Return whether beginnings of next prompts are computed while no request runs."""
+        return self.idle_prefill == "auto" and self.prefix_cache and self.tensor_parallel_size == 1
 
     @property
     def no_unload(self) -> str | None:

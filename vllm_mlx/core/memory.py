@@ -134,14 +134,15 @@ class Budget:
         """Raise ConfigError if the weights alone do not fit."""
         if num_bytes > self.free_bytes:
             raise ConfigError(
-                f"Too little memory: the weights of {model} take {num_bytes / 1e9:.1f} GB, {self.text(1)}. Use a "
-                f"smaller or more strongly quantised model, or raise {setting('memory_budget')}."
+                f"Too little memory: the weights of {model} take {readable(num_bytes)}, {self.text}. Use a smaller "
+                f"or more strongly quantised model, or raise {setting('memory_budget')}."
             )
 
-    def text(self, digits: int = 2) -> str:
+    @property
+    def text(self) -> str:
         """Say how large the budget is, and what others hold of it."""
-        held = f", of which other models hold {self.held_bytes / 1e9:.{digits}f} GB" if self.held_bytes else ""
-        return f"the budget is {self.total_bytes / 1e9:.{digits}f} GB{held}"
+        held = f", of which other models hold {readable(self.held_bytes)}" if self.held_bytes else ""
+        return f"the budget is {readable(self.total_bytes)}{held}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +166,9 @@ class MemoryBudget:
             sees = bool(self.encoder_inputs_bytes)
             and_pixels = f" and {setting('max_pixels')}" if sees else ""
             raise ConfigError(
-                f"Too little memory: the model needs {_gb(self.weights_bytes)} and one prefill chunk"
-                f"{' or image' if sees else ''} {_gb(self.transient_bytes)}, "
-                f"{Budget(self.total_bytes, self.held_bytes).text()}. "
+                f"Too little memory: the model needs {readable(self.weights_bytes)} and one prefill chunk"
+                f"{' or image' if sees else ''} {readable(self.transient_bytes)}, "
+                f"{Budget(self.total_bytes, self.held_bytes).text}. "
                 f"Use a smaller or more strongly quantised model, lower {setting('max_prefill_chunk')}"
                 f"{and_pixels}, or raise {setting('memory_budget')}."
             )
@@ -236,11 +237,7 @@ NO_OVERRUN = Overrun()
 
 def readable(num_bytes: float) -> str:
     """Write a number of bytes in GB, or in MB if it is smaller than one."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 999.95e6 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def physical_memory() -> int:

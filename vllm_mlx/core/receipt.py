@@ -62,6 +62,7 @@ class CacheReceipt:
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     stored_tokens: int = 0  # prompt tokens in the prefix cache, resumable or not
     disk_tokens: int = 0  # part of cached_tokens: read from disk for this sequence
+    ahead_tokens: int = 0  # part of cached_tokens: computed before the request came
     hit: str = "miss"  # exact, prefix, supersequence, lcp or miss; of several prompts, each kind once
     cache_bytes: int = 0  # held by the prefix cache at the look-up
     max_cache_bytes: int = 0  # 0 if there is no prefix cache

@@ -153,6 +153,7 @@ class Sequence:
     prompt_index: Any = None  # a cache.prompt_index.PromptIndex; None if no drafts are taken from the prompt
     tenant: str = ""  # the owner of the request; tenants take turns
     model: int = 0  # the position of its model
+    is_ahead: bool = False  # it computes the beginning of a next prompt, for no client
     scores_prompt: bool = False  # its reply shows the log-probabilities of the prompt's tokens
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens from the second one on
     status: SequenceStatus = SequenceStatus.WAITING

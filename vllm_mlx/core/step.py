@@ -161,22 +161,6 @@ class SequenceUpdate:
     error: VLLMMLXError | None = None
 
     @classmethod
-    def of(cls, seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> "SequenceUpdate":
-        """Return the sequence's present state as an update."""
-        return cls(
-            seq_id=seq.seq_id,
-            tokens=tokens,
-            prompt_logprobs=seq.prompt_logprobs if seq.is_scored else (),
-            num_computed_tokens=seq.num_computed_tokens,
-            receipt=seq.receipt,
-            num_predicted=seq.num_predicted,
-            num_mispredicted=seq.num_mispredicted,
-            scheduled_s=seq.scheduled_s,
-            finish_reason=seq.finish_reason,
-            stop_token_id=seq.stop_token_id,
-        )
-
-    @classmethod
     def joined(cls, updates: "Rows[SequenceUpdate]") -> "SequenceUpdate":
         """Join several updates of one sequence, at least one, into one."""
         *_, last = updates

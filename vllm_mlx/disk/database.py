@@ -12,14 +12,16 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from ..core.errors import setting
+from ..util.tasks import do_nothing
 from .faults import FolderUnusable, InUse, NoRoom, usable
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 NAME = "index.sqlite"
 LOCK = "owner.lock"
 VERSION = 2  # the format of the tables and the files; a folder of another format is emptied
@@ -63,26 +65,26 @@ class Database:
         with contextlib.ExitStack() as undone:
             undone.callback(self.close)
             with contextlib.suppress(NoRoom):
-                self.run(lambda connection: None)
+                self.run(do_nothing)
             undone.pop_all()
 
-    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def run(self, work: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Do work in one transaction, together with the bytes that were charged until then."""
         with self._turn, usable(self.root):
             try:
-                return self._run(work)
+                return self._run(work, *args)
             except sqlite3.Error as error:
                 if not is_malformed(error):
                     raise
                 logger.warning("%s is damaged (%s). It is emptied, and what it kept is forgotten.", self.path, error)
                 self._disconnect()
                 _remove(self.path)
-                return self._run(work)
+                return self._run(work, *args)
 
-    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _run(self, work: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         connection = self._connected()
         with connection:
-            result = work(connection)
+            result = work(connection, *args)
             sums = [(day, self.written[day]) for day in self._charged]
             connection.executemany("INSERT OR REPLACE INTO day VALUES (?, ?)", sums)
         self._charged.clear()

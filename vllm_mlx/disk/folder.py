@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -89,15 +88,15 @@ class Folder:
         lost = {name_of(row_id) for row_id, *_ in rows} - found.keys()
         # A folder that cannot be written can still be read. The next start removes these rows.
         with contextlib.suppress(NoRoom, FolderUnusable):
-            self.database.run(partial(self._tidy, lost))
+            self.database.run(self._tidy, lost)
         with usable(self.root):
             self._sizes = {name: record.file_bytes for name, record in found.items()}
             for name in sizes.keys() - found.keys():
                 path_of(self.root, name).unlink(missing_ok=True)
         return list(found.values())
 
-    def _tidy(self, lost: Iterable[str], connection: Connection) -> None:
-        _delete(lost, connection)
+    def _tidy(self, connection: Connection, lost: Iterable[str]) -> None:
+        _delete(connection, lost)
         connection.executemany("INSERT OR REPLACE INTO model VALUES (?, ?)", self._models.items())
 
     def _kept(self, records: Iterable[Record]) -> dict[str, Record]:
@@ -135,7 +134,7 @@ class Folder:
             written = files.write(path, tensors)
             record = Record(name=name, header=header, tensors=written, file_bytes=size, used_s=self._clock())
             self.database.charge(day, size)
-            self.database.run(partial(_insert, record))
+            self.database.run(_insert, record)
             undone.pop_all()
         return record
 
@@ -167,7 +166,7 @@ class Folder:
         with usable(self.root):
             try:
                 with contextlib.suppress(NoRoom):  # the next start removes rows without a file
-                    self.database.run(partial(_delete, names))
+                    self.database.run(_delete, names)
             finally:
                 for name in names:
                     self._forget(name)
@@ -240,14 +239,14 @@ class Folder:
         self._sizes[name] = size
 
 
-def _insert(record: Record, connection: Connection) -> None:
+def _insert(connection: Connection, record: Record) -> None:
     parent = record.header.parent
     if parent and not connection.execute("SELECT 1 FROM record WHERE id = ?", (int(parent, 16),)).fetchall():
         raise Damaged("what it continues is gone")
     connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row_of(record))
 
 
-def _delete(names: Iterable[str], connection: Connection) -> None:
+def _delete(connection: Connection, names: Iterable[str]) -> None:
     connection.executemany("DELETE FROM record WHERE id = ?", [(int(name, 16),) for name in names])
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 from xxhash import xxh3_64
 
 from ..util.fence import Fence
+from ..util.tasks import do_nothing
 from .database import KEPT_VERSION, Database, clear_kept
 from .faults import FolderUnusable, NoRoom
 from .folder import Folder
@@ -69,7 +70,7 @@ class _Change:
 
     work: Callable[[sqlite3.Connection], object]
     num_bytes: int = 0  # in memory
-    tried: Callable[[], object] = lambda: None  # called after each attempt
+    tried: Callable[[], object] = do_nothing  # called after each attempt
 
 
 class Journal:
@@ -262,7 +263,7 @@ class Journals:
     def flush(self, timeout_s: float = _CLOSE_S) -> bool:
         """Write what waits. Returns whether that is done."""
         tried = threading.Event()
-        self.add(_Change(lambda connection: None, tried=tried.set), is_due=True)
+        self.add(_Change(do_nothing, tried=tried.set), is_due=True)
         return tried.wait(timeout_s) and not self._has_failed
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:

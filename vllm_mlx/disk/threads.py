@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from ..util.fence import Fence
+from ..util.tasks import do_nothing
 
 _NUM_READERS = 2
 
@@ -21,7 +22,7 @@ class Threads:
     """Two threads read, and one writes. All methods may be called on any thread."""
 
     def __init__(self) -> None:
-        self.wake: Act = lambda: None  # called on any thread when something was posted
+        self.wake: Act = do_nothing  # called on any thread when something was posted
         self.is_closed = False
         self._news: SimpleQueue[Act] = SimpleQueue()
         self._reads: _Queue = SimpleQueue()

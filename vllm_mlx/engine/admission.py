@@ -3,22 +3,36 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from ..core.config import EngineConfig
-from ..core.errors import ModelUnavailable, TimeLimit, TooManyRequests, setting
+from ..core.errors import ModelUnavailable, TimeLimit, TooManyRequests, VLLMMLXError, setting
 from ..core.request import Request
+from ..scheduler.residence import Resident
 from ..util.tenants import has_room
-from .generation import Generation
 from .monitoring.counters import ReplyStats
 
 _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # bounds of the time after which a refused client may retry
 _REFUSALS_PER_S = 20  # per tenant; others are delayed, because clients that retry at once cost time
 _QUICK_REFUSALS = 10  # per tenant, never delayed
 _LONGEST_HOLD_S = 30.0
+_MOST_SHOWN = 5  # requests that an error names
 Party = tuple[str, int]  # a tenant, and the position of a model: who waits for a model costs other models no place
+
+
+class Admitted(Protocol):
+    """A request whose replies run or wait."""
+
+    request: Request
+
+    @property
+    def replies(self) -> Collection[ReplyStats]: ...
+
+    def put(self, item: VLLMMLXError) -> None:
+        """End all replies with this error."""
 
 
 class Refusals:
@@ -42,13 +56,10 @@ class AdmissionQueue:
         self,
         config: EngineConfig,
         running_replies: Callable[[], Collection[ReplyStats]],
-        in_the_way: Callable[[int], str | None] | None = None,
+        models: Items[Resident] = (),
     ):
-        """`in_the_way` says what is in memory, if requests for the model at a position wait for that.
-
-        It is None if there is one model only.
-        """
-        self._config, self._in_the_way = config, in_the_way
+        """`models`: all of them, by their positions."""
+        self._config, self._models = config, models
         self._running_replies = running_replies
         self.num_preparing: Counter[Party] = Counter()  # replies whose prompts are being prepared
         self.timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
@@ -98,23 +109,22 @@ class AdmissionQueue:
             retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
         )
 
-    def watch(self, generation: Generation) -> None:
+    def watch(self, generation: Admitted) -> None:
         """Start the timers that end a generation when its time is over."""
         loop, config = asyncio.get_running_loop(), self._config
         timers = self.timers[id(generation)] = []
-        if self._in_the_way is not None:  # the first of the timers
-            wait_s = config.max_model_wait_s
-            timers.append(loop.call_later(wait_s, self._waited_for_model, generation, self._in_the_way))
+        if len(self._models) > 1:  # the first of the timers
+            timers.append(loop.call_later(config.max_model_wait_s, self._waited_for_model, generation))
         if config.max_queue_s is not None:
             timers.append(loop.call_later(config.max_queue_s, self._waited, generation, config.max_queue_s))
         if config.max_request_s is not None:
             timers.append(loop.call_later(config.max_request_s, self._took, generation, config.max_request_s))
 
-    def left(self, generation: Generation) -> None:
+    def left(self, generation: Admitted) -> None:
         for timer in self.timers.pop(id(generation), ()):
             timer.cancel()
 
-    def _waited(self, generation: Generation, limit_s: float) -> None:
+    def _waited(self, generation: Admitted, limit_s: float) -> None:
         replies = generation.replies
         if replies and all(reply.phase == "queued" for reply in replies):
             self.num_refused += 1
@@ -125,13 +135,13 @@ class AdmissionQueue:
                 )
             )
 
-    def _waited_for_model(self, generation: Generation, in_the_way: Callable[[int], str | None]) -> None:
+    def _waited_for_model(self, generation: Admitted) -> None:
         replies = generation.replies
         if not replies or any(reply.phase != "queued" for reply in replies):
             return
-        if (others := in_the_way(generation.request.model)) is None:  # it is being loaded, or has room again
+        if (others := self._in_the_way(generation.request.model)) is None:  # it is being loaded, or has room again
             loop = asyncio.get_running_loop()
-            again = loop.call_later(_LEAST_WAIT_S, self._waited_for_model, generation, in_the_way)
+            again = loop.call_later(_LEAST_WAIT_S, self._waited_for_model, generation)
             self.timers[id(generation)][0] = again  # in place of the timer that has ended
             return
         self.num_refused += 1
@@ -139,6 +149,23 @@ class AdmissionQueue:
         message = f"The model had no room in memory for {limit}. In memory: {others}."
         generation.put(ModelUnavailable(message, retry_after_s=_LONGEST_WAIT_S))
 
-    def _took(self, generation: Generation, limit_s: float) -> None:
+    def _took(self, generation: Admitted, limit_s: float) -> None:
         if generation.replies:
             generation.put(TimeLimit(f"The request took more than {limit_s:g} seconds ({setting('max_request_s')})."))
+
+    def _in_the_way(self, model: int) -> str | None:
+        """Name the models in memory and what they run, if requests for another one wait for that memory."""
+        if not (self._models[model].is_short or self._models[model].is_yielding):
+            return None
+        running = [reply for reply in self._running_replies() if reply.phase != "queued"]
+        return "; ".join(
+            f"{each.name}, which runs {users(at, running) or 'nothing'}"
+            for at, each in enumerate(self._models)
+            if each.takes_memory
+        )
+
+
+def users(model: int, replies: Iterable[ReplyStats]) -> str:
+    """Name the first requests for a model."""
+    running = [reply.request_id for reply in replies if reply.model == model]
+    return ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")

@@ -1,48 +1,341 @@
-"""The engine as the event loop uses it: requests in, streams of events out. It knows no mlx."""
+"""The engine as the event loop uses it: requests in, streams of events out. It calls no mlx.
+
+A request is prepared. Then updates of its sequences come in, and generation events go out.
+"""
 
 import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
 
 from prometheus_client.core import Metric
 
 from ..cache.stats import Entry
 from ..core.config import EngineConfig
-from ..core.errors import ContextLengthExceeded, EngineDead, ModelBusy, Overloaded, ShuttingDown, VLLMMLXError
+from ..core.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    EngineDead,
+    ModelBusy,
+    Overloaded,
+    ShuttingDown,
+    VLLMMLXError,
+    setting,
+)
+from ..core.events import Counted, Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started, Usage
 from ..core.receipt import Expectation
 from ..core.request import Request
+from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
+from ..formats.pipeline import OutputPipeline
+from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest
 from ..scheduler.residence import State
-from .admission import AdmissionQueue
-from .front import Front
-from .generation import Generation, Reply
+from ..util.fence import clear_locals
+from ..util.tasks import Deadline
+from .admission import AdmissionQueue, users
+from .engine import EngineThread, LLMEngine
+from .front import Front, ReplyKeeper
 from .macos import KeepAwake
-from .monitoring.counters import ReplyStats, Totals
+from .monitoring.counters import OUTCOMES, Outcome, ReplyStats
+from .monitoring.monitor import Monitor
 from .monitoring.prometheus import metric_families
-from .monitoring.schema import EngineReport, EngineStatus, ModelFacts
-from .monitoring.status import Moment, engine_status
-from .preparing import PromptPool, place_in, stack_of
-
-if TYPE_CHECKING:  # a server without an engine does not load MLX
-    from .engine import LLMEngine
-    from .thread import EngineThread
+from .monitoring.schema import EngineStatus, ModelFacts
+from .monitoring.status import engine_status
+from .preparing import PromptPool, is_long
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_PATIENCE_S = 0.25  # a step may take seconds while a long prompt is prefilled
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _TRIM_S = 2.0  # time for the replies that ended last to be compared with what the next turn can contain
 _STOP_S = 10.0  # time for the running step to finish
 _SAVE_S = 20.0  # time to write what is not on disk yet
 _HURRIED_SAVE_S = 1.0
 _LOOK_S = 0.02  # between two looks at a model that comes or leaves
-_MOST_SHOWN = 5  # requests that an error names
+
+
+IndexedEvent = tuple[int, GenerationEvent]
+
+
+class Preparations:
+    """All requests that are being prepared. Belongs to one event loop."""
+
+    def __init__(self, fronts: Items[Front], pool: PromptPool):
+        self._fronts = fronts
+        self._pool = pool
+        self._open: list[_Preparation] = []
+
+    @property
+    def replies(self) -> list[ReplyStats]:
+        """Return the progress of the replies whose prompts are being prepared."""
+        return [reply for preparation in self._open for reply in preparation.replies]
+
+    async def prepare(self, request: Request, *, runs: bool = True) -> tuple[PreparedRequest, list[ReplyStats]]:
+        """Prepare a prompt. If the caller leaves, the work ends at its next check of the deadline.
+
+        With `runs` False, it is only counted. Also returns the progress of each reply to the request. Raises
+        RequestError, and Cancelled after `cancel`.
+        """
+        limit_s = self._fronts[request.model].config.max_prepare_s
+        deadline = Deadline(
+            limit_s,
+            f"This request took more than {limit_s:g} seconds to prepare ({setting('max_prepare_s')}). "
+            "Send a shorter one, or try again when the server is less busy.",
+        )
+        preparation = _Preparation(request, ReplyStats.of(request, time.monotonic()), asyncio.current_task())
+        self._open.append(preparation)
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                return await self._prepare(request, deadline, runs), preparation.replies
+        except TimeoutError:
+            deadline.check()
+            raise
+        except asyncio.CancelledError:
+            if preparation.is_cancelled and preparation.task is not None and not preparation.task.uncancel():
+                raise Cancelled() from None
+            raise
+        finally:
+            self._open.remove(preparation)
+            deadline.cancel()
+
+    def cancel(self, request_id: str, *, salts: str = "") -> bool:
+        """End the preparation of a request with Cancelled.
+
+        Returns False if no request that is prepared has this id and a salt that begins with `salts`.
+        """
+        found = [preparation for preparation in self._open if preparation.matches(request_id, salts)]
+        for preparation in found:
+            preparation.cancel()
+        return bool(found)
+
+    async def _prepare(self, request: Request, deadline: Deadline, runs: bool = True) -> PreparedRequest:
+        """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
+        front, rendered = self._fronts[request.model], None
+        try:
+            front.processor.media_of(request)  # before a document is read
+            request = await front.media.read_documents(request, deadline=deadline)
+            if parts := front.processor.media_of(request):
+                rendered = await front.media.render(
+                    parts, salt=request.cache_salt, tenant=request.tenant, deadline=deadline
+                )
+            work = partial(front.processor.prepare, request, rendered, deadline=deadline, runs=runs)
+            return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
+        except BaseException as error:
+            clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
+            raise
+
+
+@dataclass(eq=False, slots=True)
+class _Preparation:
+    """One request that a task prepares."""
+
+    request: Request
+    replies: list[ReplyStats]
+    task: "asyncio.Task[object] | None"
+    is_cancelled: bool = False
+
+    def matches(self, request_id: str, salts: str) -> bool:
+        ids = [self.request.request_id, *(reply.request_id for reply in self.replies)]
+        return self.request.cache_salt.startswith(salts) and request_id in ids
+
+    def cancel(self) -> None:
+        if self.task is not None and not self.is_cancelled:
+            self.is_cancelled = True
+            self.task.cancel()
+
+
+class Reply:
+    """One of the n replies to a request."""
+
+    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats):
+        self.index = index
+        self.seq = seq
+        self.stats = stats
+        self._output = output
+        self._num_cached_tokens: int | None = None  # None until the sequence has been scheduled
+        self._predicted = (0, 0)  # tokens of the prediction that were accepted, and rejected
+        self.is_open = True
+
+    def take(self, update: SequenceUpdate) -> list[GenerationEvent]:
+        """Turn an update into events. A reply that a stop string or its last tool call ends is closed here."""
+        if update.error is not None:
+            return self.fail(update.error)
+        events: list[GenerationEvent] = []
+        self._predicted = (update.num_predicted, update.num_mispredicted)
+        num_prompt_tokens = self.seq.num_prompt_tokens
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = update.receipt.cached_tokens
+            events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt))
+        if update.tokens:
+            deltas = self._output.feed(update.tokens)
+            counted = [Counted(self._used(self._output.usage(self._num_cached_tokens)))] if self._output.counts else []
+            events += [*counted, *deltas]
+        elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:
+            events.append(PromptProgress(update.num_computed_tokens, num_prompt_tokens))
+        if self._output.stopped:
+            return events + self._finish(FinishReason.STOP, None)
+        if update.finish_reason is not None:
+            return events + self._finish(update.finish_reason, update.stop_token_id)
+        return events
+
+    async def take_scores(self, update: SequenceUpdate) -> None:
+        """Take the log-probabilities of the prompt, on a thread, since those of a long prompt take long."""
+        await asyncio.to_thread(self._output.feed_prompt, update.prompt_logprobs)
+
+    @property
+    def finished(self) -> FinishedReply:
+        """The reply so far, or the complete reply once it has ended."""
+        return self._output.reply
+
+    def _finish(self, reason: FinishReason, stop_token_id: int | None) -> list[GenerationEvent]:
+        events = self._output.finish(reason, stop_token_id, cached_tokens=self._num_cached_tokens or 0)
+        *deltas, finished = events
+        assert isinstance(finished, Finished), "a reply ends with it"
+        if self._output.is_silent:
+            num_tokens, limit = finished.usage.completion_tokens, setting("max_silent_tokens")
+            logger.info("id=%s ends after %d tokens without an answer (%s)", self.stats.request_id, num_tokens, limit)
+        self._close(OUTCOMES[finished.reason])
+        return [*deltas, replace(finished, usage=self._used(finished.usage))]
+
+    def _used(self, usage: Usage) -> Usage:
+        """Add the receipt, and the tokens of the prediction."""
+        usage = replace(usage, receipt=self.stats.receipt)
+        if usage.accepted_prediction_tokens is not None:
+            accepted, rejected = self._predicted
+            accepted = min(accepted, usage.completion_tokens)  # a stop string may cut some of them off
+            usage = replace(usage, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
+        return usage
+
+    def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
+        self._close("cancelled" if isinstance(error, Cancelled) else "failed")
+        return [Failed(error)]
+
+    def leave(self) -> None:
+        """End the reply because its client has left. What the client received stays."""
+        self._close("aborted")
+
+    def _close(self, outcome: Outcome) -> None:
+        self.is_open = False
+        self.stats.end(outcome, time.monotonic())
+
+
+class Generation:
+    """All replies to one request. Leaving the `async with` block aborts the ones that still run."""
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        replies: Mapping[int, Reply],
+        keeper: ReplyKeeper,
+        *,
+        abort: Callable[[Items[int]], None],
+        closed: Callable[["Generation"], None],
+    ):
+        """Hold `replies`, by sequence id. `abort` ends sequences; leaving the block calls `closed`."""
+        self.request = prepared.request
+        self._prepared = prepared
+        self._keeper = keeper
+        self.num_prompt_tokens = len(prepared.prompt.token_ids)
+        self.prompt_change = None if prepared.compared is None else prepared.compared.change
+        self.seq_ids = tuple(replies)
+        self.by_sequence = replies
+        self._abort = abort
+        self._closed = closed
+        self._updates: list[SequenceUpdate | VLLMMLXError] = []
+        self._wake = asyncio.Event()
+
+    @property
+    def replies(self) -> list[ReplyStats]:
+        """Return the progress of the replies that have not ended."""
+        return [reply.stats for reply in self.by_sequence.values() if reply.is_open]
+
+    @property
+    def all_replies(self) -> list[ReplyStats]:
+        return [reply.stats for reply in self.by_sequence.values()]
+
+    def cancel(self, request_id: str) -> bool:
+        """End all replies, or the one with this id, with Cancelled. Returns False if none of them runs."""
+        names = {
+            seq_id: (self.request.request_id, reply.stats.request_id) for seq_id, reply in self.by_sequence.items()
+        }
+        ending = [seq_id for seq_id in names if self.by_sequence[seq_id].is_open and request_id in names[seq_id]]
+        self._abort(ending)
+        for seq_id in ending:
+            self.put(SequenceUpdate(seq_id=seq_id, error=Cancelled()))
+        return bool(ending)
+
+    async def __aenter__(self) -> "Generation":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for reply in self._end_open_replies():
+            reply.leave()
+            self._keeper.take(self._prepared, reply.seq, reply.finished, is_last=False)
+        self._closed(self)
+
+    async def __aiter__(self) -> AsyncIterator[IndexedEvent]:
+        """Yield (index of the reply, event) until every reply has sent Finished or Failed.
+
+        Updates that arrive while the consumer is busy are joined, so a slow reader gets fewer, longer deltas.
+        """
+        while any(reply.is_open for reply in self.by_sequence.values()):
+            await self._wake.wait()
+            self._wake.clear()
+            updates, self._updates = self._updates, []
+            for item in updates if len(updates) == 1 else _join(updates):
+                if isinstance(item, SequenceUpdate) and item.prompt_logprobs:
+                    await self.by_sequence[item.seq_id].take_scores(item)
+                for event in self._events(item):
+                    yield event
+
+    def put(self, item: SequenceUpdate | VLLMMLXError) -> None:
+        """Add an update of one sequence, or an error that ends all of them. Called on the event loop."""
+        self._updates.append(item)
+        self._wake.set()
+
+    def _end_open_replies(self) -> list[Reply]:
+        """Abort the sequences of the replies that still run, and return these replies."""
+        left = [reply for reply in self.by_sequence.values() if reply.is_open]
+        self._abort([reply.seq.seq_id for reply in left])
+        return left
+
+    def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
+        if isinstance(item, VLLMMLXError):
+            return [event for reply in self._end_open_replies() for event in self._taken(reply, reply.fail(item))]
+        reply = self.by_sequence[item.seq_id]
+        if not reply.is_open:
+            return []
+        events = self._taken(reply, reply.take(item))
+        if events and isinstance(events[-1][1], Finished) and item.finish_reason is None:
+            self._abort([item.seq_id])  # its text ended it, which the engine cannot know
+        return events
+
+    def _taken(self, reply: Reply, events: list[GenerationEvent]) -> list[IndexedEvent]:
+        """Return the events with the index of their reply. A reply that has ended is kept before they are sent."""
+        if not reply.is_open:
+            self._keeper.take(self._prepared, reply.seq, reply.finished, is_last=reply.stats.outcome == "stop")
+        return [(reply.index, event) for event in events]
+
+
+def _join(updates: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate | VLLMMLXError]:
+    """Join the updates of each sequence, in the order of their first updates; errors come last."""
+    gathered: dict[int, list[SequenceUpdate]] = {}
+    errors: list[VLLMMLXError] = []
+    for item in updates:
+        if isinstance(item, VLLMMLXError):
+            errors.append(item)
+        else:
+            gathered.setdefault(item.seq_id, []).append(item)
+    return [*map(SequenceUpdate.joined, gathered.values()), *errors]
 
 
 class EngineClient:
@@ -52,17 +345,16 @@ class EngineClient:
         self,
         config: EngineConfig,
         fronts: Items[Front],
-        thread: "EngineThread",
+        thread: EngineThread,
         pool: PromptPool,
     ):
         """`thread` has started. `fronts` are the models by their positions; the first is the default."""
         self.fronts, default = tuple(fronts), fronts[0]
         self.memories = default.memories
-        self.processor, self.preparations = default.processor, default.preparations
+        self.processor, self.preparations = default.processor, Preparations(self.fronts, pool)
         self._thread = thread
         self.pool = pool
         self._monitor = Monitor(config, self.fronts, thread, pool)
-        self.queue = AdmissionQueue(config, self._running_replies, self._in_the_way if len(fronts) > 1 else None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self.generations: dict[int, Generation] = {}  # by sequence id
@@ -70,6 +362,7 @@ class EngineClient:
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
         self._residents = [model.residence for model in thread.models]
+        self.queue = AdmissionQueue(config, self._running_replies, self._residents)
         for resident in self._residents:  # loads of other models do not count as time without a request
             resident.use(time.monotonic())
 
@@ -101,7 +394,7 @@ class EngineClient:
         self._residents[request.model].use(time.monotonic())
         self._loop = asyncio.get_running_loop()
         async with self.queue.preparing(request, request.sampling.n):
-            prepared, progress = await self.fronts[request.model].preparations.prepare(request)
+            prepared, progress = await self.preparations.prepare(request)
         self._check_open()
         replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
         generation = Generation(
@@ -131,7 +424,7 @@ class EngineClient:
         """
         try:
             async with self.queue.preparing(request, 1):
-                prepared, _ = await self.fronts[request.model].preparations.prepare(request, runs=False)
+                prepared, _ = await self.preparations.prepare(request, runs=False)
         except ContextLengthExceeded as error:
             if error.is_least:
                 raise
@@ -141,7 +434,7 @@ class EngineClient:
     async def status(self) -> EngineStatus:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""
         moment = await self._monitor.moment()
-        replies = [*self._running_replies(), *self._preparing_replies()]
+        replies = [*self._running_replies(), *self.preparations.replies]
         return engine_status(moment, replies, self.queue.num_refused)
 
     async def metrics(self) -> Iterable[Metric]:
@@ -153,21 +446,21 @@ class EngineClient:
 
         Returns False if no running request has this id and a salt that begins with `salts`.
         """
-        was_preparing = [front.preparations.cancel(request_id, salts=salts) for front in self.fronts]
+        was_preparing = self.preparations.cancel(request_id, salts=salts)
         was_running = [
             generation.cancel(request_id)
             for generation in self._open_generations()
             if generation.request.cache_salt.startswith(salts)
         ]
-        return any((*was_preparing, *was_running))
+        return any((was_preparing, *was_running))
 
     async def disk_entries(self) -> list[Entry]:
         """Describe what is kept on disk; times are seconds since the epoch. Raises EngineDead."""
-        return await self.ask(lambda engine: engine.disk_entries())
+        return await self.ask(LLMEngine.disk_entries)
 
     async def cache_entries(self) -> list[Entry]:
         """Return the nodes of the prefix cache's tree. Raises EngineDead."""
-        return await self.ask(lambda engine: engine.cache_entries())
+        return await self.ask(LLMEngine.cache_entries)
 
     async def clear_cache(self, *, salts: str = "") -> int:
         """Remove the unpinned cached state of salts that begin with `salts`. Returns the bytes freed.
@@ -204,8 +497,8 @@ class EngineClient:
                 self._check_unused(model)
 
     def _check_unused(self, model: int) -> None:
-        if users := self._users(model, [*self._running_replies(), *self._preparing_replies()]):
-            raise ModelBusy(f"The model is in use by {users}. Wait for the end, or cancel it.")
+        if names := users(model, [*self._running_replies(), *self.preparations.replies]):
+            raise ModelBusy(f"The model is in use by {names}. Wait for the end, or cancel it.")
 
     async def _leaves(self, model: int, state: State) -> None:
         """Wait until a model is in another state. Raises as `submit` does if the engine changes no state any more."""
@@ -229,14 +522,14 @@ class EngineClient:
         await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
         self.pool.shutdown()
-        await asyncio.gather(*(front.preparations.close() for front in self.fronts))
+        await asyncio.gather(*(front.media.close() for front in self.fronts))
         await asyncio.to_thread(self.memories.close)
 
     def fail(self, error: EngineDead) -> None:
         """End all requests with this error, from any thread, though the engine thread may never come back."""
         self._thread.fail(error)
 
-    async def ask(self, question: Callable[["LLMEngine"], T]) -> T:
+    async def ask(self, question: Callable[[LLMEngine], T]) -> T:
         """Ask the engine between two steps. Raises EngineDead."""
         return await asyncio.wrap_future(self._thread.inspect(question))
 
@@ -265,25 +558,6 @@ class EngineClient:
 
     def _running_replies(self) -> list[ReplyStats]:
         return [reply for generation in self._open_generations() for reply in generation.replies]
-
-    def _preparing_replies(self) -> list[ReplyStats]:
-        return [reply for front in self.fronts for reply in front.preparations.replies]
-
-    def _users(self, model: int, replies: Iterable[ReplyStats]) -> str:
-        """Name the first requests for a model."""
-        running = [reply.request_id for reply in replies if reply.model == model]
-        return ", ".join(running[:_MOST_SHOWN]) + (", …" if len(running) > _MOST_SHOWN else "")
-
-    def _in_the_way(self, model: int) -> str | None:
-        """Name the models in memory and what they run, if requests for another one wait for that memory."""
-        if not (self._residents[model].is_short or self._residents[model].is_yielding):
-            return None
-        running = [reply for reply in self._running_replies() if reply.phase != "queued"]
-        return "; ".join(
-            f"{front.name}, which runs {self._users(at, running) or 'nothing'}"
-            for at, front in enumerate(self.fronts)
-            if self._residents[at].takes_memory
-        )
 
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
@@ -315,7 +589,7 @@ class EngineClient:
         for update in updates:
             generation = self.generations.get(update.seq_id)
             if generation is not None:
-                stats = generation.stats(update.seq_id)
+                stats = generation.by_sequence[update.seq_id].stats
                 self._monitor.totals[stats.model].take(stats, update, time.monotonic())
                 generation.put(update)
 
@@ -324,73 +598,3 @@ class EngineClient:
             front.keeper.close()
         for generation in self._open_generations():
             generation.put(error)
-
-
-class Monitor:
-    """Watches the engine thread and the prompt threads, and asks the engine for its report.
-
-    All callers of one moment share one report, which costs the engine thread little. Belongs to one event loop.
-    """
-
-    def __init__(self, config: EngineConfig, fronts: Items[Front], thread: "EngineThread", pool: PromptPool):
-        started_s, stall_s = time.monotonic(), config.stall_ms / 1000
-        self._whole = Totals(started_s=started_s, stall_threshold_s=stall_s)
-        others = (Totals(started_s=started_s, stall_threshold_s=stall_s, of_all=self._whole) for _ in fronts)
-        self.totals = tuple(others) if len(fronts) > 1 else (self._whole,)
-        self._fronts = fronts
-        self._thread = thread
-        self._pool = pool
-        self._watchdog_s = config.watchdog_s
-        self._logged_s: float | None = None  # start of the hanging step that was logged
-        self._pending: asyncio.Future[EngineReport] | None = None
-        self._last: EngineReport | None = None
-        self._last_s = 0.0
-
-    def error(self) -> str | None:
-        """Return the reason why no request can be served; None if the engine is well."""
-        return self.hanging() if self._thread.error is None else self._thread.error.message
-
-    def hanging(self) -> str | None:
-        """Describe the part that hangs: the engine in a step, or many prompt threads. None if nothing hangs."""
-        return self._hanging_step() or self._pool.error()
-
-    def _hanging_step(self) -> str | None:
-        """Return the reason why the engine hangs, or None. The first call during a hanging step logs the stack."""
-        started_s = self._thread.step_started_s
-        if started_s is None or time.monotonic() - started_s < self._watchdog_s:
-            return None
-        stack = stack_of(self._thread.ident)
-        if self._logged_s != started_s:
-            self._logged_s = started_s
-            logger.error("The engine hangs in a step:\n%s", "".join(stack.format()))
-        return f"The engine has been in one step for {time.monotonic() - started_s:.0f} s{place_in(stack)}."
-
-    async def moment(self) -> Moment:
-        """Return all figures of this moment, with the previous report while a long step runs. Raises EngineDead."""
-        self._thread.check_alive()
-        pending = self._ask()
-        await asyncio.wait({pending}, timeout=None if self._last is None else _PATIENCE_S)
-        if pending.done():
-            report, age_s = pending.result(), 0.0
-        else:
-            assert self._last is not None, "the first report is always awaited"
-            report, age_s = self._last, time.monotonic() - self._last_s
-        return Moment(
-            fronts=self._fronts,
-            report=report,
-            report_age_s=age_s,
-            totals=self._whole,
-            totals_of_models=self.totals,
-            now=time.monotonic(),
-        )
-
-    def _ask(self) -> asyncio.Future[EngineReport]:
-        loop = asyncio.get_running_loop()
-        if self._pending is None or self._pending.done() or self._pending.get_loop() is not loop:
-            self._pending = asyncio.wrap_future(self._thread.inspect(lambda engine: engine.report()), loop=loop)
-            self._pending.add_done_callback(self._answered)
-        return self._pending
-
-    def _answered(self, pending: asyncio.Future[EngineReport]) -> None:
-        if not pending.cancelled() and pending.exception() is None:
-            self._last, self._last_s = pending.result(), time.monotonic()

@@ -1,47 +1,49 @@
-"""The engine: schedule → decode → prefill → update, one step at a time. It belongs to the engine thread."""
+"""The engine: schedule → decode → prefill → update, one step at a time; and the one thread, owner of MLX, that runs it.
+
+Other threads only send messages, which the engine thread handles between two steps.
+"""
 
 import ctypes
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
-from functools import partial
-from typing import TypeVar
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeVar, TypeVarTuple
 
 import mlx.core as mx
 
 from ..cache.stats import DiskReport, Entry
 from ..cache.tree import MemoryAwarePrefixCache
-from ..core.errors import (
-    ConfigError,
-    EngineDead,
-    GenerationError,
-    ModelBusy,
-    ModelLoadError,
-    first_line,
-)
-from ..core.sequence import Sequence
+from ..core.errors import ConfigError, EngineDead, GenerationError, ModelBusy, ModelLoadError, first_line
+from ..core.sequence import PromptInputs, Sequence
 from ..core.step import NO_WORK, SequenceUpdate, StepOutput
 from ..disk.tier import DiskTier
 from ..ranks.figures import RankRow
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
-from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.residence import Event, Reason, Residency, Resident
 from ..scheduler.scheduler import Scheduler
-from ..util.faults import MAX_FAULTS, DeviceFault, Fault, device_fault
+from ..util.faults import DeviceFault, Fault, FaultCount, device_fault
 from ..util.fence import Fence, clear_locals
-from .lane import Lane, ServedModel
-from .macos import return_freed_memory
+from ..util.tasks import call_at_exit, do_nothing, raise_in, settle
+from .lane import Lane, LaneChoice, ServedModel
+from .macos import is_on_battery, return_freed_memory
 from .monitoring.schema import EngineFacts, EngineReport
 from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 _SOON_S = 0.2  # and this often while state is to be written soon
 _RETURN_EVERY_S = 5.0  # without work, what Python and libraries freed goes back to the system this often
+_EXIT_S = 60.0  # at the end of the process, for the running step or the part of loading that cannot be interrupted
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
@@ -53,20 +55,18 @@ class LLMEngine:
         self._clock = clock
         self.models = tuple(models)
         self.residency = Residency([model.residence for model in models])
-        self._turns = LaneTurns(len(models))
+        self._choice = LaneChoice(len(models))
         self._last = self.default  # it ran the last step
-        self._num_urgent = 0  # steps in a row for lanes whose replies could wait no longer
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
         self.watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
         self._longest_chunk = 0  # tokens that the running work computes for one row
-        self._num_faults = 0  # device faults since the last good step
+        self._faults = FaultCount()
         self.num_steps = 0
         self._returned_s = clock()  # when freed memory was returned to the system
         self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
-        self._end: EngineDead | None = None  # why no step can follow
         for model in models:
             model.residence.use(self._returned_s)
 
@@ -136,7 +136,7 @@ class LLMEngine:
 
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
-        freed = sum(model.media.clear(salts) for model in self.models if model.media is not None)
+        freed = sum(model.clear(salts) for model in self.models)
         if self.disk is not None:
             self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
@@ -146,11 +146,6 @@ class LLMEngine:
         self.disk, self._disk_settings = disk, report
         for cache in self._caches:
             cache.disk = disk
-
-    def wake_on_news(self, wake: Callable[[], None]) -> None:
-        """`wake` is called, on any thread, when something was read from disk or written."""
-        if self.disk is not None:
-            self.disk.wake_with(wake)
 
     def close(self, rest_s: Callable[[], float], deliver: Deliver) -> None:
         """End the work on other threads. While `rest_s` returns a time, write state that is not on disk yet."""
@@ -180,8 +175,8 @@ class LLMEngine:
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or something was read or written."""
-        for lane in self._lanes:
-            lane.is_stalled = False
+        for model in self.models:
+            model.wake()
         self._look_after_disk(is_idle=self._is_idle)
 
     @property
@@ -190,21 +185,22 @@ class LLMEngine:
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
-            self._wake(self.models[seq.model])
-            self.models[seq.model].residence.add(seq, self._clock())
-
-    def _wake(self, model: ServedModel) -> None:
-        if model.lane is not None:
-            model.lane.is_stalled = False
+            model = self.models[seq.model]
+            model.wake()
+            model.residence.use(self._clock())
+            if model.residence.holds_back:
+                model.residence.held.append(seq)
+            else:
+                model.scheduler.add(seq)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences at the start of the next step."""
         self._aborts += seq_ids
 
-    def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
-        self._wake(self.models[seq.model])
-        self.models[seq.model].scheduler.keep(seq, num_tokens)
+    def keep(self, seq: Sequence, num_tokens: int, following: PromptInputs | None = None) -> None:
+        """Keep only the first `num_tokens` of a sequence that has ended or is about to end, and what follows it."""
+        self.models[seq.model].wake()
+        self.models[seq.model].scheduler.keep(seq, num_tokens, following)
 
     def report(self) -> EngineReport:
         """Describe the present state."""
@@ -221,16 +217,11 @@ class LLMEngine:
             ranks=self.rank_reports(),
         )
 
-    def rest(self) -> None:
-        """Free what only a next step would use. Called when no step is due."""
-        for lane in self._lanes:
-            lane.runner.rest()
-
     # -- weights come and leave
 
     def move(self, deliver: Deliver) -> None:
         """Let weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
-        self._check_alive()
+        self._faults.check_alive()
         if len(self.models) > 1:
             self.residency.measure(self._clock())
             while (leaving := self.residency.model_to_leave(self._clock())) is not None:
@@ -239,7 +230,8 @@ class LLMEngine:
             is_written = self.disk is None or self.disk.is_written
             event = model.residence.due(self._clock(), is_written=is_written)
             if event is not None or model.residence.state in ("loading", "failed"):
-                self._do(partial(self._move, model, event, deliver), model, deliver)
+                with self._contained(model, deliver):
+                    self._move(model, event, deliver)
 
     def _move(self, model: ServedModel, event: Event | None, deliver: Deliver) -> None:
         fault = None
@@ -318,11 +310,20 @@ class LLMEngine:
         """Give memory back at rest, and under pressure. A step without work sees the pressure."""
         if self.watch.has_news:
             self.step(deliver)
-        self.rest()
+        for lane in self._lanes:
+            lane.runner.rest()
         if (now := self._clock()) >= self._returned_s + _RETURN_EVERY_S:
             self._returned_s = now
             return_freed_memory(ctypes.CDLL(None))
         self._look_after_disk(is_idle=self._is_idle)
+        model = next((each for each in self.models if each.lane and each.scheduler.ahead.next is not None), None)
+        if model is not None and self._is_idle and self._looks_ahead:
+            model.scheduler.look_ahead()
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Return whether next prompts may be computed: no model comes or leaves, and memory and power suffice."""
+        return self.residency.is_calm and not self.watch.is_under_pressure and not is_on_battery()
 
     def step(self, deliver: Deliver, model: ServedModel | None = None) -> None:
         """Run one step of a model; without one, of the model that was served least.
@@ -330,47 +331,28 @@ class LLMEngine:
         Tokens are delivered before the prefill of the same step runs. If a step fails as a whole, its sequences restart
         or fail; the next step starts clean. Raises EngineDead.
         """
-        self._check_alive()
+        self._faults.check_alive()
         self.num_steps += 1
         now = self._clock()
         if self._aborts:
-            self._do(self._abort, self._last, deliver)
+            with self._contained(self._last, deliver):
+                while self._aborts:
+                    seq_id = self._aborts.pop()
+                    for resident in self.residency.models:
+                        resident.abort(seq_id)
         busy = [each for each in self.models if each.has_work]
         lanes = {at: each.lane for at, each in enumerate(self.models) if each in busy and each.lane is not None}
         if model is None:
             unloaded = next((each for each in busy if each.lane is None), self.default)
-            model = self.models[self._turn(lanes, now)] if lanes else unloaded
+            model = self.models[self._choice.next(lanes, now)] if lanes else unloaded
         if busy and model.residence.state == "ready":
             model.residence.use(now)
-        self._do(partial(self._step, model, deliver, now, is_alone=len(busy) < 2), model, deliver)
+        with self._contained(model, deliver):
+            self._step(model, deliver, now, is_alone=len(busy) < 2)
         if lanes and len(self.models) > 1:
             tenants = {at: lane.scheduler.turns.tenants for at, lane in lanes.items()}
-            self._turns.charge(self.models.index(model), self._clock() - now, tenants)
+            self._choice.turns.charge(self.models.index(model), self._clock() - now, tenants)
         self._last = model
-
-    def _abort(self) -> None:
-        while self._aborts:
-            seq_id = self._aborts.pop()
-            for model in self.residency.models:
-                model.abort(seq_id)
-
-    def _turn(self, lanes: Mapping[int, Lane], now: float) -> int:
-        """Return the lane that was served least; or one whose replies can wait no longer, which decodes only."""
-        at, slack_s = self._turns.next(lanes.keys()), None
-        others = lanes.keys() - {at}
-        if others and lanes[at].residence.is_outgrown:  # the last rows give memory back before another step takes it
-            running = (each for each, lane in lanes.items() if lane.scheduler.num_running)
-            at, slack_s = max(running, key=lambda each: lanes[each].scheduler.room.first_id), 0.0
-        elif others:
-            urgent = min(sorted(others), key=lambda other: lanes[other].slack_s(now))
-            slack_s = lanes[urgent].slack_s(now)
-            self._num_urgent += 1
-            if slack_s < lanes[at].wanted_s and self._num_urgent <= len(others):
-                at, slack_s = urgent, 0.0
-            else:
-                self._num_urgent = 0
-        lanes[at].pace(slack_s)
-        return at
 
     def _step(self, model: ServedModel, deliver: Deliver, now: float, *, is_alone: bool) -> None:
         """Run a step. If other models are busy, it waits for its own samples, so that no other model's step does."""
@@ -378,7 +360,8 @@ class LLMEngine:
             self._take(model, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
             return
         lane.is_stalled = False
-        plan = model.scheduler.schedule(now, is_alone=is_alone)
+        looks_ahead = model.scheduler.ahead.running is not None and self._looks_ahead
+        plan = model.scheduler.schedule(now, is_alone=is_alone, looks_ahead=looks_ahead)
         self._raise_fault(model)
         has_news = self._take(model, lane.runner.decode(plan), deliver)
         lane.decoded_s = self._clock()
@@ -388,14 +371,12 @@ class LLMEngine:
             self._take(model, lane.runner.prefill(plan.prefill), deliver)
         self._look_after_disk(is_idle=False)
 
-    def _do(self, work: Callable[[], None], model: ServedModel, deliver: Deliver) -> None:
-        """Do a model's work, and recover from the error that ends it: the model's own, or the device's.
-
-        Raises EngineDead.
-        """
+    @contextmanager
+    def _contained(self, model: ServedModel, deliver: Deliver) -> Iterator[None]:
+        """Recover from the error that ends a model's work: the model's own, or the device's. Raises EngineDead."""
         self._longest_chunk = 0
         with Fence("the engine, which continues with its next step") as fence:
-            work()
+            yield
         if fence.error is not None:
             self.recover(fence.error, deliver, self._longest_chunk, model)
 
@@ -404,7 +385,7 @@ class LLMEngine:
 
         Raises EngineDead. The next step raises it again: the end belongs to the engine, not to the question alone.
         """
-        self._check_alive()
+        self._faults.check_alive()
         try:
             return question(self)
         except RuntimeError as error:
@@ -422,9 +403,7 @@ class LLMEngine:
         process helps; and at once if the ranks of a model have parted, because a wait for the device may then hang.
         """
         fault = device_fault(error)
-        if fault is Fault.PARTED:
-            self._end = EngineDead(f"Only a restart of all ranks of the model helps: {first_line(error, 300)}")
-            raise self._end
+        self._faults.refuse_parted(fault, error)
         models = self.models if fault is not None or model is None else (model,)
         for each in models:
             if each.lane is not None:
@@ -433,28 +412,15 @@ class LLMEngine:
                 each.lane.runner.reset()
             if each.residence.state == "loading":  # arrays may be damaged, so that the load begins again
                 self._take_event(each, "fail" if fault is None else "damage", cause=first_line(error))
-        if fault is not None:
-            self._num_faults += 1
-            logger.error("Device fault %d since the last good step: %s", self._num_faults, error)
-        if self._num_faults >= MAX_FAULTS:
-            self._end = EngineDead(
-                f"The GPU failed {self._num_faults} times in a row, so that only a restart of the server helps: "
-                f"{first_line(error, 300)}"
-            )
-            raise self._end
+        self._faults.count(fault, error)
         failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
         for each in models:
             deliver(each.scheduler.recover(failure, fault, num_tokens if each is model else 0))
 
-    def _check_alive(self) -> None:
-        """Raise EngineDead if an earlier call has met the end, also if its caller kept that to itself."""
-        if self._end is not None:
-            raise self._end
-
     def _take(self, model: ServedModel, output: StepOutput, deliver: Deliver) -> bool:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
         if output.tokens or output.prefilled:
-            self._num_faults = 0
+            self._faults.num = 0
         if updates := model.scheduler.update(output):
             deliver(updates)
         self._raise_fault(model)
@@ -465,3 +431,169 @@ class LLMEngine:
         """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
         if model.scheduler.prefix_cache is not None:
             model.scheduler.prefix_cache.raise_fault()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question of another thread, which waits for the answer."""
+
+    ask: Callable[[LLMEngine], object]
+    answer: "Future[object]"
+
+
+_Act = tuple[Callable[..., None], tuple[object, ...]]  # a method of the engine, and its arguments
+_Message = _Act | _Question | None  # with None, the thread stops
+
+
+class EngineThread:
+    """Runs one engine on a thread of its own. `models` are known after `start`; other threads only read them."""
+
+    models: tuple[ServedModel, ...]
+
+    def __init__(self, load: Callable[[], LLMEngine]):
+        self._load = load
+        self._deliver: Deliver = do_nothing
+        self._died: Callable[[EngineDead], None] = do_nothing
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._loaded: Future[tuple[ServedModel, ...]] = Future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._ended = threading.Event()
+        self._save_until_s = 0.0  # by the monotonic clock
+        self._end: EngineDead | None = None  # set once no message is handled any more
+        self.step_started_s: float | None = None  # start of the running step, by the monotonic clock
+        self.error: EngineDead | None = None  # why the thread ended, unless `stop` ended it
+
+    @property
+    def ident(self) -> int | None:
+        return self._thread.ident
+
+    def start(self) -> None:
+        """Load on the engine thread and wait for it. Raises the error of loading."""
+        call_at_exit(self._end_with_process)
+        self._thread.start()
+        self.models = self._loaded.result()
+
+    def listen(self, deliver: Deliver, died: Callable[[EngineDead], None]) -> None:
+        """Set what the thread calls with updates and when it dies, before any sequence is added."""
+        self._deliver, self._died = deliver, died
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if the thread has ended by an error."""
+        if self.error is not None:
+            raise self.error
+
+    def add(self, seqs: Items[Sequence]) -> None:
+        self._tell(LLMEngine.add, seqs)
+
+    def abort(self, seq_ids: Items[int]) -> None:
+        """End sequences before the next step, that is, within one prefill chunk."""
+        self._tell(LLMEngine.abort, seq_ids)
+
+    def keep(self, seq: Sequence, num_tokens: int, following: PromptInputs | None = None) -> None:
+        """Keep the first `num_tokens` of an ended sequence; at rest, compute the beginning of the prompt after it."""
+        self._tell(LLMEngine.keep, seq, num_tokens, following)
+
+    def wake(self) -> None:
+        """Step again: images for which rows wait are ready, or the disk threads have results to collect."""
+        self._tell(LLMEngine.wake)
+
+    def _tell(self, act: Callable[[LLMEngine, *Ts], None], *args: *Ts) -> None:
+        self._inbox.put((act, args))
+
+    def inspect(self, ask: Callable[[LLMEngine], T]) -> "Future[T]":
+        """Call `ask` between two steps. The future may be cancelled; it fails with EngineDead once the thread ends."""
+        answer: Future[T] = Future()
+        self._inbox.put(_Question(ask, answer))  # type: ignore[arg-type]
+        if self._end is not None:
+            self._refuse_questions(self._end)
+        return answer
+
+    def stop(self, timeout_s: float | None = None, save_s: float = 0.0) -> None:
+        """End the thread and wait for its end. For `save_s` more, it may write state that is not on disk yet.
+
+        A second call may leave it less time.
+        """
+        self._save_until_s = time.monotonic() + save_s
+        self._inbox.put(None)
+        self._ended.wait(None if timeout_s is None else timeout_s + save_s)
+
+    def fail(self, error: EngineDead) -> None:
+        """Count as ended, though the thread may never come back, so that requests get this error. Any thread calls."""
+        self.error = self._end = error
+        self._ended.set()
+        self._died(error)
+        self._refuse_questions(error)
+
+    def _end_with_process(self) -> None:
+        """Stop the thread's use of MLX before Python ends, even in the middle of loading."""
+        if not self._loaded.done():
+            raise_in(self._thread, SystemExit)
+        self.stop(_EXIT_S)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.set()
+        threading.Event().wait()  # MLX aborts a process that exits soon after a thread that used it, so this one stays
+
+    def _work(self) -> None:
+        try:
+            engine = self._load()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        if engine.disk is not None:
+            engine.disk.wake_with(self.wake)  # when something was read or written
+        self._loaded.set_result(engine.models)
+        try:
+            is_idle = False
+            while self._take_messages(engine, engine.idle_s if is_idle and not engine.is_busy else 0.0):
+                self.step_started_s = time.monotonic()
+                if is_idle := not engine.has_work:
+                    engine.yield_memory(self._deliver)
+                else:
+                    engine.step(self._deliver)
+                engine.move(self._deliver)
+                self.step_started_s = None
+        except BaseException as error:
+            logger.exception("The engine thread ended")
+            message = f"The engine has stopped: {type(error).__name__}: {error}. Restart the server."
+            self.error = self.error or (error if isinstance(error, EngineDead) else EngineDead(message))
+            self._died(self.error)
+        with Fence("the end of the process"):
+            try:
+                engine.close(self._rest_s, self._deliver)
+            finally:
+                engine.free()
+        self._end = self.error or EngineDead("The engine has been shut down.")
+        self._refuse_questions(self._end)
+
+    def _rest_s(self) -> float:
+        return 0.0 if self.error is not None else self._save_until_s - time.monotonic()
+
+    def _refuse_questions(self, error: EngineDead) -> None:
+        """Answer questions in the inbox with an error. A caller that asks after the end calls this itself."""
+        while True:
+            try:
+                message = self._inbox.get(block=False)
+            except Empty:
+                return
+            if isinstance(message, _Question) and message.answer.set_running_or_notify_cancel():
+                message.answer.set_exception(error)
+
+    def _take_messages(self, engine: LLMEngine, wait_s: float) -> bool:
+        """Wait up to `wait_s` for a message, and handle all. Returns False after a stop message."""
+        while True:
+            try:
+                message = self._inbox.get(wait_s > 0, wait_s)
+            except Empty:
+                return True
+            match message:
+                case None:
+                    return False
+                case _Question(ask, answer):
+                    settle(answer, engine.ask, ask, self._deliver)
+                case act, args:
+                    act(engine, *args)
+            wait_s = 0.0

@@ -1,14 +1,72 @@
 """The event loop's view of one model. It outlives the weights, so that prompts can be prepared without them."""
 
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..core.config import EngineConfig, ModelInfo
+from ..core.config import Capability, EngineConfig, ModelInfo
+from ..core.errors import TemplateError
+from ..core.sequence import PromptInputs, Sequence
 from ..disk.kept import Memories
+from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer
 from ..media.vision import VisionProcessor
-from ..prompt.processor import RequestProcessor
-from .generation import Preparations, ReplyKeeper
+from ..prompt.processor import PreparedRequest, RequestProcessor
+from ..util.fence import Fence
+from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts, ModelFacts
+from .preparing import PromptPool
+
+Keep = Callable[[Sequence, int, PromptInputs | None], None]
+
+
+class ReplyKeeper:
+    """Keeps the part of each reply with which the next turn can begin. Belongs to one event loop."""
+
+    def __init__(self, processor: RequestProcessor, pool: PromptPool, keep: Keep | None):
+        """`keep` tells the engine how many tokens of a sequence stay in the prefix cache; None if the cache is off."""
+        self._processor = processor
+        self._pool = pool
+        self._keep = keep
+        self._trims: set[Future[None]] = set()
+        self._is_closed = False
+
+    def take(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply, *, is_last: bool) -> None:
+        """Remember the reply at once, because the next turn may follow at once; trim the cache later.
+
+        An aborted reply counts as far as it was received: clients send that part back. If it `is_last` before a
+        question, the engine also learns the beginning of the next prompt.
+        """
+        if self._is_closed:
+            return
+        with Fence("the reply, which the next turn will not recognise"):
+            self._processor.remember(prepared, finished)
+        if self._keep is None:
+            return
+        if not finished.token_ids:
+            self._keep(seq, seq.num_prompt_tokens, None)
+            return
+        args = (self._keep, prepared, seq, finished, is_last)
+        trim = self._pool.submit(self._trim, *args, tenant=prepared.request.tenant)
+        self._trims.add(trim)
+        trim.add_done_callback(self._trims.discard)
+
+    def _trim(
+        self, keep: Keep, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply, is_last: bool
+    ) -> None:
+        """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
+        num_tokens = max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens)
+        keep(seq, num_tokens, self._processor.next_prompt(prepared, finished) if is_last else None)
+
+    def close(self) -> None:
+        """Keep nothing of the replies that end from now on, because the shutdown cuts them."""
+        self._is_closed = True
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the state of the replies that have ended is trimmed."""
+        await asyncio.to_thread(wait, set(self._trims), timeout_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,10 +78,11 @@ class Front:
     facts: EngineFacts
     vision: VisionProcessor | None
     processor: RequestProcessor
-    preparations: Preparations
+    media: MediaRequests
     keeper: ReplyKeeper
     memories: Memories
     model_facts: ModelFacts = field(init=False)  # as `/v1/status` reports them
+    capabilities: list[Capability] = field(init=False)  # as `/v1/models` reports them
 
     def measured(self, facts: EngineFacts) -> None:
         """Take facts of a load, or those that the headers tell. The engine thread calls it at the first load."""
@@ -34,6 +93,7 @@ class Front:
             if facts.video_fault is not None:
                 self.vision.refuse_videos(f"one was tried at load: {facts.video_fault}")
         self.model_facts = model_facts(self.config, facts, self.processor)
+        self.capabilities = [name for name, is_there in _capabilities(facts.info, self.processor) if is_there]
 
     @property
     def info(self) -> ModelInfo:
@@ -42,6 +102,14 @@ class Front:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.processor.tokenizer
+
+
+def _capabilities(info: ModelInfo, processor: RequestProcessor) -> Iterator[tuple[Capability, bool]]:
+    yield "images", info.takes_images
+    yield "videos", processor.no_videos is None
+    with suppress(TemplateError):  # a rendering may take too long
+        yield "tools", processor.formats.calls_name is not None and processor.template.shows_tools
+    yield "reasoning", processor.formats.reasoning_name is not None
 
 
 def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> ModelFacts:

@@ -7,7 +7,7 @@ before it, sizes are assumed from the headers of the files, and sequences are he
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -19,6 +19,7 @@ from ..core.memory import readable
 from ..runner.loading import Loading
 from ..runner.model import Model
 from ..runner.runner import Runner
+from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.residence import Action, Reason, Resident
 from ..scheduler.scheduler import Scheduler
 from .monitoring.schema import EngineFacts, LaneReport
@@ -67,6 +68,32 @@ class Lane:
         """Bound the chunks of the next step by the slack of other busy lanes. With None, nothing else is busy."""
         prefill = self.scheduler.prefill
         prefill.beside_s = math.inf if slack_s is None else max(0.0, min(prefill.stall_s, slack_s - prefill.decode_s))
+
+
+class LaneChoice:
+    """Chooses the lane that runs the next step. Lanes are named by the positions of their models."""
+
+    def __init__(self, num_lanes: int):
+        self.turns = LaneTurns(num_lanes)
+        self._num_urgent = 0  # steps in a row for lanes whose replies could wait no longer
+
+    def next(self, lanes: Mapping[int, Lane], now: float) -> int:
+        """Return the lane that was served least; or one whose replies can wait no longer, which decodes only."""
+        at, slack_s = self.turns.next(lanes.keys()), None
+        others = lanes.keys() - {at}
+        if others and lanes[at].residence.is_outgrown:  # the last rows give memory back before another step takes it
+            running = (each for each, lane in lanes.items() if lane.scheduler.num_running)
+            at, slack_s = max(running, key=lambda each: lanes[each].scheduler.room.first_id), 0.0
+        elif others:
+            urgent = min(sorted(others), key=lambda other: lanes[other].slack_s(now))
+            slack_s = lanes[urgent].slack_s(now)
+            self._num_urgent += 1
+            if slack_s < lanes[at].wanted_s and self._num_urgent <= len(others):
+                at, slack_s = urgent, 0.0
+            else:
+                self._num_urgent = 0
+        lanes[at].pace(slack_s)
+        return at
 
 
 class ServedModel:
@@ -128,10 +155,20 @@ class ServedModel:
             return cache is not None and cache.has_trims  # to remove cached state needs no model
         return self.scheduler.has_work and not self.lane.is_stalled
 
+    def wake(self) -> None:
+        """Let the next step of its lane run, though rows have waited for something."""
+        if self.lane is not None:
+            self.lane.is_stalled = False
+
     @property
     def images(self) -> MediaCache[Any] | None:
         """Return the features of images that are cached; None if the model takes no images."""
         return self.media if self.facts.info.takes_images else None
+
+    def clear(self, salts: str) -> int:
+        """Forget what belongs to salts that begin with `salts`. Returns the bytes of image features freed."""
+        self.scheduler.ahead.clear(salts)
+        return 0 if self.media is None else self.media.clear(salts)
 
     def report(self, now: float) -> LaneReport:
         scheduler, residence = self.scheduler, self.residence
@@ -144,11 +181,12 @@ class ServedModel:
                 "weights_bytes": residence.taken_bytes,
                 "missing_bytes": self._missing_bytes,
                 "last_used_s": round(now - residence.used_s, 1),
-                "running": scheduler.num_running,
-                "waiting": len(residence.waiting),
+                "running": scheduler.num_replies,
+                "waiting": sum(not seq.is_ahead for seq in residence.waiting),
                 "loads": {reason: residence.loads[reason] for reason in get_args(Reason)},
                 "load_s": round(residence.load_s, 3),
                 "cause": residence.cause,
+                "ahead_tokens": {**scheduler.ahead.tokens},
             },
             num_preemptions=scheduler.num_preemptions,
             num_restarts=scheduler.num_restarts,

@@ -16,7 +16,8 @@ from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
 from ..core.errors import ConfigError, about, setting
-from ..core.memory import Budget, MemoryBudget
+from ..core.memory import Budget, MemoryBudget, readable
+from ..core.stage import UNSEEN, LoadStage
 from ..disk.faults import FolderUnusable
 from ..disk.folder import Folder
 from ..disk.kept import NO_MEMORIES, Memories
@@ -50,9 +51,8 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from ..util.fair_queue import FairThreads
 from .client import EngineClient
-from .engine import LLMEngine
-from .front import Front
-from .generation import Preparations, ReplyKeeper
+from .engine import EngineThread, LLMEngine
+from .front import Front, ReplyKeeper
 from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
@@ -73,7 +73,6 @@ from .sizing import (
     unread,
     within_kernels,
 )
-from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
 _SEVERAL_MACS = "each of several Macs holds a part of it, in memory only"  # journals of replies are kept
@@ -158,6 +157,7 @@ class Source:
     formats: CheckpointFormats | None = None
     vision: VisionProcessor | None = None
     pin: bool = False  # its weights leave for no other model
+    stage: LoadStage = UNSEEN  # told what is done during the start
 
 
 def start_engine(
@@ -165,11 +165,13 @@ def start_engine(
     disk: OpenDisk | None = None,
     models: Catalogue | None = None,
     ranks: Ranks | None = None,
+    stage: LoadStage = UNSEEN,
 ) -> EngineClient:
     """Find the checkpoints of the models, download them if necessary, and load them. Raises ConfigError.
 
     `disk`: the result of `open_disk` for the same settings. If it is None, nothing is kept on disk. Without `models`,
     the settings are those of the only model. With `ranks`, this process is rank 0 of one model.
+    `stage` is told what is done.
     """
     entries = models.entries if models is not None else (Entry(config=config, name=config.model),)
     with ExitStack() as undone:
@@ -191,7 +193,7 @@ def start_engine(
                 tokenizer = checked_tokenizer(own, checkpoint)
                 formats, vision = reply_formats(own, tokenizer), load_vision(own, checkpoint, tokenizer)
                 source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
-                sources.append(replace(source, tokenizer=tokenizer, formats=formats, vision=vision))
+                sources.append(replace(source, tokenizer=tokenizer, formats=formats, vision=vision, stage=stage))
         thread = EngineThread(lambda: load_engines(sources, disk, ranks))
         thread.start()
         pool, decoders = PromptPool(), image_decoders()
@@ -223,14 +225,13 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
     root = MediaRoot(limits.media_root)
     loader = MediaLoader(limits, root, sampling=sampling, takes_images=takes_images, decoders=decoders)
-    media = MediaRequests(vision, loader, thread.wake)
     front = Front(
         name=source.name,
         config=config,
         facts=facts,
         vision=vision,
         processor=processor,
-        preparations=Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s),
+        media=MediaRequests(vision, loader, thread.wake),
         keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None),
         memories=source.memories,
     )
@@ -260,7 +261,7 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
     its cache is kept on disk.
     """
     if ranks is not None:
-        engine = _load_leader(sources[0].config, sources[0].checkpoint, ranks)
+        engine = _load_leader(sources[0], ranks)
         if disk is not None:
             engine.attach(None, disk.report)
         return engine
@@ -303,16 +304,18 @@ def _load(
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
+    source.stage.model = source.name
 
     def measure(model: Model) -> Generator[None, None, Assembly]:
-        measured = yield from measuring(config, checkpoint, model, probe)
+        measured = yield from measuring(config, checkpoint, model, probe, UNSEEN)
         yield
         warm_up(model, has_drafts=no_drafts(config, model) is None)
         stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
         return assemble(config, checkpoint, measured, budget, watch, stored)
 
     if is_read:
-        measured = load_measured(config, checkpoint, probe, budget)
+        measured = load_measured(config, checkpoint, probe, budget, stage=source.stage)
+        source.stage.begin("trying replies")
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
         assembly = assemble(config, checkpoint, measured, budget, watch, tree)
     else:
@@ -326,8 +329,9 @@ def _load(
     return served
 
 
-def _load_leader(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> LLMEngine:
-    config, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+def _load_leader(source: Source, ranks: Ranks) -> LLMEngine:
+    source.stage.model, checkpoint = source.name, source.checkpoint
+    config, measured, budget = _load_in_lockstep(source.config, checkpoint, ranks, source.stage)
     watch = device_watch(budget)
     model = ServedModel(assemble(config, checkpoint, measured, budget, watch, ranks=ranks), no_unload=config.no_unload)
     model.start(measured.model)
@@ -353,12 +357,12 @@ def _loaded(ranks: Ranks, watch: DeviceWatch) -> None:
 
 
 def _load_in_lockstep(
-    config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks
+    config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks, stage: LoadStage = UNSEEN
 ) -> tuple[EngineConfig, MeasuredModel, Budget]:
     config = within_kernels(config, checkpoint)
     budget = budget_of(config)
     check_link(ranks, checkpoint, config.max_prefill_chunk)
-    measured = load_measured(config, checkpoint, budget=budget, ranks=ranks)
+    measured = load_measured(config, checkpoint, budget=budget, ranks=ranks, stage=stage)
     warm_up(measured.model, fences=Unfenced)
     return config, *agreed(ranks, measured, budget)
 
@@ -517,8 +521,8 @@ def check_settings(config: EngineConfig) -> None:
     machine_bytes = device_memory().total_bytes
     if config.memory_budget_bytes is not None and config.memory_budget_bytes > machine_bytes:
         raise ConfigError(
-            f"{setting('memory_budget')} {config.memory_budget_bytes / 1e9:.1f} GB is more than this machine has, "
-            f"{machine_bytes / 1e9:.1f} GB. Lower it."
+            f"{setting('memory_budget')} {readable(config.memory_budget_bytes)} is more than this machine has, "
+            f"{readable(machine_bytes)}. Lower it."
         )
 
 

@@ -29,6 +29,8 @@ _FOOTPRINT_FIELD = 8  # ri_phys_footprint
 _PRESSURE_LEVELS = {1: Pressure.NORMAL, 2: Pressure.WARNING, 4: Pressure.CRITICAL}  # the levels of sys/event.h
 _VM_STAT = re.compile(r"page size of (\d+) bytes.*^Pages wired down:\s+(\d+)\.", re.DOTALL | re.MULTILINE)
 _CAFFEINATE = "/usr/bin/caffeinate"
+_IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
+_EXTERNAL_POWER = -2.0
 _LINGER_S = 30.0  # the next turn of an agent mostly comes within this time
 
 
@@ -109,6 +111,21 @@ class SystemWatch:
             self._missing.add(figure)
             logger.warning("The system does not report the %s, so it is not watched: %s", figure, error)
             return None
+
+
+def is_on_battery(load: Callable[[str], Any] = ctypes.CDLL) -> bool:
+    """Return whether the Mac runs on its battery. It does not where macOS has no such call, as on another system.
+
+    `load` opens a library. `IOPSGetTimeRemainingEstimate` of IOKit gives -2 for external power (IOPowerSources.h).
+    """
+    if sys.platform != "darwin" and load is ctypes.CDLL:
+        return False
+    try:
+        estimate = load(_IOKIT).IOPSGetTimeRemainingEstimate
+    except (OSError, AttributeError):
+        return False
+    estimate.restype = ctypes.c_double
+    return bool(estimate() != _EXTERNAL_POWER)
 
 
 def wired_bytes(run: Callable[..., str] = subprocess.check_output) -> int | None:

@@ -18,7 +18,7 @@ from ..core.errors import ShuttingDown
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
 from ..util.fair_queue import FairQueue, Place
-from ..util.tasks import Deadline, settle
+from ..util.tasks import Deadline, do_nothing, settle
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class _Job:
     deadline: Deadline | None
     hangs_at_s: float = math.inf  # known once it starts: from then on, by the monotonic clock, it counts as hung
     result: "Future[Any]" = field(default_factory=Future)
-    leave: Callable[[], None] = lambda: None  # its place, once it starts
+    leave: Callable[[], None] = do_nothing  # its place, once it starts
     thread_id: int | None = None
     is_reported: bool = False
 
@@ -89,7 +89,7 @@ class PromptPool:
         self._long = FairQueue(MAX_LONG, per_key=1)
         self._lock = threading.Lock()
         self._running: list[_Job] = []
-        self._changed: Callable[[bool], None] = _nobody_watches
+        self._changed: Callable[[bool], None] = do_nothing
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Call `changed` with True when the first thread starts to work, and with False when the last one ends."""
@@ -177,10 +177,6 @@ class PromptPool:
                 if not self._running:
                     self._changed(False)
             job.leave()
-
-
-def _nobody_watches(_: bool) -> None:
-    """Stand in for a callback until `watch`."""
 
 
 def _log_failure(done: "Future[Any]") -> None:

@@ -10,8 +10,9 @@ import mlx.core as mx
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
-from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint
+from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint, readable
 from ..core.request import checkpoint_defaults, usual_sampling
+from ..core.stage import UNSEEN, LoadStage
 from ..formats.tokenizer import read_json
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.vision import VisionProbe
@@ -23,7 +24,7 @@ from ..runner.checkpoint import Checkpoint
 from ..runner.device import apply_limits, device_memory, wire_weights
 from ..runner.family_check import check_family, media_fault
 from ..runner.kernel_proof import check_kernels
-from ..runner.load_model import ALL, advising, begin_loading
+from ..runner.load_model import advising, begin_loading
 from ..runner.loading import SLICE_BYTES, Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk, text_config
@@ -35,6 +36,7 @@ from .monitoring.schema import EngineFacts
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
+_MOST_SLICES = 50  # of the weights at the start, after each of which it can tell how far it is
 _MAX_IMAGES_BYTES = 512 << 20
 _MAX_RENDERED_BYTES = 64 << 20
 _ASSUMED_TOKENS_PER_S = 1000.0  # of the prefill of a model that was never loaded
@@ -64,6 +66,7 @@ def load_measured(
     probe: VisionProbe | None = None,
     budget: Budget | None = None,
     ranks: Ranks | None = None,
+    stage: LoadStage = UNSEEN,
 ) -> MeasuredModel:
     """Raise ConfigError. A model that takes images is tested with `probe`. Without a probe it takes no images.
 
@@ -74,9 +77,14 @@ def load_measured(
     _log_wired_memory()
     apply_limits(budget.total_bytes)
     start_s = time.monotonic()
-    loading = begin_drafting(config, checkpoint, slice_bytes=ALL, ranks=ranks)
-    model = loading.complete() if ranks is None else loading.complete(ranks.watch.advance)
-    load_s, parts = time.monotonic() - start_s, measuring(config, checkpoint, model, probe)
+    stage.begin("reading weights", 0.0)
+    slice_bytes = max(SLICE_BYTES, checkpoint.file_bytes // _MOST_SLICES)
+    loading = begin_drafting(config, checkpoint, slice_bytes=slice_bytes, ranks=ranks)
+    while (model := loading.advance()) is None:
+        stage.share = loading.progress
+        if ranks is not None:
+            ranks.watch.advance()
+    load_s, parts = time.monotonic() - start_s, measuring(config, checkpoint, model, probe, stage)
     while True:
         try:
             next(parts)
@@ -86,13 +94,15 @@ def load_measured(
 
 
 def measuring(
-    config: EngineConfig, checkpoint: Checkpoint, model: Model, probe: VisionProbe | None
+    config: EngineConfig, checkpoint: Checkpoint, model: Model, probe: VisionProbe | None, stage: LoadStage
 ) -> Generator[None, None, MeasuredModel]:
     """Measure and prove in parts, between which other models may run steps. Raises ConfigError."""
+    stage.begin("measuring a step")
     calibration = calibrate(model, has_experts=longest_chunk(checkpoint.config) is not None)
     yield
     check_kernels(calibration.attention)
     yield
+    stage.begin("comparing cached with computed")
     prove_rows(model)
     yield
     if model.footprint.bytes_per_token and not calibration.attention:
@@ -100,6 +110,7 @@ def measuring(
     _wire(config, model)
     images, video_fault = None, None
     if probe is not None and isinstance(model, MultimodalModel):
+        stage.begin("comparing images with mlx-vlm's")
         with advising(checkpoint, trust_remote_code=config.trust_remote_code):
             check_family(model, probe.images.prompt, probe.images.inputs)
         video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
@@ -187,12 +198,12 @@ def _log_wired_memory() -> None:
     wired, total = wired_bytes(), device_memory().total_bytes
     if wired is None:
         return
-    logger.info("Wired before load: %.1f of %.1f GB", wired / 1e9, total / 1e9)
+    logger.info("Wired before load: %s of %s", readable(wired), readable(total))
     if is_much_wired(wired):
         logger.warning(
-            "%.1f of %.1f GB are wired already. A killed server may have left them; a restart of the Mac frees them",
-            wired / 1e9,
-            total / 1e9,
+            "%s of %s are wired already. A killed server may have left them; a restart of the Mac frees them",
+            readable(wired),
+            readable(total),
         )
 
 
@@ -354,7 +365,7 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudge
     if config.max_model_len is not None or fitting < 2:
         raise ConfigError(
             f"Too little memory for {setting('max_model_len')} {wanted}: {fitting} tokens of context fit beside the "
-            f"weights; {Budget(memory.total_bytes, memory.held_bytes).text()}. Lower it, use a smaller model, or raise "
+            f"weights; {Budget(memory.total_bytes, memory.held_bytes).text}. Lower it, use a smaller model, or raise "
             f"{setting('memory_budget')}."
         )
     logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)

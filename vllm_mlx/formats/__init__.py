@@ -3,14 +3,12 @@
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import CallChoice, ReasoningChoice, call_format, call_tags, reasoning_format
 from .family import Calls, Family, ReasoningFormat, ReasoningOpening, ReasoningTags
-from .output_parser import OutputParser
-from .selection import ReplyFormats, detect_formats, make_parser
+from .selection import ReplyFormats, detect_formats
 
 __all__ = [
     "CallChoice",
     "Calls",
     "Family",
-    "OutputParser",
     "ReasoningChoice",
     "ReasoningFormat",
     "ReasoningOpening",
@@ -21,7 +19,6 @@ __all__ = [
     "call_format",
     "call_tags",
     "detect_formats",
-    "make_parser",
     "read_schemas",
     "reasoning_format",
 ]

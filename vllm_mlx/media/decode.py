@@ -9,7 +9,7 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,15 +42,15 @@ _STARTS = (
 _OWN_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM")
 _MARKUP = re.compile(rb"^(?:\xef\xbb\xbf)?\s*<")
 _ORIENTATION = 0x0112
-# Turns (rows, columns, 3) upright, by EXIF orientation: EXIF 2.32, 4.6.4 A.
-_UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
-    2: lambda pixels: pixels[:, ::-1],
-    3: lambda pixels: pixels[::-1, ::-1],
-    4: lambda pixels: pixels[::-1],
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: np.rot90(pixels, -1),
-    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
-    8: lambda pixels: np.rot90(pixels),
+# By EXIF orientation (EXIF 2.32, 4.6.4 A): whether rows become columns, and the steps of rows and columns after that.
+_UPRIGHT: Mapping[int, tuple[bool, int, int]] = {
+    2: (False, 1, -1),
+    3: (False, -1, -1),
+    4: (False, -1, 1),
+    5: (True, 1, 1),
+    6: (True, 1, -1),
+    7: (True, -1, -1),
+    8: (True, -1, 1),
 }
 _STRIP_PIXELS = 1 << 20
 _MAX_SIDE = 65_535
@@ -297,7 +297,11 @@ def _upright(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
         turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
     except _FAILURES:
         return pixels
-    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
+    if turn is None:
+        return pixels
+    swaps, row_step, column_step = turn
+    turned = pixels.swapaxes(0, 1) if swaps else pixels
+    return np.ascontiguousarray(turned[::row_step, ::column_step])
 
 
 def _too_large(size: str, max_pixels: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, Overloaded, setting
@@ -25,6 +25,7 @@ from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, m
 from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
 
 T = TypeVar("T")
+P = ParamSpec("P")
 M = TypeVar("M")  # the possible results of opening a file of one kind
 Recalled = dict[MediaPart, RenderedMedia]  # of all parts that show a source, whose pixels are therefore not needed
 DIGEST_BYTES = 16
@@ -64,9 +65,14 @@ class Allowance:
         self._room = room
         self._num_bytes = 0
 
-    async def run(self, threads: FairThreads, work: Callable[[], T]) -> T:
+    async def run(self, threads: FairThreads, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` when it is this request's turn. Raises its error, or before it that of the deadline."""
-        return await threads.run(partial(_in_time, self.deadline, work), self.tenant, self.deadline)
+
+        def in_time() -> T:
+            self.deadline.check()
+            return work(*args, **kwargs)
+
+        return await threads.run(in_time, self.tenant, self.deadline)
 
     def take(self, num_bytes: int) -> None:
         """Hold a file until `give_back`. Raises InvalidImage, or Overloaded if other requests hold too much."""
@@ -160,7 +166,7 @@ class MediaFiles:
         part = wanted.part
         if isinstance(part, VideoPart):
             assert self._sampling is not None, "videos are refused before any is fetched"
-            num_frames = await self._run(partial(count_frames, part.source), allowance)
+            num_frames = await allowance.run(self._workers, count_frames, part.source)
             if num_frames is not None:
                 self._sampling.check_frames(num_frames)  # before an object is made for each
                 return await self._find_frames(part, self._sampling, wanted, allowance)
@@ -172,7 +178,7 @@ class MediaFiles:
         """`known` returns what was read from such content before. Raises InvalidImage, and what the deadline raises."""
 
         async def open_document(data: bytes) -> ReadDocument | DocumentFile:
-            return await self._run(partial(DocumentFile, data, max_chars=self._config.max_document_chars), allowance)
+            return await allowance.run(self._workers, DocumentFile, data, max_chars=self._config.max_document_chars)
 
         return await self._find(_Reader("document", "document", open_document, part, known, allowance))
 
@@ -188,12 +194,12 @@ class MediaFiles:
         return _Reader("video", f"video {part.fps}", open_video, part, known, allowance)
 
     async def _open_image(self, allowance: Allowance, data: bytes) -> ImageFile:
-        return await self._run(partial(ImageFile, data, max_pixels=self._config.max_image_pixels), allowance)
+        return await allowance.run(self._workers, ImageFile, data, max_pixels=self._config.max_image_pixels)
 
     async def _find_frames(
         self, part: VideoPart, sampling: FrameSampling, wanted: Wanted, allowance: Allowance
     ) -> Found[Media]:
-        sources = await self._run(partial(split_frames, part.source), allowance)
+        sources = await allowance.run(self._workers, split_frames, part.source)
         assert isinstance(sources, tuple), "it has frames"
         found = await together(self._find_frame(*frame, allowance) for frame in enumerate(sources, 1))
         digest = blake2b(
@@ -217,13 +223,13 @@ class MediaFiles:
         assert not isinstance(part.source, tuple), "it is a file"
         match parse_source(part.source, reader.kind):
             case Inline() as inline:
-                content = await self._run(lambda: reader.content(part.source_digest), allowance)
+                content = await allowance.run(self._workers, reader.content, part.source_digest)
                 if (known := reader.known(content)) is not None:
                     return Found(content, known)
-                data = await self._run(lambda: inline.read(max_bytes, reader.kind), allowance)
+                data = await allowance.run(self._workers, inline.read, max_bytes, reader.kind)
                 return await self._open(data, content, reader)
             case LocalFile(path):
-                data = await self._run(lambda: self._root.read(path, max_bytes, reader.kind), allowance)
+                data = await allowance.run(self._workers, self._root.read, path, max_bytes, reader.kind)
                 return await self._found(data, reader)
             case Remote(url):
                 return await self._find_remote(url, reader)
@@ -253,7 +259,7 @@ class MediaFiles:
             ) from error
 
     async def _found(self, data: bytes, reader: _Reader[M]) -> Found[M]:
-        content = await self._run(lambda: reader.content(data), reader.allowance)
+        content = await reader.allowance.run(self._workers, reader.content, data)
         known = reader.known(content)
         return await self._open(data, content, reader) if known is None else Found(content, known)
 
@@ -267,11 +273,3 @@ class MediaFiles:
     async def _open(self, data: bytes, content: bytes, reader: _Reader[M]) -> Found[M]:
         reader.allowance.take(len(data))
         return Found(content, await reader.open(data))
-
-    async def _run(self, function: Callable[[], T], allowance: Allowance) -> T:
-        return await allowance.run(self._workers, function)
-
-
-def _in_time(deadline: Deadline, work: Callable[[], T]) -> T:
-    deadline.check()
-    return work()

@@ -253,8 +253,7 @@ class MediaLoader:
                 else:
                     for part, number in item.parts.items():  # one at a time, so that other requests take turns
                         with naming(part, number):
-                            work = partial(renderer.render, part, content, media)
-                            rendered[part] = await allowance.run(self._renderer, work)
+                            rendered[part] = await allowance.run(self._renderer, renderer.render, part, content, media)
         for content, media in zip(contents, decoded, strict=True):
             if not isinstance(media, dict):
                 self.decoded.put(content, media, media.pixels.nbytes)
@@ -299,8 +298,8 @@ class MediaLoader:
                 case VideoFile() as file:
                     return await self._videos.decode(file, allowance.deadline, allowance.tenant)
                 case FrameFiles() as file:
-                    work = partial(file.decode, allowance.deadline, partial(self._frame_pixels, allowance))
-                    return await allowance.run(self._frame_workers, work)
+                    pixels_of = partial(self._frame_pixels, allowance)
+                    return await allowance.run(self._frame_workers, file.decode, allowance.deadline, pixels_of)
                 case known:
                     return known
 

@@ -13,9 +13,9 @@ from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ..core.receipt import ChangeCause, Expectation, PromptChange
 from ..core.request import Request
 from ..formats.reply import FinishedReply
-from .chat import ChatPrompt
 from .echo import calls_of, text_of
 from .encoded import common_prefix
+from .remembered import ChatPrompt
 from .reply_memory import DIGEST_BYTES, Recent, next_key
 
 MAX_PROMPTS = 256

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart
+from ..core.request import Request
+from ..core.sequence import PromptInputs
 from ..disk.kept import Kept
 from ..formats.reply import FinishedReply
 
@@ -227,3 +229,20 @@ def unpacked_ids(packed: str) -> "array[int]":
         raise ValueError(f"it cannot be unpacked: {error}") from error
     planes = np.frombuffer(data, np.uint8).reshape(4, -1)
     return array("I", np.ascontiguousarray(planes.T).view("<u4").astype(np.uint32).tobytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """The prompt of one chat request, and what is needed to remember the reply to it."""
+
+    request: Request  # in its messages, remembered replies have replaced what the client sent for them
+    key: bytes  # identifies the messages in the reply memory
+    text: str  # the text that the template rendered
+    inputs: PromptInputs
+    known_prefix: KnownPrefix | None = None  # the ids that come from an earlier prompt and its reply
+    boundaries: tuple[Boundary, ...] = ()  # starts of images, and snapshot points or else the conversation's end
+    rules: tuple[str, ...] = ()  # the rules by which the conversation was rewritten for its template
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.inputs.token_ids

@@ -95,8 +95,8 @@ class ChatTemplate:
 
     A template is rendered for one chat request before its first token once by `render_prompt`, and once more if a new
     conversation has tools. Where the model needs snapshot points, `probe` renders it up to ten times more (points.py).
-    After the reply, `probe` runs once or twice more (chat.py). Some more renderings, once for each checkpoint, show
-    what the template takes (shapes.py).
+    After the reply, `probe` runs once or twice more (processor.py). Some more renderings, once for each checkpoint,
+    show what the template takes (shapes.py).
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ChatTemplate:
         """Raise Unsupported if the prompt is the same without tools. Some templates show them only to new questions."""
         assert request.messages is not None
         is_later = any(message.role == "assistant" for message in request.messages)
-        if not _shown_tools(request) or (is_later and self._shows_tools):
+        if not _shown_tools(request) or (is_later and self.shows_tools):
             return
         with suppress(TemplateError):  # a template that is only for tools shows them
             if self._render(replace(request, tools=())).text == text:
@@ -163,7 +163,7 @@ class ChatTemplate:
                 )
 
     @cached_property
-    def _shows_tools(self) -> bool:
+    def shows_tools(self) -> bool:
         probes = (Message("system", (TextPart("probe"),)), *_QUESTION), _QUESTION
         shown = (self._probe_messages(probe, tools=_PROBE_TOOLS) or "" for probe in probes)
         return any(_PROBE_CALL.name in text for text in shown)
@@ -262,7 +262,7 @@ class ChatTemplate:
         with suppress(TemplateError):  # a rendering may take too long
             if self._tokenizer.chat_template is not None:
                 fields = ["fields of tools"] if self._demanded_fields else []
-                return (*self._style.rules, *Turns(self._shapes, self._shows_tools).needs(), *fields)
+                return (*self._style.rules, *Turns(self._shapes, self.shows_tools).needs(), *fields)
         return ()
 
     def _probe_turns(self, messages: Sequence[Message], has_tools: bool | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from ..core.memory import NO_OVERRUN, UNKNOWN_SYSTEM, Overrun, Pressure, SystemMemory, physical_memory
+from ..core.memory import NO_OVERRUN, UNKNOWN_SYSTEM, Overrun, Pressure, SystemMemory, physical_memory, readable
 
 # No Mac has verified these shares, sizes and intervals.
 _SHARE_OF_RAM = 0.7  # if the device recommends nothing
@@ -108,8 +108,8 @@ def wire_weights(weights: Iterable[mx.array], device: DeviceMemory) -> str | Non
     limit = resident_bytes((weight.nbytes for weight in weights), mx.get_active_memory())
     if limit > device.total_bytes * _MAX_WIRED_SHARE or device.total_bytes - limit < _MIN_UNWIRED:
         return (
-            f"the weights take {limit / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB; at most "
-            f"{_MAX_WIRED_SHARE:.0%} are wired, and {_MIN_UNWIRED / 1e9:.1f} GB stay free for the system"
+            f"the weights take {readable(limit)} of {readable(device.total_bytes)}; at most "
+            f"{_MAX_WIRED_SHARE:.0%} are wired, and {readable(_MIN_UNWIRED)} stay free for the system"
         )
     if limit > device.recommended_bytes:
         return "the weights exceed the memory that Metal recommends"
@@ -180,6 +180,10 @@ class DeviceWatch:
         """Return whether `overrun` would report other pressure than before, or too large a footprint."""
         pressure = self._sampled().pressure or Pressure.NORMAL
         return self._is_new and (pressure is not self._reported or self._excess_bytes > 0)
+
+    @property
+    def is_under_pressure(self) -> bool:
+        return (self._sampled().pressure or Pressure.NORMAL) is not Pressure.NORMAL
 
     def overrun(self) -> Overrun:
         """Return the bytes used beyond the limit since the last call, and the pressure of other programs."""

@@ -26,7 +26,6 @@ from .weight_files import index_fault, readable
 
 logger = logging.getLogger(__name__)
 LOAD_ERRORS = (OSError, ImportError, *LIBRARY_ERRORS)
-ALL = 1 << 62  # bytes: all weights are one slice
 
 
 class Beside(Protocol):
@@ -44,7 +43,7 @@ def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bo
 
     `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
     """
-    loading = begin_loading(checkpoint, trust_remote_code=trust_remote_code, text_only=text_only, slice_bytes=ALL)
+    loading = begin_loading(checkpoint, trust_remote_code=trust_remote_code, text_only=text_only)
     return loading.complete()
 
 

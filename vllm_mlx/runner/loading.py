@@ -79,10 +79,10 @@ class Loading(Generic[T]):
         with self._explaining():
             return self._make(*self._build())
 
-    def complete(self, advanced: Callable[[], None] = lambda: None) -> T:
-        """Do all parts, and call `advanced` after each. Raises ModelLoadError."""
+    def complete(self) -> T:
+        """Do all parts. Raises ModelLoadError."""
         while (model := self.advance()) is None:
-            advanced()
+            pass
         return model
 
 

@@ -15,9 +15,8 @@ import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import chain, pairwise
-from typing import Self
+from typing import Self, TypeVarTuple
 
 import mlx.core as mx
 
@@ -31,6 +30,7 @@ from ..util.faults import device_fault
 from .batch import Batch, Group, regroup
 from .model import Model
 
+Ts = TypeVarTuple("Ts")
 logger = logging.getLogger(__name__)
 
 _GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
@@ -91,18 +91,18 @@ def sharing_fault(model: Model) -> str | None:
 
 def _fault(model: Model, proof: Callable[[Model], float], failed: str, differs: str) -> str | None:
     """Return `failed` if the proof meets an error of a library, `differs` if its logits differ, and otherwise None."""
-    likeness, error = _tried(model, partial(proof, model))
+    likeness, error = _tried(model, proof)
     if error is not None:
         logger.info("A proof found that %s: %s: %s", failed, type(error).__name__, first_line(error, 200))
         return failed
     return None if likeness >= SAME_LOGITS else f"{differs} (cosine {likeness:.2f})"
 
 
-def _tried(model: Model, proof: Callable[[], float]) -> tuple[float, Exception | None]:
+def _tried(model: Model, proof: Callable[[Model, *Ts], float], *args: *Ts) -> tuple[float, Exception | None]:
     """Return the likeness that a proof finds, and the error of a library that ended it. Ranks find the same."""
     likeness, error = 0.0, None
     try:
-        likeness = proof()
+        likeness = proof(model, *args)
     except (*LIBRARY_ERRORS, snapshot.DamagedSnapshot) as raised:
         if device_fault(raised) is not None:
             raise
@@ -122,7 +122,7 @@ def _equals_merged(model: Model, together: mx.array) -> bool:
     """Return whether three rows in groups have the same logits as in one batch cache, as the library computes them."""
     reason, model.no_shared_forward = model.no_shared_forward, "it is being tried"
     try:
-        likeness, error = _tried(model, partial(_likeness_merged, model, together))
+        likeness, error = _tried(model, _likeness_merged, together)
         return error is None and likeness >= SAME_KERNELS
     finally:
         model.no_shared_forward = reason
@@ -147,7 +147,7 @@ def _likeness_in_batch(model: Model) -> float:
 
 def chunks_fault(model: Model) -> str | None:
     """Say why no prompt is cut into chunks: its logits are other ones then. Returns None if they are the same."""
-    likeness, error = _tried(model, partial(_likeness_in_chunks, model))
+    likeness, error = _tried(model, _likeness_in_chunks)
     if error is not None:
         logger.info("No prompt is cut into chunks: %s: %s", type(error).__name__, first_line(error, 200))
     elif likeness >= SAME_KERNELS:

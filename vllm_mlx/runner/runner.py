@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import mlx.core as mx
 
@@ -49,6 +48,7 @@ from .vision_inputs import Features
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class RowFences:
@@ -59,10 +59,10 @@ class RowFences:
         self.suspects: dict[int, None] = {}  # an ordered set of seq_ids
         self.refused: list[tuple[int, int]] = []  # (seq_id, tokens) of chunks for which the device had no memory
 
-    def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
+    def run(self, seqs: Rows[Sequence], work: Callable[[*Ts], T], *args: *Ts) -> T | None:
         with RowFence("rows outside the batch whose device work failed") as fence:
             try:
-                return work()
+                return work(*args)
             except RequestError as error:  # not a failure of the server: an image changed at its address
                 self.failed += [(seq.seq_id, error) for seq in seqs]
                 return None
@@ -81,9 +81,9 @@ class RowFences:
 class Unfenced(RowFences):
     """Turns each failure into RanksParted, because the other ranks of the model have not met it, and go on."""
 
-    def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
+    def run(self, seqs: Rows[Sequence], work: Callable[[*Ts], T], *args: *Ts) -> T | None:
         try:
-            return work()
+            return work(*args)
         except BaseException as error:
             if not isinstance(error, Exception) or device_fault(error) is Fault.PARTED:
                 raise
@@ -211,7 +211,7 @@ class Runner:
             if not self._masks.bind(batch.seqs):
                 self._launch(batch, self._launch_one, fences)
                 free.append(batch)
-            elif self._run(batch, Batch.start, fences) is not None:
+            elif self._run(batch, fences, Batch.start) is not None:
                 started.append(batch)
         tokens = self._read(unread, fences)
         for batch in free:
@@ -227,18 +227,18 @@ class Runner:
         """Verify the drafts of all batches, one batch after the other. Nothing is in flight before and after."""
         tokens, verified = [], []
         for batch in list(self.batches):
-            if (found := self._run(batch, partial(verify, drafts=plan.drafts, masks=self._masks), fences)) is not None:
+            if (found := self._run(batch, fences, verify, plan.drafts, self._masks)) is not None:
                 tokens += found[0]
                 verified += found[1]
         return tokens, verified
 
     def _launch(self, batch: Batch, launch: Callable[[Batch], InFlight], fences: RowFences) -> None:
-        if (launched := self._run(batch, launch, fences)) is not None:
+        if (launched := self._run(batch, fences, launch)) is not None:
             self._in_flight.append(launched)
 
-    def _run(self, batch: Batch, work: Callable[[Batch], T], fences: RowFences) -> T | None:
+    def _run(self, batch: Batch, fences: RowFences, work: Callable[[Batch, *Ts], T], *args: *Ts) -> T | None:
         """Run a batch's work. If it fails, drop the batch and return None."""
-        done = fences.run(batch.seqs, partial(work, batch))
+        done = fences.run(batch.seqs, work, batch, *args)
         if done is None:
             self._lose(batch.seqs, fences)
         return done
@@ -297,7 +297,7 @@ class Runner:
         Nothing else is in flight, so a lack of memory concerns this chunk alone.
         """
         try:
-            return fences.run([chunk.seq], partial(self._prefill_chunk, chunk))
+            return fences.run([chunk.seq], self._prefill_chunk, chunk)
         except RuntimeError as error:
             if device_fault(error) is not Fault.OUT_OF_MEMORY:
                 raise
@@ -404,7 +404,7 @@ class Runner:
         """Start the rows that do not decode yet. A row that fails is left out."""
         begun = {seq_id for batch in self.batches for seq_id in batch.seq_ids}
         coming = [seq for groups in passes for group in groups for seq in group if seq.seq_id not in begun]
-        started = (fences.run([seq], partial(self._start, seq)) for seq in coming)
+        started = (fences.run([seq], self._start, seq) for seq in coming)
         return [batch for batch in started if batch is not None]
 
     def _start(self, seq: Sequence) -> Batch:

@@ -47,6 +47,11 @@ class MLLMScheduler:
                 return max(start, item.offset)
         return end
 
+    def known_end(self, seq: Sequence) -> int:
+        """Return the end of a prompt without its last token, or the first image in it whose features are not kept."""
+        lacking = (item.offset for item in seq.prompt.media if self._features.get(seq.media_key(item)) is None)
+        return next(lacking, seq.prefill_end)
+
     def shrink_to(self, num_bytes: int) -> int:
         """Keep the features within `num_bytes`. Returns what they take, with those that this step computes."""
         coming = 0 if self._encoding is None else self._encoding[1] * self._bytes_per_token

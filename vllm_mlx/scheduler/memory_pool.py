@@ -3,7 +3,7 @@
 import logging
 import math
 
-from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure, RowFootprint
+from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure, RowFootprint, readable
 from ..core.sequence import Sequence
 from ..core.step import StepOutput
 from ..util.faults import Fault
@@ -128,9 +128,9 @@ class MemoryPool:
         if self.num_bytes == self._planned_bytes:
             logger.warning(
                 "The device has less memory than planned: running requests and the prefix cache now share "
-                "%.2f GB instead of %.2f GB",
-                num_bytes / 1e9,
-                self._planned_bytes / 1e9,
+                "%s instead of %s",
+                readable(num_bytes),
+                readable(self._planned_bytes),
             )
         self.num_bytes = num_bytes
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Rows
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import MOST_SCORED, PrefillChunk
+from .ahead import MAX_CHUNK_S
 from .image_planner import MLLMScheduler
 from .memory_pool import Room
 from .prefill_pacer import GRID, Budget, PrefillPacer
@@ -49,6 +50,8 @@ class PrefillPlanner:
         """Plan the chunks of one step, and count their tokens as computed."""
         self.is_prefilling, self.is_decoding = bool(prefilling), is_decoding
         longest_s = self._turns.longest_prefill_s(self._pacer.max_stall_s, now)
+        if any(seq.is_ahead for seq in prefilling):
+            longest_s = min(longest_s, MAX_CHUNK_S)
         if not prefilling or not self.beside_s:
             return ()
         most_s, is_alone = min(self.beside_s, longest_s), self._turns.num_here.total() == 1

@@ -3,10 +3,9 @@
 This is one model's view of the shared tree. It is pure: state is opaque here.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
@@ -127,8 +126,9 @@ class PrefixPlanner:
         return Restore(seq, match) if match.length else None
 
     def _match(self, seq: Sequence, now: float) -> Match | None:
-        find = partial(self.tree.match, self._space(seq), self._key(seq, seq.num_tokens), now=now)
-        return self._or_skip(find, None, num_captures=0)
+        with self._fenced(num_captures=0):
+            return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
+        return None
 
     def release_matches(self) -> None:
         """Remove the pins of this step's restores. The runner has done them, or they will not happen."""
@@ -156,6 +156,10 @@ class PrefixPlanner:
                     key = pack(seq.key())
                     for tree in self._trees:
                         tree.trim(self._space(seq), key, num_tokens)
+
+    def retire(self, seq: Sequence, key: bytes) -> None:
+        """Let the end of a path go first, since the next turn of its conversation takes another."""
+        self.tree.retire(self._space(seq), key)
 
     def drop(self, match: Match, seq: Sequence) -> None:
         """Remove a damaged path. The sequence continues without the cache."""
@@ -201,7 +205,9 @@ class PrefixPlanner:
 
         Returns None if the tree lacks nothing or memory is short. Room is made before memory is used.
         """
-        return self._or_skip(partial(self._plan_capture, seq, row_length), None)
+        with self._fenced():
+            return self._plan_capture(seq, row_length)
+        return None
 
     def _plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
         if row_length <= 0:
@@ -234,7 +240,9 @@ class PrefixPlanner:
     def insert(self, snapshot: Snapshot, now: float) -> bool:
         """Store a snapshot. Returns False if it is not stored. The row continues in any case."""
         self._planned.pop(id(snapshot.capture), None)
-        return self._or_skip(partial(self._insert, snapshot, now), False)
+        with self._fenced():
+            return self._insert(snapshot, now)
+        return False
 
     def raise_fault(self) -> None:
         """Raise the device fault that an earlier change of cached state met."""
@@ -254,11 +262,13 @@ class PrefixPlanner:
                 raise
             self._fault = error
 
-    def _or_skip(self, work: Callable[[], T], skipped: T, *, num_captures: int = 1) -> T:
+    @contextmanager
+    def _fenced(self, *, num_captures: int = 1) -> Iterator[None]:
+        """Contain an error of the block, in which so many captures are skipped then."""
         with self._hold_fault(), RowFence("the row, which goes on without the prefix cache"):
-            return work()
+            yield
+            return
         self.num_skipped_captures += num_captures
-        return skipped
 
     def _insert(self, snapshot: Snapshot, now: float) -> bool:
         capture, space = snapshot.capture, self._space(snapshot.capture.seq)
@@ -273,11 +283,12 @@ class PrefixPlanner:
         )
         if not is_stored:
             return False
-        if self.disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
-            self.disk.writer.stored(space, capture.key)
+        disk = None if capture.seq.is_ahead else self.disk  # it is written once its conversation goes on
+        if disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
+            disk.writer.stored(space, capture.key)
         if capture.end >= capture.seq.prefill_end:
             points = capture.seq.prompt.snapshot_points  # a question after many tool calls resumes from an old point
-            for cache in (self.tree, *(() if self.disk is None else (self.disk.writer,))):
+            for cache in (self.tree, *(() if disk is None else (disk.writer,))):
                 cache.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
                 for tree in self._trees:

@@ -69,13 +69,10 @@ class Resident:
 
     # -- sequences
 
-    def add(self, seq: Sequence, now: float) -> None:
-        """Queue a sequence."""
-        if self.is_yielding or not self.is_measured:
-            self.held.append(seq)
-        else:
-            self.scheduler.add(seq)
-        self.use(now)
+    @property
+    def holds_back(self) -> bool:
+        """Return whether a new sequence belongs into `held`, rather than into the scheduler."""
+        return self.is_yielding or not self.is_measured
 
     def abort(self, seq_id: int) -> None:
         self.release([seq for seq in self.held if seq.seq_id == seq_id])
@@ -228,6 +225,14 @@ class Residency:
         self.models = models
         self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure(0.0)
+
+    @property
+    def is_calm(self) -> bool:
+        """Return whether no model comes or leaves, or waits for memory."""
+        return not any(
+            each.state in ("loading", "leaving") or each.is_short or (each.queue and not each.is_in_memory)
+            for each in self.models
+        )
 
     def take(
         self, model: Resident, event: Event, now: float, *, reason: Reason = "request", cause: str | None = None

@@ -14,9 +14,10 @@ from ..core.config import EngineConfig
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import FinishReason
 from ..core.memory import MemoryBudget, RowFootprint
-from ..core.sequence import Sequence, SequenceStatus
+from ..core.sequence import PromptInputs, Sequence, SequenceStatus
 from ..core.step import Drafts, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from ..util.faults import MAX_FAULTS, Fault
+from .ahead import Ahead
 from .decode_groups import DecodeGroups
 from .image_planner import MLLMScheduler
 from .memory_pool import MemoryPool, Room
@@ -58,6 +59,7 @@ class Scheduler:
         self.turns = Turns(lambda row: self.room.share(self.room.bytes_of(row)))
         self.prefill = PrefillPlanner(config, pacer, self.turns, self.room, prefix_cache, images)
         self.speculation = speculation
+        self.ahead = Ahead()
         self._now = 0.0
         self.num_preemptions = 0
         self.num_restarts = 0  # restarts of rows after faults that another row may have caused
@@ -76,6 +78,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._seqs)
+
+    @property
+    def num_replies(self) -> int:
+        """Return the number of running sequences of requests."""
+        return sum(not seq.is_ahead for seq in self._seqs)
 
     @property
     def holds_rows(self) -> bool:
@@ -100,10 +107,34 @@ class Scheduler:
         self._finish(seq, FinishReason.ABORT)
         return True
 
-    def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """Once the sequence has ended, keep only its first `num_tokens` in the prefix cache."""
+    def keep(self, seq: Sequence, num_tokens: int, following: PromptInputs | None = None) -> None:
+        """Once the sequence has ended, keep only its first `num_tokens` in the prefix cache.
+
+        Begin with the prompt `following` it when `look_ahead` is called.
+        """
         if self.prefix_cache is not None:
             self.prefix_cache.keep(seq, num_tokens)
+            if following is not None:
+                self.ahead.add(seq, following)
+
+    def look_ahead(self) -> None:
+        """Begin to compute the beginning of a next prompt, if one is worth what would be evicted for it.
+
+        Called while nothing waits or runs.
+        """
+        while (cache := self.prefix_cache) is not None and (beginning := self.ahead.next) is not None:
+            beginning.cut(end := self._known_end(beginning.seq))
+            if (num_tokens := end - beginning.position) <= 0:
+                continue
+            copied = self._footprint.copy_bytes(num_tokens, end)
+            needed = copied + self._footprint.bytes_at(end + 1)
+            if cache.tree.is_worth(cache.fingerprint, needed, num_tokens=num_tokens, kept_bytes=copied):
+                self.add(self.ahead.start(beginning))
+                return
+            self.ahead.forget(beginning)
+
+    def _known_end(self, seq: Sequence) -> int:
+        return seq.prefill_end if self._images is None else self._images.known_end(seq)
 
     def recover(self, error: VLLMMLXError, fault: Fault | None = None, num_tokens: int = 0) -> list[SequenceUpdate]:
         """Continue after a step that failed as a whole: the device has no rows, so nothing is captured or released.
@@ -123,7 +154,7 @@ class Scheduler:
             self._finish(seq, FinishReason.ABORT, keep=False)
         self._restart([seq.seq_id for seq in self._seqs], isolated=fault is not Fault.FAILED)
         self._pending = Pending()
-        seq_ids = dict.fromkeys(seq.seq_id for seq in (*failing, *(ended or ())))
+        seq_ids = dict.fromkeys(seq.seq_id for seq in (*failing, *(ended or ())) if not seq.is_ahead)
         return [SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids]
 
     def _ending(self, rows: list[Sequence], fault: Fault | None) -> list[Sequence]:
@@ -139,10 +170,11 @@ class Scheduler:
         are_isolated = all(self._groups.is_isolated(seq.seq_id) for seq in rows)
         return rows[-1:] if are_isolated or len(rows) == 1 else []
 
-    def schedule(self, now: float = 0.0, *, is_alone: bool = True) -> StepPlan:
+    def schedule(self, now: float = 0.0, *, is_alone: bool = True, looks_ahead: bool = True) -> StepPlan:
         """Plan the next step. `now` is in seconds, of any monotonic clock; the cache orders entries by it.
 
-        Unless the model `is_alone`, the step waits for its own samples, so that no step of another model does.
+        Unless the model `is_alone`, the step waits for its own samples, so that no step of another model does. Unless
+        it `looks_ahead`, a beginning of a next prompt leaves.
         """
         self._now = now
         if self._images is not None:
@@ -150,7 +182,10 @@ class Scheduler:
         if self.prefix_cache is not None:
             self.prefix_cache.forget_planned(but=self._pending.captures)
         self._preempt_if_short()
+        self._give_way(looks_ahead=looks_ahead and is_alone)
         self._admit()
+        if (seq := self.ahead.running) is not None and seq in self._seqs.waiting and not self.awaits_inputs:
+            self._finish(seq, FinishReason.ABORT, keep=False)  # there is no room
         decode, drafts, reads = self._plan_decode(is_alone=is_alone)
         prefill = self.prefill.plan(self._seqs.prefilling(), now, is_decoding=bool(decode))
         pending, self._pending = self._pending, Pending(admitted=self._pending.admitted)
@@ -184,12 +219,12 @@ class Scheduler:
         for seq, is_over in self._seqs.take_chunks(output):
             if is_over:
                 self._finish(seq, FinishReason.LENGTH)
-            updates.append(SequenceUpdate.of(seq))
+            updates.append(_update(seq))
         if self.speculation is not None:
             self.speculation.learn(output)
         updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
         self._pending.ended = None
-        return [update for update in updates if update is not None]
+        return [update for update in updates if update is not None and update.seq_id >= 0]  # of requests
 
     # -- admission and memory
 
@@ -210,6 +245,14 @@ class Scheduler:
             self.turns.admit(seq)
             self._start(seq)
             self.room.shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
+
+    def _give_way(self, *, looks_ahead: bool) -> None:
+        """End the computing of a next prompt if there is anything else to do. Its state stays, so that it can go on."""
+        if (seq := self.ahead.running) is None:
+            return
+        is_alone = len(self._seqs) + len(self._seqs.waiting) == 1
+        if not (looks_ahead and is_alone and self._known_end(seq) == seq.prefill_end):
+            self._finish(seq, FinishReason.ABORT)
 
     def _make_room(self, seq: Sequence) -> bool:
         """Make room for a sequence, if necessary by preempting rows of tenants that have more. False if that fails."""
@@ -239,6 +282,8 @@ class Scheduler:
             seq.scheduled_s = self._now
         if self.prefix_cache is not None:
             restore = self.prefix_cache.resume(seq, self._now)
+            if not seq.num_preemptions and not seq.is_ahead:
+                seq.receipt = replace(seq.receipt, ahead_tokens=self.ahead.use(seq))
             if restore is not None:
                 self._pending.restores.append(restore)
         if not seq.num_preemptions:
@@ -377,13 +422,13 @@ class Scheduler:
                 self.speculation.take(seq, output.token_id)
             if end is not None:
                 self._finish(seq, end)
-        return [SequenceUpdate.of(seq, tuple(tokens)) for seq, tokens in taken.items()]
+        return [_update(seq, tuple(tokens)) for seq, tokens in taken.items()]
 
     def _report_admitted(self) -> list[SequenceUpdate]:
         """Report rows once their state is restored and before a long chunk runs. Tokens of chunks do not count yet."""
         admitted, self._pending.admitted = self._pending.admitted, []
         running = [seq for seq in admitted if seq.seq_id in self._seqs]
-        return [replace(SequenceUpdate.of(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
+        return [replace(_update(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
 
     def _fail(self, seq_id: int, error: VLLMMLXError) -> SequenceUpdate | None:
         if (seq := self._seqs.find(seq_id)) is None:
@@ -399,6 +444,8 @@ class Scheduler:
             self._pending.ended.append(seq)
         self.pool.relieve()
         self.turns.leave(seq)
+        if seq.is_ahead:
+            self._stop_ahead(seq, keep=keep)
         self._groups.forget(seq.seq_id)
         if self.speculation is not None:
             self.speculation.close(seq.seq_id)
@@ -406,3 +453,27 @@ class Scheduler:
             self._leave(seq, seq.num_computed_tokens, keep=keep)
         if self.prefix_cache is not None:
             self.prefix_cache.close(seq)
+
+    def _stop_ahead(self, seq: Sequence, *, keep: bool) -> None:
+        """Forget a beginning that cannot be computed. Once it is complete, the path that it replaces goes first."""
+        beginning = self.ahead.stop(seq)
+        if beginning is not None and not keep:
+            self.ahead.forget(beginning)
+        elif beginning is not None and beginning.position == seq.prefill_end and self.prefix_cache is not None:
+            self.prefix_cache.retire(seq, beginning.replaced_key)
+
+
+def _update(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate:
+    """Return the sequence's present state as an update."""
+    return SequenceUpdate(
+        seq_id=seq.seq_id,
+        tokens=tokens,
+        prompt_logprobs=seq.prompt_logprobs if seq.is_scored else (),
+        num_computed_tokens=seq.num_computed_tokens,
+        receipt=seq.receipt,
+        num_predicted=seq.num_predicted,
+        num_mispredicted=seq.num_mispredicted,
+        scheduled_s=seq.scheduled_s,
+        finish_reason=seq.finish_reason,
+        stop_token_id=seq.stop_token_id,
+    )

@@ -32,8 +32,7 @@ from ..core.events import (
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolChoice
 from ..core.receipt import PromptChange
 from ..core.request import Request
-from ..engine.client import EngineClient
-from ..engine.generation import Generation
+from ..engine.client import EngineClient, Generation
 from .search_client import SearchClient, SearchFailed
 
 MAX_BUFFERED_EVENTS = 64  # a slow client must block the readers, so that the engine joins deltas

@@ -23,6 +23,7 @@ from ..core.events import (
 )
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from ..util.fence import Fence
+from ..util.urls import client_name, endpoint_name
 from .error_handlers import CLIENT_GONE
 from .generations import RequestGeneration
 from .schema import LastReply
@@ -37,6 +38,7 @@ QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
 WATCHED_PATHS = frozenset(  # polled by monitors and the status page
     {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
 )
+_PAGE = re.compile(r"/|/page/.*|/favicon\.ico|/apple-touch-icon.*|/\.well-known/appspecific/.*")  # asked by browsers
 _FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart)
 
 
@@ -71,6 +73,7 @@ class Receipts:
             cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
             stored_tokens=sum(receipt.stored_tokens for receipt in receipts),
             disk_tokens=sum(receipt.disk_tokens for receipt in receipts),
+            ahead_tokens=sum(receipt.ahead_tokens for receipt in receipts),
             hit=",".join(dict.fromkeys(receipt.hit for receipt in receipts)),
             cache_bytes=receipts[-1].cache_bytes,
             max_cache_bytes=receipts[-1].max_cache_bytes,
@@ -85,6 +88,8 @@ class Receipts:
             facts += f"; tier={receipt.tier}"
         if receipt.disk_tokens:
             facts += f"; disk={receipt.disk_tokens}"
+        if receipt.ahead_tokens:
+            facts += f"; ahead={receipt.ahead_tokens}"
         if self._num_prompts > 1:
             facts += f"; prompts={self._num_prompts}"
         if receipt.template:
@@ -130,6 +135,12 @@ class RequestRecord:
         if self.is_watching:
             return self.status < 400 or self.status == CLIENT_GONE
         return self.path in QUIET_PATHS
+
+    @property
+    def level(self) -> int:
+        """Return the level of the log line. What browsers fetch with the page is for debug."""
+        is_page = self.method in ("GET", "HEAD") and _PAGE.fullmatch(self.path) is not None
+        return logging.DEBUG if is_page and (self.status < 400 or self.status in (404, CLIENT_GONE)) else logging.INFO
 
     def begin_reply(
         self, reply_id: str, model: str, generation: RequestGeneration, *, num_prompts: int, choices_per_prompt: int
@@ -199,7 +210,27 @@ class RequestRecord:
             return
         self.progress_logged_s = now
         share = f"{event.num_computed_tokens}/{event.num_prompt_tokens}"
-        requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, now - self.started_s)
+        elapsed_s, done = now - self.started_s, event.num_computed_tokens
+        row = f"{self._asked} · reading {done:,} of {event.num_prompt_tokens:,} · {elapsed_s:.1f} s"
+        requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, elapsed_s, extra={"row": row})
+
+    @property
+    def _asked(self) -> str:
+        path = quoted(self.path)
+        what = endpoint_name(path) if self.method == "POST" else f"{self.method} {path}"
+        return f"{what} {client_name(self.client)}"
+
+    def row(self, ended_s: float) -> str:
+        """Describe the request in a short line for a terminal."""
+        usage = total_usage(self._usages, self.receipts.choices_per_prompt) if self._usages else None
+        facts, speed = [self._asked], self._tokens_per_s(usage, ended_s)
+        if usage is not None:
+            cached = f"({usage.cached_tokens:,} cached)"
+            facts += [f"{usage.prompt_tokens:,} in {cached}", f"{usage.completion_tokens:,} out"]
+        facts += [f"{ended_s - self.started_s if self._ttft_s is None else self._ttft_s:.2f} s"]
+        facts += [] if speed is None else [f"{speed:.0f}/s"]
+        end = f"{self.status} {self.error_code}" if self.error_code else self._finish or str(self.status)
+        return " · ".join([*facts, "left" if self.status == CLIENT_GONE else end])
 
     def line(self, ended_s: float) -> str:
         usage = total_usage(self._usages, self.receipts.choices_per_prompt) if self._usages else None

@@ -72,11 +72,12 @@ class RequestLog:
             self._note(record, tenant_of(scope))
             self._warn(record)
             body, record.body = record.body, None
-            line = record.line(time.monotonic())
+            ended_s = time.monotonic()
+            line = record.line(ended_s)
             if self._recorder is not None and body is not None:
                 self._recorder.offer(record.facts(line), Headers(scope=scope), body)
             if not record.is_quiet:
-                requests_logger.info("%s", line)
+                requests_logger.log(record.level, "%s", line, extra={"row": record.row(ended_s)})
 
     def _note(self, record: RequestRecord, tenant: str) -> None:
         """Keep replies and errors for the status.

@@ -13,7 +13,7 @@ from ..core.errors import InvalidParameter
 from ..disk.kept import Journal, Restored
 from ..util.lru import LRU
 from .log import RequestRecord, error_of
-from .streaming import Submission, feed_all, for_client
+from .routes import Submission, feed_all, for_client
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 256 * 1024 * 1024

@@ -27,8 +27,7 @@ from .generations import RequestGeneration
 from .guards import tenant_of
 from .log import record_of
 from .response_store import BackgroundReplies, ResponseStore, ResponseStores
-from .routes import as_json, documented
-from .streaming import ReplyCall, num_tokens, respond_to, submit, while_connected
+from .routes import ReplyCall, as_json, documented, num_tokens, respond_to, submit, while_connected
 
 StoredItem = Mapping[str, Any]
 Stored = Mapping[str, StoredItem]  # by the items' ids

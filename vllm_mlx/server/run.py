@@ -21,6 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigError, EngineDead, ModelUnavailable, setting
+from ..core.stage import LoadStage
+from ..util.tasks import do_nothing
 from .connection import BUSY_S, OPEN_PATHS, GuardedProtocol, allow_open_files
 from .error_handlers import envelope_of, respond
 
@@ -77,10 +79,11 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 
 @contextmanager
-def answering_before(sock: socket.socket) -> Iterator[None]:
-    """Answer all requests with 503 inside the block, on a thread of its own, because no model can serve yet."""
+def answering_before(sock: socket.socket, stage: LoadStage) -> Iterator[None]:
+    """Answer all requests with 503 and the stage inside the block, on a thread of its own: no model can serve yet."""
     options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
-    config = uvicorn.Config(_not_ready, lifespan="off", timeout_graceful_shutdown=LAST_ERRORS_S, **options)
+    options |= {"interface": "asgi3", "lifespan": "off", "timeout_graceful_shutdown": LAST_ERRORS_S}
+    config = uvicorn.Config(partial(_refuse, stage), **options)
     server, own = uvicorn.Server(config), sock.dup()  # the server closes it at its end
     thread = threading.Thread(target=server.run, args=([own],), name="before the models", daemon=True)
     thread.start()
@@ -91,11 +94,13 @@ def answering_before(sock: socket.socket) -> Iterator[None]:
         thread.join()
 
 
-async def _not_ready(scope: Scope, receive: Receive, send: Send) -> None:
-    path, error = scope["path"], ModelUnavailable("The server is still loading its models.", retry_after_s=BUSY_S)
+async def _refuse(stage: LoadStage, scope: Scope, receive: Receive, send: Send) -> None:
+    path, told = scope["path"], f" ({stage})" if stage.name else ""
+    error = ModelUnavailable(f"The server is still loading its models{told}.", retry_after_s=BUSY_S)
     response: Response = respond(envelope_of(path).error(error), scope)
     if path in OPEN_PATHS:
-        response = JSONResponse({"status": "loading", "error": error.message}, 503)
+        facts = {"status": "loading", "error": error.message, "stage": stage.name or None, "progress": stage.share}
+        response = JSONResponse(facts, 503)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 
@@ -106,7 +111,7 @@ def run(
     sock: socket.socket,
     *,
     drain_s: float,
-    started: Callable[[], object] = lambda: None,
+    started: Callable[[], object] = do_nothing,
 ) -> None:
     """Serve what `create_app` made until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` to finish.
 
@@ -132,7 +137,7 @@ class EngineServer(uvicorn.Server):
         *,
         drain_s: float,
         started: Callable[[], object],
-        tick: Callable[[], object] = lambda: None,
+        tick: Callable[[], object] = do_nothing,
     ) -> None:
         """Configure the server. `tick` is called ten times a second."""
         config = uvicorn.Config(

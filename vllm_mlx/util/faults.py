@@ -5,7 +5,12 @@ can be any call, and what the command buffer was to write is garbage (mlx/backen
 fails raises where it was asked for, and hides failures of earlier work (metal/allocator.cpp, mlx/transforms.cpp).
 """
 
+import logging
 from enum import Enum, auto
+
+from ..core.errors import EngineDead, first_line
+
+logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 3  # device faults without progress in between, after which a row fails and the engine ends
 
@@ -47,6 +52,37 @@ def device_fault(error: BaseException | None) -> Fault | None:
     if not _holds_any(text, _FAILED_WORK):
         return None
     return Fault.OUT_OF_MEMORY if _holds_any(text, _NO_MEMORY) else Fault.FAILED
+
+
+class FaultCount:
+    """Counts device faults since the last good step, and ends the engine where only a new process helps."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._end: EngineDead | None = None  # why no step can follow
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if an earlier call has raised it, also if its caller kept that to itself."""
+        if self._end is not None:
+            raise self._end
+
+    def refuse_parted(self, fault: Fault | None, error: Exception) -> None:
+        """Raise EngineDead if the ranks have parted: a wait for the device may then hang."""
+        if fault is Fault.PARTED:
+            self._end = EngineDead(f"Only a restart of all ranks of the model helps: {first_line(error, 300)}")
+            raise self._end
+
+    def count(self, fault: Fault | None, error: Exception) -> None:
+        """Count a fault. Raises EngineDead after `MAX_FAULTS`."""
+        if fault is not None:
+            self.num += 1
+            logger.error("Device fault %d since the last good step: %s", self.num, error)
+        if self.num >= MAX_FAULTS:
+            self._end = EngineDead(
+                f"The GPU failed {self.num} times in a row, so that only a restart of the server helps: "
+                f"{first_line(error, 300)}"
+            )
+            raise self._end
 
 
 def _holds_any(text: str, marks: tuple[str, ...]) -> bool:

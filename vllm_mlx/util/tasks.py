@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakMethod
 
 from ..core.errors import Cancelled, TimeLimit
 from .fence import clear_locals
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Deadline:
@@ -49,12 +50,16 @@ class Deadline:
             raise Cancelled()
 
 
-def settle(result: "Future[T]", work: Callable[[], T]) -> None:
+def do_nothing(*_: object) -> None:
+    """Stand in for a callback that is not set."""
+
+
+def settle(result: "Future[T]", work: Callable[[*Ts], T], *args: *Ts) -> None:
     """Do the work and put its result or its error into the future, like an executor. Do nothing if it was cancelled."""
     if not result.set_running_or_notify_cancel():
         return
     try:
-        result.set_result(work())
+        result.set_result(work(*args))
     except BaseException as error:  # the error belongs to the thread that waits
         result.set_exception(error)
 

@@ -1,5 +1,6 @@
-"""Addresses that users and settings give. It opens none."""
+"""Addresses that users and settings give, and the words for those who call and what they call. It opens none."""
 
+import re
 from urllib.parse import SplitResult, urlsplit
 
 
@@ -12,3 +13,15 @@ def http_url(text: str) -> SplitResult | None:
         return None
     is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
     return parts if is_address and text.isprintable() and " " not in text else None
+
+
+def endpoint_name(path: str) -> str:
+    """Return `chat` for `/v1/chat/completions`, and of other paths what follows `/v1/`."""
+    return path.removeprefix("/v1/").removesuffix("/completions")
+
+
+def client_name(agent: str | None) -> str:
+    """Return the name and version at the beginning of a user agent, in at most 32 characters."""
+    if not agent or agent.startswith("Mozilla/"):
+        return "browser" if agent else "unnamed"
+    return (re.split(r"[ ;,]*[(;,]", agent, maxsplit=1)[0] or agent)[:32]

@@ -15,7 +15,7 @@ WRITES = Step(WRITE, "write good day to a.txt", {"path": "a.txt", "content": "go
 
 @pytest.fixture
 def kit() -> Kit:
-    return agent_tools.kit(random.Random(1), crowd=2, size=0, without_write=1.0)
+    return agent_tools.draw_kit(random.Random(1), crowd=2, size=0, without_write=1.0)
 
 
 def commands(kit: Kit, *steps: Step) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from scripts.train_demo import mixture
-from scripts.train_demo.encode import check_template
+from scripts.train_demo.chat import check_template
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 AMOUNT = 10

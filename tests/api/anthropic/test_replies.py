@@ -21,9 +21,6 @@ from vllm_mlx.core.events import (
     ReasoningDelta,
     Started,
     TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
 )
 
 from ..events import USAGE, cut_anywhere, finished, replies
@@ -134,14 +131,3 @@ def test_omitted_thinking_travels_in_the_signature() -> None:
     [block] = accumulated(wire)["content"]
     assert block == folded(events, thinking="sealed")["content"][0]
     assert block["thinking"] == "" and Unsealer().unseal(block["signature"], "a") == "why so"
-
-
-def test_calls_keep_their_argument_order() -> None:
-    events: list[GenerationEvent] = [
-        ToolCallStart(0, "call_1", "ls"),
-        ToolCallDelta(0, '{"z":1,"a":2}'),
-        ToolCallEnd(0),
-        finished(FinishReason.TOOL_CALLS),
-    ]
-    [block] = folded(events)["content"]
-    assert list(block["input"]) == ["z", "a"] and block["id"] == "toolu_1"

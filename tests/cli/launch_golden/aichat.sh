@@ -14,6 +14,7 @@ clients:
         max_input_tokens: 30720
         max_output_tokens: 10240
         supports_function_calling: true
+        supports_vision: false
 END
 )
 export AICHAT_CONFIG_FILE=/state/aichat/config.yaml

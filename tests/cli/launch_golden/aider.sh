@@ -11,7 +11,8 @@ cat > /state/aider/models.json <<'END'
     "max_output_tokens": 10240,
     "max_tokens": 10240,
     "input_cost_per_token": 0,
-    "output_cost_per_token": 0
+    "output_cost_per_token": 0,
+    "supports_vision": false
   }
 }
 END

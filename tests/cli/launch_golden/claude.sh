@@ -14,4 +14,4 @@ export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 export DISABLE_AUTOUPDATER=1
 export DISABLE_TELEMETRY=1
 unset ANTHROPIC_API_KEY
-claude
+claude --permission-mode default

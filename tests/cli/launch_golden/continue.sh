@@ -12,8 +12,7 @@ models:
     model: "mlx-community/Qwen3-8B-4bit"
     apiBase: "http://127.0.0.1:8000/v1"
     apiKey: "it's a key"
-    capabilities:
-      - "tool_use"
+    capabilities: ["tool_use"]
     defaultCompletionOptions:
       contextLength: 40960
       maxTokens: 10240

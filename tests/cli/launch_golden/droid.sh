@@ -13,7 +13,8 @@ cat > /state/droid/settings.json <<'END'
       "apiKey": "it's a key",
       "provider": "generic-chat-completion-api",
       "maxContextLimit": 40960,
-      "maxOutputTokens": 10240
+      "maxOutputTokens": 10240,
+      "noImageSupport": true
     }
   ],
   "sessionDefaultSettings": {"model": "custom:vllm-mlx"}

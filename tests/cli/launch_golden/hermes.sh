@@ -10,6 +10,7 @@ model:
   api_key: "it's a key"
   context_length: 40960
   max_tokens: 10240
+  supports_vision: false
 END
 )
 export HERMES_HOME=/state/hermes

@@ -11,7 +11,7 @@ cat > /state/qwen/settings.json <<'END'
         "name": "mlx-community/Qwen3-8B-4bit",
         "envKey": "OPENAI_API_KEY",
         "baseUrl": "http://127.0.0.1:8000/v1",
-        "generationConfig": {"contextWindowSize": 40960}
+        "generationConfig": {"contextWindowSize": 40960, "modalities": {"image": false}}
       }
     ]
   },

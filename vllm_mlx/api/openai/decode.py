@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import (
@@ -65,6 +67,21 @@ class ReplySpec:
     @property
     def num_choices(self) -> int:
         return self.num_prompts * self.choices_per_prompt
+
+
+def _form_of(body: Any) -> str:
+    """Return the form of a body. With messages it is a chat, which refuses `input`. A null counts as absent."""
+    if isinstance(body, dict):
+        has_input = body.get("input") is not None and not body.get("messages")
+        return "form of responses" if has_input else "form of chat"
+    return "form of responses" if isinstance(body, schema.ResponsesAsChatBody) else "form of chat"
+
+
+AnyChatBody = Annotated[
+    Annotated[schema.ChatCompletionBody, Tag("form of chat")]
+    | Annotated[schema.ResponsesAsChatBody, Tag("form of responses")],
+    Discriminator(_form_of),
+]
 
 
 def decode_chat(

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 from typing import Any
 
@@ -79,11 +78,13 @@ class _Stream(ABC):
     def _send(self, choice: Mapping[str, Any]) -> bytes:
         return self._around(choice).encode()
 
-    def _write(self, place: Hashable, choice: Callable[[str], Mapping[str, Any]], text: str) -> bytes:
-        """Send a choice with this text. `choice(TEXT)` is called once for each place, as its template."""
-        if (parts := self._templates.get(place)) is None:
-            parts = self._templates[place] = self._around(choice(TEXT)).split(f'"{TEXT}"')
-        return escape(text).join(parts).encode()
+    def _prepare(self, place: Hashable, choice: Mapping[str, Any]) -> None:
+        """Keep the template of a place: a choice that has TEXT for its text."""
+        self._templates[place] = self._around(choice).split(f'"{TEXT}"')
+
+    def _write(self, place: Hashable, text: str) -> bytes:
+        """Send the choice of this place with this text."""
+        return escape(text).join(self._templates[place]).encode()
 
 
 def _event(data: Any) -> str:
@@ -129,9 +130,9 @@ class ChatStream(_Stream):
             case TextDelta():
                 return self._text(index, event)
             case ReasoningDelta():
-                return self._write(
-                    ("reasoning", index), lambda text: _delta(index, reasoning_content=text, reasoning=text), event.text
-                )
+                if (place := ("reasoning", index)) not in self._templates:
+                    self._prepare(place, _delta(index, reasoning_content=TEXT, reasoning=TEXT))
+                return self._write(place, event.text)
             case ToolCallStart(number, call_id, name):
                 function = {"name": name, "arguments": ""}
                 call = {"index": number, "id": call_id, "type": "function", "function": function}
@@ -161,13 +162,14 @@ class ChatStream(_Stream):
         if event.logprobs and self._spec.logprobs:
             logprobs = replies.ChatLogprobs.of(event.logprobs, self._names)
             return self._send(_delta(index, logprobs, content=event.text))
-        return self._write(index, lambda text: _delta(index, content=text), event.text) if event.text else b""
+        if index not in self._templates:
+            self._prepare(index, _delta(index, content=TEXT))
+        return self._write(index, event.text) if event.text else b""
 
     def _call_arguments(self, index: int, number: int, text: str) -> bytes:
-        def choice(arguments: str) -> dict[str, Any]:
-            return _delta(index, tool_calls=[{"index": number, "function": {"arguments": arguments}}])
-
-        return self._write(("call", index, number), choice, text)
+        if (place := ("call", index, number)) not in self._templates:
+            self._prepare(place, _delta(index, tool_calls=[{"index": number, "function": {"arguments": TEXT}}]))
+        return self._write(place, text)
 
 
 class CompletionStream(_Stream):
@@ -191,7 +193,9 @@ class CompletionStream(_Stream):
                 self._num_chars[index] += sum(map(len, logprobs.tokens))
                 return self._send(_text_choice(index, event.text, logprobs))
             case TextDelta() | ReasoningDelta():
-                return self._write(index, partial(_text_choice, index), event.text) if event.text else b""
+                if index not in self._templates:
+                    self._prepare(index, _text_choice(index, TEXT))
+                return self._write(index, event.text) if event.text else b""
             case Finished():
                 return self._send({**_text_choice(index, ""), **_end(event)})
             case _:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...core.config import Capability
 from ...core.events import TokenLogprob, Usage
 from ..replies import CacheShortfall, FinishDetails, Reply, TokenNames, given, predicted, shortfall_of
 
@@ -203,6 +204,7 @@ class ModelCard(Reply):
     pinned: bool  # whether the weights leave for no other model
     aliases: list[str]  # other names of the same model
     task: Literal["chat", "completion"]  # chat needs a chat template
+    capabilities: list[Capability]  # what the model takes in addition to text, and what it writes
     web_search: bool  # whether this server runs the searches that a model asks for
 
 

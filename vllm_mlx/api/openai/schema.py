@@ -414,17 +414,3 @@ class ResponsesAsChatBody(ResponsesBody):
 
     extras = _AS_CHAT_FIELDS
     stream_options: StreamOptions | None = None
-
-
-def _form_of(body: Any) -> str:
-    """Return the form of a body. With messages it is a chat, which refuses `input`. A null counts as absent."""
-    if isinstance(body, dict):
-        has_input = body.get("input") is not None and not body.get("messages")
-        return "form of responses" if has_input else "form of chat"
-    return "form of responses" if isinstance(body, ResponsesAsChatBody) else "form of chat"
-
-
-AnyChatBody = Annotated[
-    Annotated[ChatCompletionBody, Tag("form of chat")] | Annotated[ResponsesAsChatBody, Tag("form of responses")],
-    Discriminator(_form_of),
-]

@@ -11,8 +11,10 @@ from typing import Annotated, Literal, get_args
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
+from ...core.events import FinishReason
 from ...core.figure import Figure, counter, gauge
 from ...core.receipt import CacheReceipt, Expectation, Shortfall, Tier
+from ...core.request import Request
 from ...core.sequence import Sequence
 from ...core.step import SequenceUpdate
 
@@ -26,6 +28,12 @@ REPLY_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 24
 TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 Phase = Literal["queued", "prefill", "generation"]
 Outcome = Literal["stop", "length", "tool_calls", "aborted", "cancelled", "failed"]
+OUTCOMES: dict[FinishReason, Outcome] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.ABORT: "aborted",
+}
 
 
 class TokenRate:
@@ -152,6 +160,24 @@ class ReplyStats:
     receipt: CacheReceipt | None = None  # None: not looked up yet
     computed_tokens: int = 0  # prompt tokens that are computed, including cached ones
     completion_tokens: int = 0
+
+    @classmethod
+    def of(cls, request: Request, now: float) -> "list[ReplyStats]":
+        """Return the progress of the replies to a request that has just arrived."""
+        num_replies = request.sampling.n
+        return [
+            cls(
+                request_id=request.request_id if num_replies == 1 else f"{request.request_id}-{index}",
+                tenant=request.tenant,
+                model=request.model,
+                client=request.client,
+                path=request.path,
+                max_tokens=request.sampling.max_tokens or 0,
+                arrived_s=now if request.arrived_s is None else request.arrived_s,
+                queued_s=now,
+            )
+            for index in range(num_replies)
+        ]
 
     def queue(self, seq: Sequence, expectation: Expectation, template: tuple[str, ...], now: float) -> None:
         """Note that the prompt is prepared and its sequence handed to the engine."""

@@ -124,7 +124,7 @@ def _cache(stats: TreeStats) -> Readings:
 def _weights(lane: LaneReport) -> Readings:
     states = {state: int(state == lane.row["state"]) for state in get_args(State)}
     yield gauge("model_state", "Where the weights are: 1 for the present state.", "state"), states
-    yield from readings(LaneRow, lane.row, "loads", "load_s")
+    yield from readings(LaneRow, lane.row, "loads", "load_s", "ahead_tokens")
     yield from readings(LaneReport, lane, "build_s")
     yield from readings(LaneRow, lane.row, "missing_bytes")
 

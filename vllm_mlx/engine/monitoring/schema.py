@@ -13,6 +13,7 @@ from ...core.memory import MemoryBudget, RowFootprint
 from ...core.receipt import Shortfall, Tier
 from ...ranks.figures import RankRow
 from ...runner.device import DeviceUsage
+from ...scheduler.ahead import Fate
 from ...scheduler.residence import State
 from .counters import Outcome, Quantiles, RunningReply, Stalls
 
@@ -214,6 +215,9 @@ class LaneRow(TypedDict):
     loads: Annotated[dict[str, int], counter("model_loads", "Loads of the weights, by what asked for them.", "reason")]
     load_s: Annotated[float, gauge("model_load_seconds", "Seconds that the last load after the start took.")]
     cause: str | None
+    ahead_tokens: Annotated[
+        dict[Fate, int], counter("ahead_tokens", "Tokens computed ahead of a next question, and their use.", "fate")
+    ]
 
 
 class ModelRow(Counts, LaneRow):
@@ -249,6 +253,7 @@ class EngineFigures(Counts):
     cache: CacheStatus
     images: ImageStatus
     drafts: DraftStatus
+    ahead_tokens: dict[Fate, int]  # computed ahead of a next question; those of use; those that never will be
     models: list[ModelRow]
     ranks: NotRequired[list[RankRow]]  # only of a model that several Macs run
     model_facts: ModelFacts

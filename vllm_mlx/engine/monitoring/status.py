@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 
@@ -14,6 +14,7 @@ from ... import __version__
 from ...cache.media import MediaCache
 from ...cache.tree import MemoryAwarePrefixCache
 from ...core.memory import MemoryBudget, SystemMemory
+from ...scheduler.ahead import Fate
 from ...scheduler.drafts import SOURCES
 from ...scheduler.speculation import Speculation
 from ..front import Front
@@ -102,6 +103,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "cache": _cache(report, totals),
         "images": report.images,
         "drafts": report.drafts,
+        "ahead_tokens": {fate: sum(lane.row["ahead_tokens"][fate] for lane in report.lanes) for fate in get_args(Fate)},
         "models": [_model(*model, now) for model in moment.models],
         "ranks": list(report.ranks),
         "model_facts": facts,
@@ -158,7 +160,7 @@ def _system(system: SystemMemory) -> SystemStatus:
 def _process(moment: Moment) -> ProcessStatus:
     device = moment.report.device
     total = resident_bytes() if device.system.footprint_bytes is None else device.system.footprint_bytes
-    pixels_bytes = sum(front.preparations.pixels_bytes for front in moment.fronts)
+    pixels_bytes = sum(front.media.pixels_bytes for front in moment.fronts)
     replies_bytes = sum(front.processor.replies.num_bytes for front in moment.fronts)
     named_bytes = device.active_bytes + device.cache_bytes + pixels_bytes + replies_bytes
     return {

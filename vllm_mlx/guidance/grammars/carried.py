@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from ...core.errors import InvalidParameter, shown
 from ...core.events import ContentEvent, ToolCallDelta, ToolCallStart
 from ...core.messages import ToolSpec
-from ...formats import CallChoice, Schemas, make_parser
+from ...formats import CallChoice, Schemas
 from ...formats.bodies.tool_schema import ANY_ARGUMENTS
 from ...formats.families import spelling
 from ...formats.family import argument_frame, call_frame
+from ...formats.pipeline import make_parser
 from .lark import AddedTokens
 
 _USUAL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # every format carries such a name
