@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.rows import row
+from vllm_mlx.api.parameters import GenerationFields, decode_sampling
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request, SamplingParams
@@ -299,3 +300,14 @@ def test_template_arguments_of_the_server_are_refused(name: str) -> None:
 )
 def test_a_wrong_completion_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refusal(decode_text, **fields).param == param
+
+
+def test_a_body_s_field_with_the_name_of_a_sampling_parameter_is_that_parameter() -> None:
+    class NewBody(GenerationFields):
+        stop_token_ids: tuple[int, ...] | None = None
+
+    assert decode_sampling(NewBody(stop_token_ids=(1, 2), temperature=0.5)) == SamplingParams(
+        stop_token_ids=(1, 2), temperature=0.5
+    )
+    assert decode_sampling(NewBody(stop_token_ids=(1, 2)), stop_token_ids=(3,)) == SamplingParams(stop_token_ids=(3,))
+    assert decode_sampling(NewBody.model_validate({"min_p": 0.5})) == SamplingParams()  # it declares no such field

@@ -1,5 +1,6 @@
 """Every field of OpenAI's is honoured, knowingly ignored, or refused by name."""
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import pytest
@@ -9,13 +10,20 @@ from scripts._check_drift.__main__ import PROTOCOLS, _inside, _is_free, _is_wire
 from vllm_mlx.api.openai.schema import (
     BODY_FIELDS,
 )
+from vllm_mlx.api.parameters import GenerationFields, OpenAIFields
 from vllm_mlx.api.wire import ANY, Body, ExtraFields, Ignored, Items, Refused, Wire
+from vllm_mlx.core.request import SamplingParams
 
 from .bodies import decode, decode_text, refusal
 
 IGNORED = {name: rule for name, rule in BODY_FIELDS.items() if isinstance(rule, Ignored)}
 PARTLY_IGNORED = [name for name, rule in IGNORED.items() if ANY not in rule.values]
 REFUSED = [name for name, rule in BODY_FIELDS.items() if isinstance(rule, Refused)]
+
+
+def test_a_field_of_all_endpoints_of_openai_is_a_sampling_parameter() -> None:
+    sampling = {each.name for each in fields(SamplingParams)}
+    assert OpenAIFields.model_fields.keys() - GenerationFields.model_fields.keys() <= sampling
 
 
 @pytest.mark.parametrize("name", IGNORED)

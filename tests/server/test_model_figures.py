@@ -15,10 +15,13 @@ from tests.golden.normal import shape
 from tests.golden.streams import ASKED, PATHS
 from tests.support.figures import declared
 from tests.support.running import eventually, serving, slowly
+from vllm_mlx.cache.stats import TreeStats
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
+from vllm_mlx.core.figure import readings
 from vllm_mlx.engine.loading import start_engine
-from vllm_mlx.engine.monitoring.schema import DraftStatus, LaneRow
+from vllm_mlx.engine.monitoring.counters import Stalls, Totals
+from vllm_mlx.engine.monitoring.schema import DraftStatus, EngineReport, LaneReport, LaneRow
 
 GOLDEN = Path(__file__).parents[1] / "golden/files"
 NAMES = ("coder", "small")
@@ -126,3 +129,10 @@ def test_metrics_of_each_model_are_its_figures_in_the_status(client: httpx.Clien
         assert found[name, "vllm:spec_decode_num_drafts_total"] == drafts["num_drafts"]
         for sample, number in (*declared(LaneRow, row), *declared(DraftStatus, drafts)):
             assert (name, *sample) in found and found[(name, *sample)] == number, sample
+
+
+def test_a_declared_figure_is_a_metric(client: httpx.Client) -> None:
+    found = {family.name for family in metrics(client)}
+    for section in (Totals, LaneRow, LaneReport, EngineReport, TreeStats, Stalls):
+        names = [figure.name for figure, _ in readings(section, defaultdict(int))]
+        assert names and {name if name.startswith("vllm:") else f"vllm_mlx_{name}" for name in names} <= found

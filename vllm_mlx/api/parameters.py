@@ -1,7 +1,7 @@
 """Request parameters that mean the same in several protocols: their wire fields, and what they become in a Request."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypedDict, TypeGuard, TypeVar
 
 from pydantic import BeforeValidator, Field
@@ -82,16 +82,16 @@ OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the t
     "moderation": Refused("This server does not moderate."),
 }
 
-_SAMPLING_FIELDS = (  # a null stands for the default
-    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "n",
-    "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "thinking_token_budget",
-)  # fmt: skip
+_NAMES = frozenset(each.name for each in fields(SamplingParams))
 
 
 def decode_sampling(body: GenerationFields, **own: Any) -> SamplingParams:
-    """Decode the parameters. `own`: those that this protocol writes in its own way. Raises InvalidParameter."""
-    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name, None)) is not None}
-    return SamplingParams(top_k=0 if body.top_k == -1 else body.top_k, **given, **own)
+    """Decode each field with the name of a sampling parameter; a null stands for the default.
+
+    `own`: the parameters that this protocol writes in its own way. Raises InvalidParameter.
+    """
+    given = {key: value for key in _NAMES & type(body).model_fields.keys() if (value := getattr(body, key)) is not None}
+    return SamplingParams(**given | {"top_k": 0 if body.top_k == -1 else body.top_k} | own)
 
 
 class ThinkingParameters(TypedDict):

@@ -334,7 +334,7 @@ def _check_node(node: Node) -> None:
     assert node.start <= node.window_start <= node.end, f"{_name(node)}: window outside its run"
     assert node.segment_bytes == node.segment.nbytes, f"{_name(node)}: wrong size of segment"
     assert node.state_bytes == (node.state.nbytes if node.state is not None else 0), f"{_name(node)}: wrong size"
-    assert node.state is None or node.rule.needs_state, f"{_name(node)}: a state nobody needs"
+    assert node.state is None or node.rule.needs_state, f"{_name(node)}: a state that the layers do not need"
     assert parent is None or parent.space == node.space, f"{_name(node)}: parent in another space"
 
 

@@ -42,7 +42,7 @@ _DAY_S = 86_400
 _NOTHING = "Nothing is kept on disk: {}. --cache-dir names another folder."
 
 cache_app = typer.Typer(
-    help="Look after what is kept on disk, or see what a server's cache holds.", no_args_is_help=True
+    help="List, clear and verify the cache on disk, or list the cache in a server's memory.", no_args_is_help=True
 )
 FolderOption = Annotated[str | None, option("--cache-dir", "DIR", "The folder. Default: as `serve` is set.")]
 

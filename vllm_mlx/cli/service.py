@@ -43,7 +43,7 @@ NOT_INSTALLED = "No service is installed. `vllm-mlx service install MODEL` insta
 _LOOK_S = 1.0
 _ANSWER_S = 2.0
 
-service_app = typer.Typer(no_args_is_help=True, help="Keep a server running: from log-in on, and after a crash.")
+service_app = typer.Typer(no_args_is_help=True, help="Start a server at log-in, and again after a crash.")
 UserOption = Annotated[
     str | None, option("--system", "USER", "The service of the machine, which runs as USER and starts at boot.")
 ]

@@ -181,7 +181,7 @@ class Settings(_Values):
     drain_s: float = Field(default=5.0, ge=0)
     """Seconds that running replies get to finish after Ctrl-C, SIGTERM or SIGHUP."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity that is logged. Prompts and replies are never logged."""
+    """Lowest severity that is logged. Prompts and replies are never logged."""
     max_body: int | None = None
     """Largest request body, images included. Default: 256 MiB."""
     slow_client_s: float = Field(default=30.0, gt=0)

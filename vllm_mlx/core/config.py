@@ -234,7 +234,7 @@ class EngineConfig(ModelConfig):
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Macs that run the model together, this one included, each with a part of every layer; on each of the others runs
-    `vllm-mlx worker`. It is experimental: docs/scaling.md says what it needs and what it does without."""
+    `vllm-mlx worker`. It is experimental: docs/scaling.md lists its requirements and limits."""
     wired: Wired = "none"
     """Memory that Metal never pages out: nothing (`none`), or the weights, which then answer faster after a pause. On
     some versions of macOS wiring may restart the Mac; docs/mac-checklist.md has a test."""

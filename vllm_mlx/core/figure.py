@@ -1,4 +1,7 @@
-"""A figure: a field of the status that is a metric too, declared as in `Annotated[int, counter("hits", "Hits.")]`."""
+"""A figure: a field of the status that is a metric too, declared as in `Annotated[int, counter("hits", "Hits.")]`.
+
+`engine/monitoring/prometheus.py` gives the metrics their order.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import cache

@@ -11,6 +11,7 @@ from .memory import NO_OVERRUN, Overrun
 from .receipt import NO_RECEIPT, CacheReceipt
 from .sequence import Sequence
 
+Drafts = Mapping[int, tuple[int, ...]]  # tokens that may follow the last known token of a row, by its seq_id
 Group = Rows[Sequence]  # rows that decode with their KV in the same buffers
 MOST_SCORED = 256  # positions of a chunk whose logits are needed: those of a long prompt are not in memory together
 BY_HEAD = -1  # in place of a draft: the model's MTP head guesses this token and those behind it
@@ -56,13 +57,13 @@ class StepPlan:
     `decode` holds the groups of rows whose KV lies together. All groups share one forward pass, except the isolated
     ones. The runner drops decoding rows that no group names.
 
-    `drafts` are tokens that may follow the last known token of a row, by seq_id, each of them known or each BY_HEAD. A
-    row that has drafts is alone in its group, and no sample is in flight when its step begins.
+    The `drafts` of a row are either all known or all BY_HEAD. A row that has drafts is alone in its group, and no
+    sample is in flight when its step begins.
     """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()
     isolated: frozenset[int] = frozenset()  # seq_ids of rows whose group shares no forward pass with another group
-    drafts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    drafts: Drafts = field(default_factory=dict)
     reads: bool = False  # read this step's samples before it ends, as a step with drafts or prefill does
     prefill: tuple[PrefillChunk, ...] = ()
     release: tuple[int, ...] = ()  # seq_ids whose state is dropped: they finished, were aborted or preempted

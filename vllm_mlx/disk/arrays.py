@@ -1,7 +1,7 @@
 """Cached state as tensors of records on disk, and back. It knows arrays and their layout, but no tree and no files.
 
 A run's KV is cut into slabs of at most `SLAB_TOKENS` tokens, in the order of the tokens. So a resume
-point is read without the tokens that follow it, but for the rest of its last slab.
+point is read without the tokens that follow it, except the rest of its last slab.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -290,7 +290,7 @@ class Journals:
             return due
 
     def _write(self, changes: list[_Change]) -> None:
-        """Make changes in one transaction. Changes that fail are tried again later, but for the end."""
+        """Make changes in one transaction. Changes that fail are tried again later, except at the end."""
 
         def write(connection: sqlite3.Connection) -> None:
             for change in changes:

@@ -66,7 +66,7 @@ class _Reading:
 
 
 class Reader:
-    """Belongs to the engine thread, but for `_read`."""
+    """Belongs to the engine thread. Only `_read` runs on another one."""
 
     def __init__(self, store: DiskStore):
         self._store, self._memory, self._tree = store, store.memory, store.index.tree

@@ -47,7 +47,7 @@ class Job:
 
 
 class Writer:
-    """Belongs to the engine thread, but for `_write` and `_paced`."""
+    """Belongs to the engine thread. Only `_write` and `_paced` run on another one."""
 
     def __init__(self, store: DiskStore, report: DiskReport):
         """`report` has the limits."""

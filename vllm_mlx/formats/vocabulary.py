@@ -15,6 +15,8 @@ _CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
 # Tags that are also common in the XML and HTML that a model writes for its user.
 _COMMON = frozenset({"<invoke", "</invoke>", "<parameter", "</parameter>", "<function", "</function>", "<param"})
 _COMMON |= {"</param>", "<function name=", "<tools>", "</tools>"}
+# Signs that begin a tag, and those that complete it. A tag without such an end may have a name behind it.
+_BEGINS, _ENDS = tuple("<[]|｜⟦⟧⟨⟩⟪⟫【】〈〉《》「」『』〔〕«»"), tuple(">]⟧⟩⟫】〉》」』〕»")
 _CLOSERS = frozenset("}])")  # a model may write one too many behind a call
 # The rest of a tag after its beginning: a name, and the end of the tag.
 _HEAD = r"""(?:\s+[a-z]+=)?["']?([A-Za-z0-9_.:-]+)["']?(?:\s+[a-z]+=["']?\w*["']?)*\s*>"""
@@ -99,7 +101,7 @@ class TagVocabulary:
         """Tags of the model's own format that are dropped wherever they occur, unless the model quotes them."""
         self._inside = _CLOSERS.union(map(codec.encode, own)) - self.openings.keys()
         longest_first = sorted(map(codec.encode, own), key=len, reverse=True)
-        tails = (re.escape(tag) + ("" if tag.endswith((">", "]")) else rf"(?:{_HEAD}|\s*>?)") for tag in longest_first)
+        tails = (re.escape(tag) + ("" if tag.endswith(_ENDS) else rf"(?:{_HEAD}|\s*>?)") for tag in longest_first)
         self._own = re.compile("|".join(tails) or r"(?!)")
         self._set_splitters()
 
@@ -118,7 +120,7 @@ class TagVocabulary:
 
     def end_of(self, marker: str, text: str, *, may_grow: bool = False) -> int | None:
         """Return the end of a tag that `marker` begins, as `text` does; None if the text `may_grow` to a longer tag."""
-        if marker.endswith((">", "]")):
+        if marker.endswith(_ENDS):
             return len(marker)
         if may_grow and _PART_OF_HEAD.fullmatch(text, len(marker)):
             return None
@@ -182,7 +184,7 @@ def _inner(reasoning: ReasoningFormat | None) -> tuple[str, ...]:
 
 def _is_tag(text: str) -> bool:
     """Return whether the text is a tag rather than punctuation that a format shares with every text."""
-    return len(text) > 3 and text[0] in "<[]|｜"
+    return len(text) > 3 and text.startswith(_BEGINS)
 
 
 def _is_words(token: str) -> bool:

@@ -1,4 +1,4 @@
-"""Rank 0's runner: it sends each plan to the workers before it carries the plan out, and everybody does the same.
+"""Rank 0's runner: it sends each plan to the workers before it carries the plan out, and all ranks do the same.
 
 Drawing, masks and seeds stay here. The state that the prefix cache gets stays on all ranks, and has a name here.
 """

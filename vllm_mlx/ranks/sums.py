@@ -14,6 +14,7 @@ from ..runner.model_types import text_config
 from .figures import Link
 from .lockstep import Ranks
 
+# No two Macs have run these sums.
 _MOST = 8  # numbers to this are summed exactly in 16 bits by as many as 16 ranks
 _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 _WIDTH = 4096  # of hidden states, where config.json does not say it

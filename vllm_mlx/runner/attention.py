@@ -19,6 +19,7 @@ import mlx.core as mx
 from .grouped import GroupedKV, GroupMasks
 from .model_types import text_config
 
+# These facts were read in MLX's code. No Mac has verified them.
 # Head widths for which Metal has a kernel of more than 8 queries that keeps no scores, if keys and values are equally
 # wide (`has_fused_kernel` in mlx/backend/metal/scaled_dot_product_attention.cpp).
 FUSED_WIDTHS = frozenset({64, 72, 80, 96, 128, 192, 256})

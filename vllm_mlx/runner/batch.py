@@ -284,7 +284,7 @@ class Batch:
             layers.take_back(group.kv[-num_layers:], len(guesses))
         return mx.stack(guesses, axis=1)
 
-    def verify(self, blocks: Rows[Rows[int]], guessed: mx.array | None = None) -> mx.array:
+    def feed_blocks(self, blocks: Rows[Rows[int]], guessed: mx.array | None = None) -> mx.array:
         """Feed each row its own known tokens, at least one -> lazy `logits: (all tokens, vocab)`, row after row.
 
         Only rows that are alone in their group may have several. `guessed`: the result of `guess` for these blocks.
@@ -315,7 +315,7 @@ class Batch:
         return mx.concatenate([logits[row, :count] for row, count in enumerate(counts)])
 
     def settle(self, blocks: Rows[Rows[int]], kept: Rows[int], tokens: Rows[int]) -> None:
-        """Keep the first `kept[r]` tokens of the block that `verify` fed to row r, and feed `tokens[r]` next."""
+        """Keep the first `kept[r]` tokens of the block that `feed_blocks` fed to row r, and feed `tokens[r]` next."""
         if self._sampler is not None:
             self._sampler.keep(blocks, kept)
         row = 0
@@ -330,7 +330,7 @@ class Batch:
         self._tokens = mx.array(list(tokens))
 
     def draw_blocks(self, logits: mx.array, blocks: Rows[Rows[int]], words: Words | None) -> InFlight:
-        """Start the sampling behind each token of `verify`. `words: (all tokens, words)`."""
+        """Start the sampling behind each token of `feed_blocks`. `words: (all tokens, words)`."""
         sampled = self._get_sampler([len(block) for block in blocks]).sample_blocks(logits, blocks, words)
         mx.async_eval(sampled.arrays())  # type: ignore[no-untyped-call]
         return InFlight(

@@ -20,6 +20,7 @@ from .model import Model, MultimodalModel
 from .runner import RowFences, Runner
 from .vision_inputs import encode
 
+# No Mac has verified these constants.
 _PROBE_TOKENS = 256
 _LONG_PROBE_TOKENS = 1024  # enough for an expert of a mixture to get many rows, as in a long chunk
 _SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does

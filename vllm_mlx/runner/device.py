@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..core.memory import NO_OVERRUN, UNKNOWN_SYSTEM, Overrun, Pressure, SystemMemory, physical_memory, readable
 
+# No Mac has verified these shares, sizes and intervals.
 _SHARE_OF_RAM = 0.7  # if the device recommends nothing
 _SHARE_OF_RECOMMENDED = 0.9  # share of Metal's recommended working set
 _LIMIT_OF_RAM = 0.85

@@ -57,6 +57,7 @@ _TYPES = {
     "plamo2": _SSM,
     "plamo2vl": _SSM,
 }
+# Read in MLX's kernels, and verified on no Mac: the next one, _MOST_ROWS and _TILE.
 _SIMD = 32  # threads among which a kernel divides the state of a head, without a remainder
 _SSM_WIDTHS = ("mamba_d_state", "ssm_state_size", "state_size")
 _EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")

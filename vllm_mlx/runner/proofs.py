@@ -190,7 +190,7 @@ def _likeness_with_drafts(model: Model) -> float:
     kept = list(range(1, 1 + len(blocks)))
     if model.num_head_layers:
         together.guess([[block[0], BY_HEAD, BY_HEAD] for block in blocks])
-    layers.complete(together.verify(blocks))
+    layers.complete(together.feed_blocks(blocks))
     together.settle(blocks, kept, [block[0] for block in blocks])
     alone = [_row(model, num_tokens) for num_tokens in _GROUPS[0][: len(blocks)]]
     for row, num in zip(alone, kept, strict=True):

@@ -43,7 +43,7 @@ from .device import DeviceWatch
 from .masks import Masks
 from .model import Model
 from .sampler import score
-from .verify import Drafts, verify
+from .verify import verify
 from .vision_inputs import Features
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Runner:
         self._arrange(forward_passes(_without(plan.decode, self._unstarted), plan.isolated), fences)
         arranged = time.perf_counter()
         if plan.drafts:
-            tokens, verified = self._verify(plan.drafts, fences)
+            tokens, verified = self._verify(plan, fences)
             has_read = True
         else:
             tokens, verified = self._step(fences), []
@@ -223,11 +223,11 @@ class Runner:
                 self._launch(batch, self._draw, fences)
         return tokens
 
-    def _verify(self, drafts: Drafts, fences: RowFences) -> tuple[list[TokenOutput], list[Verified]]:
+    def _verify(self, plan: StepPlan, fences: RowFences) -> tuple[list[TokenOutput], list[Verified]]:
         """Verify the drafts of all batches, one batch after the other. Nothing is in flight before and after."""
         tokens, verified = [], []
         for batch in list(self.batches):
-            if (found := self._run(batch, fences, verify, drafts, self._masks)) is not None:
+            if (found := self._run(batch, fences, verify, plan.drafts, self._masks)) is not None:
                 tokens += found[0]
                 verified += found[1]
         return tokens, verified

@@ -4,18 +4,15 @@ Every place is drawn with the noise and the mask of its position, so a draft is 
 would have drawn there. The reply is therefore the same with and without drafts, up to the rounding of the logits.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 import mlx.core as mx
 
 from ..core.sequence import Sequence
-from ..core.step import BY_HEAD, TokenOutput, Verified
+from ..core.step import BY_HEAD, Drafts, TokenOutput, Verified
 from .batch import Batch
 from .masks import Masks
 from .row_constraint import Filled
-
-Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
 
 
 def verify(batch: Batch, drafts: Drafts, masks: Masks) -> tuple[list[TokenOutput], list[Verified]]:
@@ -26,7 +23,7 @@ def verify(batch: Batch, drafts: Drafts, masks: Masks) -> tuple[list[TokenOutput
     blocks = [[*seq.tokens(seq.prefill_end, seq.num_tokens), *drafts.get(seq.seq_id, ())] for seq in batch.seqs]
     if (guessed := batch.guess(blocks)) is not None:
         mx.async_eval(guessed)  # type: ignore[no-untyped-call]
-    logits = batch.verify(blocks, guessed)
+    logits = batch.feed_blocks(blocks, guessed)
     mx.async_eval(logits)  # type: ignore[no-untyped-call]  # masks are computed while the device works
     if guessed is not None:
         _fill(blocks, guessed)

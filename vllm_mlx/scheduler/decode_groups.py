@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from ..core.memory import ALLOCATION_STEP, RowFootprint
 
+# No Mac has verified these limits, nor those below.
 MAX_PADDING_SHARE = 0.25
 MERGE_PADDING_SHARE = 0.125  # two groups merge only well below the limit, so that they do not split again soon
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 Row = TypeVar("Row", bound=Hashable)
 
+# No Mac has verified these constants: tests/scheduler/test_draft_bounds.py tries them on simulated chips.
 _MARGIN = 1.03  # tokens a second of the best depth, beside a plain pass, from which drafts begin
 _HOPE = 0.04  # more of the cost for each token a row, beyond the widest pass that was measured
 _FIRST_RATE = 0.7  # acceptance rate at the first position of a new row

@@ -123,7 +123,7 @@ class Drafter:
         index: PromptIndex | None,
         prediction: Sequence[int] | PromptIndex = (),
     ) -> None:
-        """Begin a row, or begin it anew. The tokens of a reply that has begun before are then given to `take`.
+        """Begin a row, or begin it again. The tokens of a reply that has begun before are then given to `take`.
 
         A long prompt without an index gives no drafts; its reply does. A long prediction without an index is followed
         until the reply leaves it.

@@ -11,10 +11,11 @@ from ..core.config import DEFAULT_STALL_MS
 from ..core.memory import SHORTEST_CHUNK, AttentionCost
 from ..core.step import ChunkTiming
 
+# No Mac has verified these constants.
 GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are read in any case
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
 _MAX_IDLE_S = 1.0  # but no more than this, so that the watchdog of a GPU sees short work
-# No Mac has verified the next two; they come from the device model of tests/support.
+# The next two come from the device model of tests/support.
 _MAX_ALONE_S = 3.0  # if one request is alone, a longer chunk may take this long if it is quicker by the token
 _WORTH_WAITING = 0.97  # its seconds a token, as a share of those of the shorter one, at most
 _STALL_STEPS = 2  # if no limit is given, replies may pause for this many passes over the weights and the rows

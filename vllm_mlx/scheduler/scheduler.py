@@ -15,7 +15,7 @@ from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import FinishReason
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import PromptInputs, Sequence, SequenceStatus
-from ..core.step import SequenceUpdate, StepOutput, StepPlan, TokenOutput
+from ..core.step import Drafts, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from ..util.faults import MAX_FAULTS, Fault
 from .ahead import Ahead
 from .decode_groups import DecodeGroups
@@ -25,7 +25,7 @@ from .prefill import PrefillPlanner
 from .prefill_pacer import PrefillPacer
 from .prefix_planner import PrefixPlanner
 from .running_set import Pending, RunningSet
-from .speculation import MOST, Drafts, Speculation
+from .speculation import MOST, Speculation
 from .turns import Turns
 
 

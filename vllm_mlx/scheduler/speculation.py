@@ -6,26 +6,24 @@ ahead of reading. So one step that reads comes between them, and drafts are plan
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import takewhile
 
 from ..core.errors import setting
 from ..core.sequence import Sequence
-from ..core.step import StepOutput
+from ..core.step import Drafts, StepOutput
 from .depth import DepthController
 from .drafts import HEAD, SOURCES, Draft, Drafter
 
 logger = logging.getLogger(__name__)
 
-MOST = 7  # drafts of a row in one step; Metal's vector attention takes eight queries of a row
+MOST = 7  # drafts of a row in one step: by MLX's code, Metal's vector attention takes eight queries of a row
 _LAG = 2  # tokens before the first draft, if a sample is in flight: that one, and the one of the step that reads
 _MOST_TOKENS = 64  # of all rows in a pass with drafts, which has logits for each of them
 _JUDGED, _LEAST_ACCEPTED = 200, 0.1  # drafts after which a head is judged, and the acceptance rate that is suspicious
 _ADVICE = f"its tensors do not fit the model. Use another conversion of it, or another {setting('draft_model')}."
-
-Drafts = Mapping[int, tuple[int, ...]]  # by seq_id
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""Reports status, metrics, cache and health, lets administrators cancel requests and clear the cache, and decides what
-each client may see.
+"""Reports status, metrics, cache and health. Lets administrators cancel requests and clear the cache. Decides which
+fields each client may see.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Recent:
     def status_for(self, scope: Scope, engine: EngineStatus, names: Sequence[str] = ()) -> ServerStatus:
         """Build the status that this client may see.
 
-        Holders of an admin key see everything, and so does everybody if there is one key or none. Of other keys,
+        Holders of an admin key see everything, and so do all clients if there is one key or none. Of other keys,
         clients see replies as one sum, and requests and errors without words, ids and clients.
         """
         viewer = None if is_admin(scope) else tenant_of(scope)

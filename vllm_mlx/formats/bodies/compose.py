@@ -20,7 +20,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A step that reads a name. With `after`, it reads one only if that text precedes it."""
+    """A step that reads a name, which ends at a tag of the next step. With `after`, that text must precede it."""
 
     after: str | None = None
 
@@ -70,11 +70,16 @@ class StepsBody(Chooser):
         start = skip_white(text, start if end is None else end)
         name = _NAME.match(text, start)
         if name is not None and (final or name.end() < len(text)):
-            self._names.append(name.group())
-            return name.end()
+            self._names.append(self._before_next_tag(name.group()))
+            return start + len(self._names[-1])
         if name is None and (final or start < len(text)):
             self.status = BodyStatus.STUCK
         return None
+
+    def _before_next_tag(self, name: str) -> str:
+        tags = (tag for step in self._steps[1:2] if isinstance(step, Tag) for tag in step.texts)
+        ends = (name.find(self._context.encode(tag), 1) for tag in tags if not tag[:1].isalnum())
+        return name[: min((end for end in ends if end > 0), default=None)]
 
 
 class ChoiceBody(Chooser):
