@@ -49,7 +49,7 @@ COMPLETED = [
     ("serve org/", "org/here org/other"),
     ("models rm org/h", "org/here"),
     ("launch codex --model org/t", "org/tiny"),
-    ("chat --model org/", "org/tiny"),
+    ("chat --model org/", "org/tiny org/here org/other"),
     ("models load ", "org/tiny"),
 ]
 

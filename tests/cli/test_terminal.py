@@ -40,7 +40,7 @@ def test_the_status_of_a_strange_server_is_shown_without_its_sequences() -> None
     fields = {
         "model": "\x1b[2Jm",
         "last_errors": [{"message": "\x1b]52;c;aGk=\x07"}],
-        "requests": [{"request_id": "[/b]\x1b[2J", "phase": "\x9b"}],
+        "requests": [{"request_id": "r", "client": "[/b]\x1b[2J", "phase": "\x9b"}],
     }
     SafeConsole(file=file, force_terminal=True).print(status_view("http://a", fields))
     written = file.getvalue()

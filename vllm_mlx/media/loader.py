@@ -103,7 +103,7 @@ class MediaLoader:
         self._loop = asyncio.new_event_loop()
         self._entering = threading.Lock()  # work enters the loop, or no more work may
         self._closing = threading.Lock()  # two calls of `close` may meet
-        self._is_closed = False
+        self._is_closed = self._is_ending = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="images", daemon=True)
         self._thread.start()
 
@@ -165,7 +165,9 @@ class MediaLoader:
     async def close(self) -> None:
         """Fail requests that are being loaded and end the thread. A second call does nothing."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+            if not self._is_ending:  # two ends would cancel each other
+                self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+            self._is_ending = True
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._close_loop)
         for workers in (self._readers, self._decoders, self._frame_workers, self._renderer):

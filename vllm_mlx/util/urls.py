@@ -24,4 +24,4 @@ def client_name(agent: str | None) -> str:
     """Return the name and version at the beginning of a user agent, in at most 32 characters."""
     if not agent or agent.startswith("Mozilla/"):
         return "browser" if agent else "unnamed"
-    return (re.split(r"[ ;,]*[(;,]", agent, maxsplit=1)[0] or agent)[:32]
+    return (re.split("[(;,]", agent, maxsplit=1)[0].strip() or agent)[:32]
