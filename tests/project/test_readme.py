@@ -19,8 +19,10 @@ BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 SERVE = "scripts/serve"
 NOT_PASTED = {
     r"scripts/test\b": "needs the clone",
+    r"git clone ": "the address is not known here",
     r"scripts/install\b": "needs the clone; tests/project/test_scripts.py",
-    r"scripts/serve [m~]": "needs a large model",
+    r"vllm-mlx serve [m~]": "needs a large model",
+    r"vllm-mlx chat --model": "needs a large model; tests/cli/test_own_server.py",
     r"vllm-mlx serve coder=": "needs large models; tests/cli/test_model_list.py",
     r"npm install ": "needs the agent's vendor",
     r"cd ": "is the reader's own project",
@@ -48,7 +50,7 @@ def test_each_line_is_pasted_or_has_a_reason_that_still_holds() -> None:
     every = list(lines())
     assert [pattern for pattern in NOT_PASTED if not any(re.match(pattern, line) for line in every)] == []
     pasted = [line.split()[0] for line in every if is_pasted(line)]
-    assert pasted == [SERVE, "curl", "vllm-mlx", "python", "vllm-mlx", "python"]
+    assert pasted == ["vllm-mlx", SERVE, "curl", "python", "vllm-mlx", "python"]
 
 
 def test_the_models_by_memory_are_those_that_doctor_recommends() -> None:
@@ -104,7 +106,7 @@ def test_the_lines_of_the_readme_work_from_the_wheel(tmp_path: Path) -> None:
         printed = {line: installed.paste(line, port) for line in lines() if is_pasted(line) and line != SERVE}
         page = httpx.get(address(started), headers={"accept": "text/html"}, timeout=60).text
     assert page.lstrip().lower().startswith("<!doctype html")
-    reply, doctor, sdk, script, llm = printed.values()
+    doctor, reply, sdk, script, llm = printed.values()
     assert '"content":"I am Tiny' in reply
     assert "✗" not in doctor and "cold and cached replies are equal" in doctor
     assert sdk.startswith("2 + 3 = 5\n") and "get_weather" in sdk and "Paris" in sdk

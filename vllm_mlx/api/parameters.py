@@ -78,7 +78,7 @@ OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the t
     "prompt_cache_retention": Ignored("a hint; the prefix cache keeps what memory allows"),
     "prompt_cache_options": CACHE_HINT,
     "modalities": Ignored("replies are text", (["text"],), "This server replies with text only."),
-    "priority": Ignored("it is the default", (0,), "Requests are served first come, first served."),
+    "priority": Ignored("it is the default", (0,), "Keys take turns; the requests of one key are served in order."),
     "moderation": Refused("This server does not moderate."),
 }
 
