@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,8 @@ expect.set_options(timeout=WAIT_MS)
 HOSTILE = """\
 # Title
 
-**bold** and *italic*, `code <b>`, <script>document.title='taken'</script> <img src=x onerror="document.title='taken'">
-[good](https://example.com/a_(b)) [bad](javascript:document.title='taken') ![image](https://example.com/x.png)
+**bold** and *italic*, `code <b>`, <script>window.taken=1</script> <img src=x onerror="window.taken=1">
+[good](https://example.com/a_(b)) [bad](javascript:window.taken=1) ![image](https://example.com/x.png)
 [https://example.org](https://example.com/other) [data](data:text/html,<script>1</script>)
 
 1. first
@@ -47,7 +48,7 @@ HOSTILE = """\
 > quoted
 
 ```html
-<script>document.title='taken'</script>
+<script>window.taken=1</script>
 """
 
 
@@ -178,10 +179,10 @@ def test_it_chats_about_an_image(page) -> None:
 
 
 def test_words_are_shown_as_words(page) -> None:
-    send(page, "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>")
+    send(page, '<img src=x onerror="window.taken=1"><script>window.taken=1</script>')
     last_answer(page)
     assert "<script>" in page.locator("#messages article.user .text").last.inner_text()
-    assert page.title() == "vllm-mlx"
+    assert page.evaluate("window.taken") is None
 
 
 def test_a_reply_is_shown_as_markdown_and_does_nothing(page) -> None:
@@ -194,7 +195,7 @@ def test_a_reply_is_shown_as_markdown_and_does_nothing(page) -> None:
     for element, text in {
         "h4": "Title", "strong": "bold", "em": "italic", "p > code": "code <b>", "ol > li": "first", "ul > li": "inner",
         "li pre": 'print("<i>hello</i>")', "td": "<svg onload=alert(1)>", "blockquote": "quoted",
-        "blockquote ~ .code pre": "<script>document.title='taken'</script>",
+        "blockquote ~ .code pre": "<script>window.taken=1</script>",
     }.items():  # fmt: skip
         expect(reply.locator(element).first).to_contain_text(text)
     links = [(link.inner_text(), link.get_attribute("href")) for link in reply.locator("a").all()]
@@ -203,7 +204,7 @@ def test_a_reply_is_shown_as_markdown_and_does_nothing(page) -> None:
     assert links == expected
     assert {link.get_attribute("rel") for link in reply.locator("a").all()} == {"noopener noreferrer"}
     assert reply.locator("script, img, svg, iframe, [onerror], [onload]").count() == 0
-    assert "[bad](javascript:" in reply.inner_text() and page.title() == "vllm-mlx"
+    assert "[bad](javascript:" in reply.inner_text() and page.evaluate("window.taken") is None
     reply.locator("ol").get_by_role("button", name="Copy the code").click()
     page.get_by_label("Message").press("ControlOrMeta+v")
     expect(page.get_by_label("Message")).to_have_value('print("<i>hello</i>")')
@@ -359,12 +360,13 @@ def test_drafts_are_a_tile_once_some_were_verified(browser) -> None:
         page.set_default_timeout(WAIT_MS)
         page.goto(running.url)
         page.locator("#tiles dd").first.wait_for()
-        tile = page.locator("#tiles").get_by_text("Tokens a pass with drafts")
+        tile = page.locator("#more-tiles").get_by_text("Tokens a pass with drafts")
         assert tile.count() == 0
         assert page.get_by_text("Macs that run the model together").is_hidden()
         asked = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 30, "temperature": 0}
         told = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
         client.post("/v1/chat/completions", json={**asked, "prediction": {"type": "content", "content": told}})
+        page.get_by_text("More", exact=True).click()
         tile.wait_for()
         assert float(tile.locator("xpath=following-sibling::dd").inner_text()) > 1
         page.close()
@@ -388,4 +390,32 @@ def test_it_asks_for_the_key_and_shows_nothing_without(browser, checkpoint) -> N
         assert page.locator("#errors li").count() == 0
         assert "Programs need an API key" in page.locator("#connect-key").text_content()
         assert "tokens of context" in page.locator("#model").inner_text()
+        page.close()
+
+
+def test_a_prompt_that_is_read_says_how_far_and_how_long(page) -> None:
+    """In the table of requests and in the chat, which then says how fast the reply was written."""
+    send(page, "Say: " + "word " * 9000)
+    page.get_by_text(re.compile(r"Reading the prompt, [\d,]+ of [\d,]+")).wait_for()
+    page.locator("#requests small").get_by_text(re.compile(r"[\d,]+ of [\d,]+")).wait_for()
+    page.get_by_role("button", name="Stop").click()
+    last_answer(page)
+    assert page.get_by_text("Reading the prompt").count() == 0
+    send(page, "Say: hello")
+    last_answer(page)
+    assert re.search(r"of reply, [\d.]+ tokens/s$", page.locator("#messages .muted").last.inner_text())
+
+
+def test_a_server_that_is_gone_is_told_and_dims_the_page(browser) -> None:
+    with served("demo") as (process, printed):
+        page = browser.new_page()
+        page.goto(address(printed))
+        page.locator("#tiles dd").first.wait_for()
+        assert page.locator("#tiles div").count() == 5
+        process.kill()
+        page.get_by_text("The server does not answer. It may have stopped: its terminal says why").wait_for(
+            timeout=20_000
+        )
+        assert page.evaluate("document.body.classList.contains('gone')")
+        picture(page, "gone")
         page.close()

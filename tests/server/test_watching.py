@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.running import Running, eventually, slowly
+from tests.support.running import Running, eventually, post_bytes, slowly
 from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.server.history import History
 
@@ -203,6 +203,27 @@ def test_each_request_names_its_client_without_control_characters(server: Runnin
     assert status["last_replies"][0]["client"] == "short"
     assert status["last_errors"][0]["client"] is None
     assert status["served_model_names"] == ["tiny", "alias"]
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"n": 2}, {"prompt": ["Once", "Twice"], "stream": True}])
+def test_a_reply_that_its_client_cut_is_told_with_what_was_written(
+    server: Running, client: httpx.Client, fields: dict[str, Any]
+) -> None:
+    ask = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, **fields}
+    whole = client.post("/v1/completions", json={**ask, "max_tokens": 4, "stream": False}).json()["usage"]
+    before = client.get("/v1/status").json()["total_completion_tokens"]
+    with slowly(server), server.connect() as connection:
+        connection.sendall(post_bytes("/v1/completions", json.dumps(ask)))
+        eventually(lambda: client.get("/v1/status").json()["total_completion_tokens"] > before + 4)
+    eventually(lambda: client.get("/v1/status").json()["last_replies"][0]["finish"] == "left")
+    status = documented_reply(client, "/v1/status")
+    cut, complete = status["last_replies"][:2]
+    assert (cut["prompt_tokens"], cut["path"]) == (whole["prompt_tokens"], "/v1/completions")
+    assert cut["completion_tokens"] == status["total_completion_tokens"] - before > 4
+    for reply, finish in ((cut, "left"), (complete, "length")):
+        assert reply["finish"] == finish and 0 <= reply["ttft_s"] <= reply["duration_s"]
+        assert reply["tokens_per_s"] >= (reply["completion_tokens"] - 1) / reply["duration_s"]
+    assert all(error["status"] != 499 for error in status["last_errors"])
 
 
 def test_a_watcher_without_the_key_is_no_error_of_the_server(checkpoint) -> None:

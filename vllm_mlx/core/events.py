@@ -6,7 +6,7 @@ Order: Started, any number of PromptProgress, any number of Counted and content 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from .errors import VLLMMLXError
 from .receipt import CacheReceipt
@@ -42,11 +42,19 @@ class TokenLogprob:
     offset: int | None = None  # characters of the reply before the token; None if they are not counted
 
 
+class Written(Protocol):
+    """The tokens of a reply that were sampled so far."""
+
+    @property
+    def completion_tokens(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     prompt_tokens: int
     cached_tokens: int
     receipt: CacheReceipt | None = None
+    written: Written | None = field(default=None, compare=False)  # it counts while the reply runs
 
 
 @dataclass(frozen=True, slots=True)

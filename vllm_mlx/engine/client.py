@@ -172,7 +172,7 @@ class Reply:
         num_prompt_tokens = self.seq.num_prompt_tokens
         if self._num_cached_tokens is None:
             self._num_cached_tokens = update.receipt.cached_tokens
-            events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt))
+            events.append(Started(num_prompt_tokens, self._num_cached_tokens, self.stats.receipt, self.stats))
         if update.tokens:
             deltas = self._output.feed(update.tokens)
             counted = [Counted(self._used(self._output.usage(self._num_cached_tokens)))] if self._output.counts else []

@@ -28,6 +28,7 @@ from ..core.events import (
     ToolCallEnd,
     ToolCallStart,
     Usage,
+    Written,
 )
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolChoice
 from ..core.receipt import PromptChange
@@ -134,9 +135,14 @@ class SearchingReply:
         self._stack = AsyncExitStack()
         self._generation: Generation | None = None
         self._usage = Usage(prompt_tokens=0)  # the sum of all generations that have ended
+        self._written: list[Written] = []  # of all generations
         self._num_searches = 0
         self.num_prompt_tokens = 0
         self.prompt_change: PromptChange | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(written.completion_tokens for written in self._written)
 
     async def __aenter__(self) -> "SearchingReply":
         generation = await self._submit(self._request)
@@ -171,6 +177,9 @@ class SearchingReply:
             async for index, event in self._generation:
                 ended = (block for block in splitter.feed(event) if isinstance(block, BlockEnd))
                 blocks += [block for block in ended if not block.is_broken]
+                if isinstance(event, Started) and event.written is not None:
+                    self._written.append(event.written)
+                    event = replace(event, written=self)
                 if isinstance(event, Finished):
                     end = event
                 elif isinstance(event, Counted):

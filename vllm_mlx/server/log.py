@@ -20,6 +20,7 @@ from ..core.events import (
     TextDelta,
     ToolCallStart,
     Usage,
+    Written,
 )
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from ..util.fence import Fence
@@ -124,7 +125,9 @@ class RequestRecord:
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     body: bytes | None = None  # until the request has ended
     finish_reasons: list[str] = field(default_factory=list)
+    num_choices: int = 0  # once the reply has begun
     _usages: dict[int, Usage] = field(default_factory=dict)
+    _written: list[Written] = field(default_factory=list)
 
     @property
     def is_watching(self) -> bool:
@@ -148,6 +151,17 @@ class RequestRecord:
         self.reply_id, self.model = reply_id, model
         self.prompt_tokens, self.prompt_change = generation.num_prompt_tokens, generation.prompt_change
         self.receipts = Receipts(num_prompts=num_prompts, choices_per_prompt=choices_per_prompt)
+        self.num_choices = num_prompts * choices_per_prompt
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether the client has left. Nothing else failed."""
+        return self.status == CLIENT_GONE and self.error_code is None
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the client has left before the end of its reply."""
+        return self.is_left and len(self.finish_reasons) < self.num_choices
 
     @property
     def _ttft_s(self) -> float | None:
@@ -175,10 +189,16 @@ class RequestRecord:
         elif isinstance(event, Started):
             self.cached_tokens = event.cached_tokens
             self.receipts.take(index, event)
+            if event.written is not None:
+                self._written.append(event.written)
 
-    def last_reply(self) -> LastReply:
-        """Describe the finished reply for the status."""
+    def last_reply(self, ended_s: float) -> LastReply:
+        """Describe the reply that has ended, for the status."""
         usage, receipt = total_usage(self._usages, self.receipts.choices_per_prompt), self.receipts.total()
+        if self.is_cut:
+            num_written = sum(written.completion_tokens for written in self._written)
+            prompt, cached = self.prompt_tokens or 0, self.cached_tokens or 0
+            usage = Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=num_written)
         return {
             "time": round(time.time(), 3),
             "request_id": self.reply_id,
@@ -190,7 +210,9 @@ class RequestRecord:
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
             "ttft_s": self._ttft_s,
-            "finish": self._finish,
+            "duration_s": round(ended_s - self.started_s, 4),
+            "tokens_per_s": self._tokens_per_s(usage, ended_s),
+            "finish": ",".join([*dict.fromkeys(self.finish_reasons), *["left"] * self.is_cut]),
             "disk_tokens": 0 if receipt is None else receipt.disk_tokens,
             "tier": None if receipt is None else receipt.tier,
             "expected_tokens": 0 if receipt is None else receipt.expected_tokens,

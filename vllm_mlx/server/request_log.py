@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.error_replies import UNKNOWN_PARAMETER
 from ..core.errors import ShuttingDown, setting, shown
-from .error_handlers import CLIENT_GONE, envelope_of, http_error, respond
+from .error_handlers import envelope_of, http_error, respond
 from .guards import tenant_of
 from .log import MAX_FIELD, RequestRecord, cut, error_of, quoted, requests_logger
 from .recorder import RequestRecorder
@@ -69,26 +69,25 @@ class RequestLog:
                 await _refuse(record, scope, receive, send_start)
         finally:
             record.key_name = scope["state"].get("key_name")
-            self._note(record, tenant_of(scope))
+            ended_s = time.monotonic()
+            self._note(record, ended_s, tenant_of(scope))
             self._warn(record)
             body, record.body = record.body, None
-            ended_s = time.monotonic()
             line = record.line(ended_s)
             if self._recorder is not None and body is not None:
                 self._recorder.offer(record.facts(line), Headers(scope=scope), body)
             if not record.is_quiet:
                 requests_logger.log(record.level, "%s", line, extra={"row": record.row(ended_s)})
 
-    def _note(self, record: RequestRecord, tenant: str) -> None:
+    def _note(self, record: RequestRecord, ended_s: float, tenant: str) -> None:
         """Keep replies and errors for the status.
 
         A client that left, a path that is not ours and a watcher, such as the page before it has a key, are no errors.
         """
-        if record.finish_reasons:
-            self._recent.add_reply(record.last_reply(), tenant=tenant)
+        if record.finish_reasons or record.is_cut:
+            self._recent.add_reply(record.last_reply(ended_s), tenant=tenant)
         failed = record.error_code is not None or record.status >= 400
-        is_gone = record.status == CLIENT_GONE and record.error_code is None
-        if failed and not is_gone and not record.is_watching and record.path.startswith("/v1/"):
+        if failed and not record.is_left and not record.is_watching and record.path.startswith("/v1/"):
             self._recent.add_error(
                 {
                     "time": round(time.time(), 3),

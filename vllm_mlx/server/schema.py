@@ -14,7 +14,10 @@ from ..engine.monitoring.schema import CacheStatus, EngineFigures
 
 
 class LastReply(TypedDict):
-    """A reply that has ended. `model` is the name that was asked for, and `served_by` the first name of that model."""
+    """A reply that has ended. `model` is the name that was asked for, and `served_by` the first name of that model.
+
+    `tokens_per_s` is the speed of the tokens after the first; `finish` ends with `left` if the client cut the reply.
+    """
 
     time: float
     request_id: str | None
@@ -26,6 +29,8 @@ class LastReply(TypedDict):
     cached_tokens: int
     completion_tokens: int
     ttft_s: float | None
+    duration_s: float
+    tokens_per_s: float | None
     finish: str
     disk_tokens: int
     tier: Tier | None

@@ -1,9 +1,9 @@
 // Follows the server's status and displays it. The chat and the drawing of the cache have their own files.
 
 import { drawCache, showDisk } from "./cache.js";
-import { startChat, useModels } from "./chat.js";
+import { showReading, startChat, useModels } from "./chat.js";
 import { showConnect } from "./connect.js";
-import { byId, bytes, count, element, seconds, share } from "./dom.js";
+import { byId, bytes, count, element, readingOf, seconds, share } from "./dom.js";
 import { decades, Plot } from "./plots.js";
 import { events, json } from "./server.js";
 import { Table } from "./table.js";
@@ -11,7 +11,7 @@ import { Table } from "./table.js";
 const CACHE_EVERY_MS = 5000;
 const RETRY_MS = 2000;
 const FEW_REPLIES = 10;
-const MAX_NAME = 28;
+const MAX_NAME = 28, LARGE_TILES = 5;
 const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Reserved for one step"], ["media", "Encoded images"], ["image", "Reserved for images"], ["free", "Free"], ["lacking", "Unavailable"]];
 
 const OTHERS = "other key";
@@ -62,7 +62,11 @@ const repliesTable = new Table("replies", [
   ["Prompt", "The tokens of the prompt.", "number", (reply) => count(reply.prompt_tokens)],
   ["Expected", "The tokens that an earlier prompt of the same conversation leads one to expect in the cache.", "number", (reply) => count(reply.expected_tokens)],
   ["Cached", "The tokens that came from the prefix cache.", "number", (reply) => count(reply.cached_tokens) + fromDisk(reply)],
+  ["Reply", "The tokens that were written.", "number", (reply) => count(reply.completion_tokens)],
+  ["Tokens/s", "The speed at which they were written, after the first.", "number", (reply) => reply.tokens_per_s?.toFixed(1) ?? "–"],
   ["Time to first token", "The time from the request to its first token.", "number", (reply) => seconds(reply.ttft_s)],
+  ["Time", "The time from the request to the end of the reply.", "number", (reply) => seconds(reply.duration_s)],
+  ["End", "Why the reply ended. Left: the client closed the connection before the end.", null, (reply) => reply.finish.replaceAll("_", " ")],
   ["Why not cached", "Why fewer tokens were cached than expected.", "why", (reply) => reply.why ?? ""],
 ]);
 
@@ -81,6 +85,7 @@ function show(status) {
   latency.draw();
   showHead(status);
   showTiles(status, gap, ttft, queue);
+  showReading(status.requests);
   modelsTable.show(status.models);
   requestsTable.show(status.requests.map((request, number) => ({ ...request, id: request.request_id ?? `${OTHERS} ${number + 1}` })));
   byId("no-requests").hidden = status.requests.length > 0;
@@ -112,8 +117,9 @@ async function showPast() {
 
 function showHead({ model, models, architecture, build, images, model_facts: facts, uptime_s: uptime }) {
   document.body.classList.toggle("one-model", models.length === 1);
+  byId("model").title = model;
   byId("model").textContent = models.length > 1 ? models.map(({ name }) => name).join(", ")
-    : `${model} · ${architecture} · ${count(facts.max_model_len)} tokens of context${models[0].state === "ready" ? "" : ` · ${whereabouts(models[0])}`}`;
+    : `${models[0].name} · ${architecture} · ${count(facts.max_model_len)} tokens of context${models[0].state === "ready" ? "" : ` · ${whereabouts(models[0])}`}`;
   byId("build").textContent = `vllm-mlx ${build.version}, MLX ${build.mlx} on ${build.device}, Python ${build.python}, ${build.platform}; up ${seconds(uptime)}`;
   byId("images-field").hidden = !images.enabled;
   useModels(models.map(({ name }) => name));
@@ -125,13 +131,15 @@ function whereabouts({ state, progress, cause }) {
 }
 
 function showTiles(status, gap, ttft, queue) {
+  document.title = status.num_running ? `${count(status.num_running)} running · ${status.generation_tps.toFixed(0)}/s – vllm-mlx` : "vllm-mlx";
   const tiles = [
-    ["Generation, tokens/s", status.generation_tps.toFixed(1), "Tokens of replies that were written, of all requests together, per second of the last ten."],
-    ["Prefill, tokens/s", status.prompt_tps.toFixed(0), "Tokens of prompts that were computed, per second of the last ten. Cached tokens do not count."],
+    ["Writing, tokens/s", status.generation_tps.toFixed(1), "Tokens of replies that were written, of all requests together, per second of the last ten."],
+    ["Reading, tokens/s", status.prompt_tps.toFixed(0), "Tokens of prompts that were computed, per second of the last ten. Cached tokens do not count."],
     ["Running", count(status.num_running), "Replies whose prompt is being computed or whose text is being written."],
+    ["Cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens)), "The share of all tokens of prompts since the start that came from the prefix cache and took no time."],
+    ["Memory free", bytes(status.memory.free_bytes), "What is left of the budget for running replies and for conversations at rest."],
     ["Waiting", count(status.num_waiting), "Replies that wait until a place and memory are free."],
-    ["Prompt tokens cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens)), "The share of all tokens of prompts since the start that came from the prefix cache and took no time."],
-    ["Cached prompt tokens", count(status.total_cached_tokens), "The number of these tokens."],
+    ["Cached prompt tokens", count(status.total_cached_tokens), "The number of tokens of prompts that came from the prefix cache."],
     ["Time to first token, p50", seconds(ttft.p50), "Half of the replies of the last minute began sooner than this after their request."],
     ["Time between tokens, p50", seconds(gap.p50), "Half of the tokens of the last minute came sooner than this after the one before."],
     ["Time between tokens, p99", seconds(gap.p99), "All but one in a hundred tokens came sooner than this: the pauses that one notices are longer."],
@@ -139,8 +147,11 @@ function showTiles(status, gap, ttft, queue) {
     ["Stalls", count(status.stalls.total), `Pauses within a reply, since the start, of more than ${seconds(status.stalls.threshold_s)}.`],
     ["Finished requests", count(status.total_requests_processed), "Requests that ended since the start, in any way."],
     ...(status.drafts.num_drafts ? [["Tokens a pass with drafts", status.drafts.tokens_per_pass.toFixed(1) + (status.drafts.parked ? " (parked)" : ""), "How many tokens of a reply one forward pass gave, where tokens were guessed ahead. Parked: guessing does not pay at the moment."]] : []),
+    ...(status.ahead_tokens.computed ? [["Tokens computed ahead", count(status.ahead_tokens.computed), `Tokens of next prompts that were computed between two questions; ${count(status.ahead_tokens.used)} were of use so far.`]] : []),
   ];
-  byId("tiles").replaceChildren(...tiles.map(([name, value, meaning]) => element("div", { title: meaning }, element("dt", {}, name), element("dd", {}, value))));
+  const tile = ([name, value, meaning]) => element("div", { title: meaning }, element("dt", {}, name), element("dd", {}, value));
+  byId("tiles").replaceChildren(...tiles.slice(0, LARGE_TILES).map(tile));
+  byId("more-tiles").replaceChildren(...tiles.slice(LARGE_TILES).map(tile));
   if (byId("meanings").childElementCount !== 2 * tiles.length) byId("meanings").replaceChildren(...tiles.flatMap(([name, , meaning]) => [element("dt", {}, name), element("dd", {}, meaning)]));
 }
 
@@ -149,8 +160,10 @@ function fromDisk({ tier }) {
 }
 
 function showProgress(request, cell) {
-  const bar = cell.firstChild ?? cell.appendChild(element("progress", { max: 1, "aria-label": `Progress of ${request.id}` }));
+  const bar = cell.querySelector("progress") ?? cell.appendChild(element("progress", { max: 1, "aria-label": `Progress of ${request.id}` }));
+  const words = cell.querySelector("small") ?? cell.appendChild(element("small", { class: "muted" }));
   bar.value = request.progress;
+  words.textContent = request.phase === "prefill" ? readingOf(request) : "";
 }
 
 function showCancel({ id, request_id: own }, cell) {
@@ -227,11 +240,14 @@ async function follow() {
       for await (const { event, data } of events("/v1/status/stream")) {
         if (event === "error") throw new Error(JSON.parse(data).message);
         show(JSON.parse(data));
+        document.body.classList.remove("gone");
         report("Live");
       }
       report("The server ended the stream; trying again", true);
     } catch (error) {
-      report(error instanceof TypeError ? "The server does not answer; trying again" : error.message, true);
+      const isGone = error instanceof TypeError;
+      document.body.classList.toggle("gone", isGone);
+      report(isGone ? "The server does not answer. It may have stopped: its terminal says why" : error.message, true);
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }

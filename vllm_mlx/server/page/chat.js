@@ -1,6 +1,6 @@
 // A chat with a served model: streamed, as Markdown, with images and folded reasoning. Keeps the conversation in this page only.
 
-import { byId, count, element, share } from "./dom.js";
+import { byId, count, element, readingOf, share } from "./dom.js";
 import { markdownView } from "./markdown.js";
 import { events } from "./server.js";
 
@@ -9,6 +9,7 @@ const NEAR_PX = 60;
 
 let conversation = [];
 let running = null; // AbortController of the running reply
+let waiting = null; // the line that says how far the prompt of that reply is, until its first token
 
 export function useModels(names) {
   const field = byId("chat-model");
@@ -25,6 +26,12 @@ export function startChat() {
   byId("stop").addEventListener("click", () => running?.abort());
   byId("clear").addEventListener("click", clear);
   byId("images").addEventListener("change", async () => byId("attached").replaceChildren(...(await attachedImages()).map(imageElement)));
+}
+
+// The prompt of this chat is the only one that is read, or which one it is cannot be told.
+export function showReading(requests) {
+  const read = requests.filter(({ phase, path }) => phase === "prefill" && path === "/v1/chat/completions");
+  if (waiting && read.length === 1) waiting.textContent = `Reading the prompt, ${readingOf(read[0])}`;
 }
 
 function clear() {
@@ -65,7 +72,8 @@ async function send() {
 async function reply(view) {
   const message = { role: "assistant", content: "" };
   const mine = conversation;
-  let reasoning = "", usage = null, fault = null;
+  let reasoning = "", usage = null, fault = null, firstMs = null;
+  waiting = view.note("Reading the prompt, …");
   try {
     const body = { model: byId("chat-model").value, messages: conversation, stream: true, stream_options: { include_usage: true } };
     const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: running.signal };
@@ -77,17 +85,31 @@ async function reply(view) {
       const delta = chunk.choices[0]?.delta ?? {};
       reasoning += delta.reasoning_content ?? "";
       message.content += delta.content ?? "";
+      if (firstMs === null && (reasoning || message.content)) {
+        firstMs = performance.now();
+        stopWaiting();
+      }
       view.update(message.content, reasoning);
     }
   } catch (error) {
     fault = error;
   }
+  stopWaiting();
   view.finish();
   if (fault) view.note(fault.name === "AbortError" ? "Stopped." : fault.message, fault.name !== "AbortError");
   if (reasoning) message.reasoning_content = reasoning;
   if (message.content || reasoning) mine.push(message);
   else mine.pop();
-  if (usage) view.note(receipt(usage));
+  if (usage) view.note(receipt(usage) + speed(usage.completion_tokens - 1, firstMs));
+}
+
+function stopWaiting() {
+  waiting?.remove();
+  waiting = null;
+}
+
+function speed(tokens, firstMs) {
+  return firstMs === null || tokens < 1 ? "" : `, ${((1000 * tokens) / Math.max(1, performance.now() - firstMs)).toFixed(1)} tokens/s`;
 }
 
 function receipt(usage) {
@@ -116,7 +138,11 @@ function addMessage(role, name, text, images) {
       drawing.later();
     },
     finish: () => drawing.now(),
-    note: (line, isBad = false) => following(log, () => article.append(element("p", { class: isBad ? "bad" : "muted" }, line))),
+    note(line, isBad = false) {
+      const place = element("p", { class: isBad ? "bad" : "muted" }, line);
+      following(log, () => article.append(place));
+      return place;
+    },
   };
 }
 

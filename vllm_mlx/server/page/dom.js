@@ -32,5 +32,17 @@ export function seconds(value) {
   return value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
+const MAX_READINGS = 64;
+const readings = new Map(); // of each request, by its id: the first tokens that were seen of its prompt, and when
+
+// How far a prompt is read, how fast since the first look, and how long it will take.
+export function readingOf({ request_id: id, prompt_tokens: all, computed_tokens: done, elapsed_s: now }) {
+  if (!readings.has(id)) readings.set(id, { done, now });
+  if (readings.size > MAX_READINGS) readings.delete(readings.keys().next().value);
+  const first = readings.get(id), rate = (done - first.done) / (now - first.now);
+  const speed = id && rate > 0 ? ` · ${count(Math.round(rate))}/s · ${seconds((all - done) / rate)} left` : "";
+  return `${count(done)} of ${count(all)}${speed}`;
+}
+
 export const count = (value) => Number(value).toLocaleString("en-US");
 export const share = (value) => `${Math.round(value * 100)} %`;
