@@ -1,15 +1,17 @@
 """The Python API: the same replies as a plain loop, in the order asked, with errors that name the field."""
 
+import asyncio
 import re
 import sys
 
 import pytest
+from PIL import Image
 
 import vllm_mlx
 from tests.support.engine_driver import plain_loop
 from tests.support.rows import row
 from vllm_mlx import LLM, Guide, Regex, SamplingParams
-from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter
+from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded, InvalidImage, InvalidParameter
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.llm import MAX_TOKENS
 
@@ -134,3 +136,64 @@ def test_what_the_python_interface_does_not_do_is_said(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": "a"}], stream=True)
     with pytest.raises(TypeError, match="no setting memory_budget; similar ones: memory_budget_bytes"):
         LLM("demo", memory_budget=1)
+
+
+def test_a_reply_in_pieces_is_the_whole_reply(llm: LLM) -> None:
+    [whole] = llm.generate("Hello world", GREEDY)
+    *pieces, last = llm.stream("Hello world", GREEDY)
+    assert "".join(piece.text for piece in pieces) == whole.text == last.output.text
+    assert last.output.outputs == whole.outputs
+    conversation = [{"role": "user", "content": "hi"}]
+    [answer] = llm.chat(conversation, GREEDY)
+
+    async def pieces_of() -> list:
+        return [piece async for piece in llm.stream_async(conversation, GREEDY)]
+
+    *pieces, last = asyncio.run(pieces_of())
+    assert "".join(piece.text + piece.reasoning for piece in pieces) == answer.text + answer.outputs[0].reasoning
+    assert last.output.outputs == answer.outputs
+    with pytest.raises(TypeError, match="leave `n` out"):
+        next(llm.stream("Hello", SamplingParams(n=2)))
+
+
+def test_a_stream_that_is_left_ends_its_reply(llm: LLM) -> None:
+    pieces = llm.stream("Hello world", SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True))
+    next(pieces)
+    pieces.close()
+    assert llm.generate("Hello world", GREEDY)[0].text
+
+
+def test_an_output_has_the_fields_of_vllm(llm: LLM) -> None:
+    [output] = llm.generate([5, 6, 7], GREEDY)
+    tokenizer = llm.get_tokenizer()
+    assert output.prompt_token_ids == [5, 6, 7] and output.prompt == tokenizer.decode([5, 6, 7])
+    assert len(output.outputs[0].token_ids) == 8
+    assert llm.generate("Hello world", GREEDY)[0].prompt == "Hello world"
+    assert "hi" in llm.chat([{"role": "user", "content": "hi"}], GREEDY)[0].prompt
+
+
+def test_more_prompts_than_may_wait_are_answered_in_turn(path) -> None:
+    with LLM(path, memory_budget_bytes=1 << 30, max_model_len=512, max_queue=2) as small:
+        outputs = small.generate(["Hello"] * 9, SamplingParams(temperature=0, max_tokens=2))
+    assert len({output.text for output in outputs}) == 1 and len(outputs) == 9
+
+
+def test_words_of_vllm_are_understood_or_answered() -> None:
+    assert SamplingParams(stop="zo").stop == ("zo",) and SamplingParams(top_k=-1).top_k == 0
+    with pytest.raises(TypeError, match="gpu_memory_utilization: write `memory_budget_bytes`"):
+        LLM("demo", gpu_memory_utilization=0.9)
+    with pytest.raises(TypeError, match="enforce_eager: nothing is needed here"):
+        LLM("demo", enforce_eager=True)
+
+
+def test_images_are_read_in_process(tmp_path) -> None:
+    picture = Image.new("RGB", (64, 64), "red")
+    picture.save(tmp_path / "a b.png")
+    places = [picture, tmp_path / "a b.png", str(tmp_path / "a b.png"), (tmp_path / "a b.png").as_uri()]
+    with LLM("demo", memory_budget_bytes=2 << 30) as demo:
+        for url in places:
+            parts = [{"type": "text", "text": "What colour is the square?"}, {"type": "image_url", "image_url": url}]
+            [output] = demo.chat([{"role": "user", "content": parts}], temperature=0, max_tokens=40)
+            assert "red" in output.text
+        with pytest.raises(InvalidImage, match="cannot be read"):
+            demo.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "none.png"}}]}])

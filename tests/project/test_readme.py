@@ -28,7 +28,7 @@ NOT_PASTED = {
     r"cd ": "is the reader's own project",
     r"vllm-mlx launch claude( --model.*)?$": "needs the agent; tests/cli/test_launch.py",
 }
-LARGE = "mlx-community/Qwen3-8B-4bit"
+LARGE = "mlx-community/Qwen3.5-9B-MLX-4bit"
 IN_HOME = ["bash", "-c", 'cd "$HOME" && exec vllm-mlx "$@"', "vllm-mlx"]
 
 

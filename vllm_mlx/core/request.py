@@ -162,6 +162,10 @@ class SamplingParams:
     thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # one text, as programs write it, is no list of letters
+            object.__setattr__(self, "stop", (self.stop,))
+        if self.top_k == -1:  # vLLM's word for off
+            object.__setattr__(self, "top_k", 0)
         _check_range("max_tokens", self.max_tokens, 0, None, is_whole=True)
         _check_range("temperature", self.temperature, 0, 2)
         _check_range("top_p", self.top_p, 0, 1)

@@ -85,6 +85,11 @@ class Tokenizer:
         return isinstance(text, str) and self.backend.token_to_id(text) is not None
 
     @property
+    def hf(self) -> Any:
+        """Return the tokenizer of transformers."""
+        return self._hf
+
+    @property
     def chat_template(self) -> str | None:
         """Return the text of the chat template, if it writes messages. The texts of several templates are joined."""
         template: str | dict[str, str] | None = self._template_override
