@@ -21,7 +21,7 @@ SEAMS: dict[str, tuple[Any, str]] = {
     "chunk": (Runner, "_prefill_chunk"),
     "look-up": (MemoryAwarePrefixCache, "match"),
     "plan": (PrefillPlanner, "plan"),
-    "verify": (Batch, "verify"),
+    "verify": (Batch, "feed_blocks"),
     "settle": (Batch, "settle"),
 }
 SHARED = ("forward", "sampler", "read")  # work of several rows at once
