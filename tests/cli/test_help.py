@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.golden.commands import commands
+from tests.project.sources import ROOT
 from tests.server.fakes import FakeEngine
 from tests.support.commands import call, refusal
 from tests.support.running import serving
@@ -108,3 +109,15 @@ def test_the_help_ends_with_three_examples(command: list[str]) -> None:
         program, name, *_ = shlex.split(line)
         assert program == "vllm-mlx" and name in names
     assert EXAMPLE in one and fitting(10_300_000_000)[0].name == EXAMPLE, "the model for a Mac with 16 GB"
+
+
+def test_flags_of_other_servers_have_a_hint_that_names_a_flag() -> None:
+    shown = call("serve", "--help-all", COLUMNS="80").stdout
+    known = {*re.findall(r"^  (--[\w-]+)", shown, re.MULTILINE), "--no-prefix-cache"}
+    page = (ROOT / "docs/from-vllm.md").read_text(encoding="utf-8")
+    for flag, hint in hints("flags.toml").items():
+        assert flag not in known and f"`{flag}`" in page, flag
+        assert set(re.findall(r"`(--[\w-]+)", hint)) <= known, hint
+    for arguments in (["--gpu-memory-utilization", "0.9"], ["demo", "--gpu-memory-utilization=0.9"]):
+        line = refusal("serve", *arguments, code=2)
+        assert "has no flag `--gpu-memory-utilization`. Use `--memory-budget" in line

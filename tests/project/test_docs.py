@@ -12,6 +12,7 @@ from typer.main import get_command
 from scripts.generate_docs import PAGES, plot, render
 from tests.project.sources import ROOT
 from vllm_mlx.cli.clients import CLIENTS, Target
+from vllm_mlx.cli.help import hints
 from vllm_mlx.cli.main import make_app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 from vllm_mlx.core.errors import setting
@@ -238,6 +239,7 @@ def test_named_settings_exist(path: Path) -> None:
     opposites = {flag for flag in flags if flag.startswith("--no-") and "--" + flag.removeprefix("--no-") in FLAGS}
     theirs = CLIENTS_FLAGS if path.parent.name == "clients" else set()
     theirs |= ROUTER_FLAGS if path.name == "scaling.md" else set()
+    theirs |= hints("flags.toml").keys() if path.name == "from-vllm.md" else set()
     assert flags - opposites <= FLAGS | TOOLS_FLAGS | theirs
     variables = set(re.findall(r"VLLM_MLX_[A-Z_]+\w", read(path)))
     own = {"VLLM_MLX_CONFIG", "VLLM_MLX_PYTHON", "VLLM_MLX_FORCE_ATTENTION"}

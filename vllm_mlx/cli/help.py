@@ -16,6 +16,14 @@ _ALL = "vllm_mlx.help_all"  # a key of click's context
 
 
 class Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises WrongUsage with a hint for the flag of another server, unless it is one here."""
+        known = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
+        for flag in (arg.partition("=")[0] for arg in args if arg.startswith("-")) if ctx.info_name == "serve" else ():
+            if flag not in known and (hint := hints("flags.toml").get(flag)):
+                raise WrongUsage(f"`vllm-mlx serve` has no flag `{flag}`. {hint}")
+        return list(super().parse_args(ctx, args))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_parameters(self, ctx, formatter)
 
@@ -36,9 +44,9 @@ class Group(TyperGroup):
             formatter.write_dl(rows)
 
 
-def hints() -> dict[str, str]:
-    """Return what to write here instead of a word of another program, by that word."""
-    table = tomllib.loads(Path(__file__).with_name("hints.toml").read_text(encoding="utf-8"))
+def hints(file: str = "hints.toml") -> dict[str, str]:
+    """Return what to write here instead of a word, or a flag, of another program, by that word."""
+    table = tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
     return {word: hint for hint, words in table.items() for word in words}
 
 
