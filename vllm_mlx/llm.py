@@ -118,6 +118,7 @@ class LLM:
         engine_config = EngineConfig(model=str(model), **config)
         disk = open_disk(engine_config) if engine_config.cache_disk_bytes else None
         self._engine = start_engine(engine_config, disk)
+        self._reads_files = engine_config.media.media_root is None  # else only those of that folder are read
         self._most = max(1, min(2 * engine_config.max_num_seqs, engine_config.max_queue))  # replies asked at a time
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
@@ -149,13 +150,13 @@ class LLM:
         """
         if fields.get("stream"):
             raise TypeError("chat returns complete replies: leave `stream` out, or call `LLM.stream`")
-        return self._run_all(_chats(messages, sampling_params, fields), progress=progress)
+        return self._run_all(self._chats(messages, sampling_params, fields), progress=progress)
 
     def stream(
         self, prompt: str | Conversation, sampling_params: SamplingParams | None = None, **fields: Any
     ) -> Iterator[Delta]:
         """Yield one reply in pieces: a text is continued as by `generate`, a conversation answered as by `chat`."""
-        deltas = self._deltas(_only(prompt, sampling_params, fields))
+        deltas = self._deltas(self._only(prompt, sampling_params, fields))
         try:
             while (delta := self._call(anext(deltas, None))) is not None:
                 yield delta
@@ -166,7 +167,7 @@ class LLM:
         self, prompt: str | Conversation, sampling_params: SamplingParams | None = None, **fields: Any
     ) -> AsyncIterator[Delta]:
         """Yield what `stream` does, in a program with an event loop."""
-        deltas = self._deltas(_only(prompt, sampling_params, fields))
+        deltas = self._deltas(self._only(prompt, sampling_params, fields))
         try:
             while (delta := await asyncio.wrap_future(self._start(anext(deltas, None)))) is not None:
                 yield delta
@@ -192,7 +193,31 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run_all(self, requests: list[Request], *, progress: bool) -> list[RequestOutput]:
+    def _only(self, prompt: str | Conversation, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> Request:
+        """Return the request for one reply to one prompt."""
+        [request] = _texts(prompt, sampling) if isinstance(prompt, str) else self._chats(prompt, sampling, fields)
+        if request.sampling.n > 1:
+            raise TypeError("stream yields one reply: leave `n` out")
+        return request
+
+    def _chats(
+        self, messages: Conversation | Items[Conversation], sampling: SamplingParams | None, fields: Mapping[str, Any]
+    ) -> list[Request]:
+        if isinstance(messages, str):
+            raise TypeError('chat takes a list of messages: [{"role": "user", "content": "…"}]')
+        conversations = cast(
+            Items[Conversation], [messages] if messages and isinstance(messages[0], Mapping) else messages
+        )
+        requests = []
+        for number, conversation in enumerate(conversations):
+            body = _chat_body(
+                with_texts({"messages": _with_files(list(conversation), self._reads_files), **fields}, well_formed)
+            )
+            request = decode_chat(body, reply_id=f"chat-{number}", model="", created=0).requests[0]
+            requests.append(request if sampling is None else replace(request, sampling=sampling))
+        return requests
+
+    def _run_all(self, requests: list[Request], *, progress: bool = False) -> list[RequestOutput]:
         places = asyncio.Semaphore(self._most)
         shown = progress and len(requests) > 1 and sys.stderr.isatty()
         with Progress(console=Console(stderr=True), disable=not shown) as bar:
@@ -245,14 +270,6 @@ async def _awaited(work: Awaitable[T]) -> T:
     return await work
 
 
-def _only(prompt: str | Conversation, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> Request:
-    """Return the request for one reply to one prompt."""
-    [request] = _texts(prompt, sampling) if isinstance(prompt, str) else _chats(prompt, sampling, fields)
-    if request.sampling.n > 1:
-        raise TypeError("stream yields one reply: leave `n` out")
-    return request
-
-
 def _texts(prompts: Prompt | Items[Prompt], sampling: SamplingParams | None) -> list[Request]:
     sampling = sampling or SamplingParams()
     if sampling.max_tokens is None:
@@ -261,39 +278,25 @@ def _texts(prompts: Prompt | Items[Prompt], sampling: SamplingParams | None) -> 
     return [Request(request_id=f"generate-{number}", prompt=prompt, sampling=sampling) for number, prompt in numbered]
 
 
-def _chats(
-    messages: Conversation | Items[Conversation], sampling: SamplingParams | None, fields: Mapping[str, Any]
-) -> list[Request]:
-    if isinstance(messages, str):
-        raise TypeError('chat takes a list of messages: [{"role": "user", "content": "…"}]')
-    conversations = cast(Items[Conversation], [messages] if messages and isinstance(messages[0], Mapping) else messages)
-    requests = []
-    for number, conversation in enumerate(conversations):
-        body = _chat_body(with_texts({"messages": _with_files(list(conversation)), **fields}, well_formed))
-        request = decode_chat(body, reply_id=f"chat-{number}", model="", created=0).requests[0]
-        requests.append(request if sampling is None else replace(request, sampling=sampling))
-    return requests
-
-
-def _with_files(value: Any) -> Any:
-    """Read images that the program names by a path, a `file://` URL or as a PIL image: they become data URLs."""
+def _with_files(value: Any, reads_files: bool) -> Any:
+    """Turn PIL images into data URLs, and images named by a path or a `file://` URL if it `reads_files`."""
     if isinstance(value, list):
-        return [_with_files(item) for item in value]
+        return [_with_files(item, reads_files) for item in value]
     if not isinstance(value, Mapping):
         return value
     image = value.get("image_url")
     if image is None:
-        return {key: _with_files(item) for key, item in value.items()}
+        return {key: _with_files(item, reads_files) for key, item in value.items()}
     url = image.get("url") if isinstance(image, Mapping) else image
-    return {**value, "image_url": {**(image if isinstance(image, Mapping) else {}), "url": _data_url(url)}}
+    return {**value, "image_url": {**(image if isinstance(image, Mapping) else {}), "url": _data_url(url, reads_files)}}
 
 
-def _data_url(image: Any) -> Any:
+def _data_url(image: Any, reads_files: bool) -> Any:
     if isinstance(image, Image.Image):
         buffer = BytesIO()
         image.convert("RGB").save(buffer, "PNG")
         data = buffer.getvalue()
-    elif isinstance(image, Path) or (isinstance(image, str) and not re.match("(data|https?):", image)):
+    elif reads_files and isinstance(image, Path | str) and not re.match("(data|https?):", str(image)):
         path = unquote(urlsplit(image).path) if isinstance(image, str) and image.startswith("file:") else image
         try:
             data = Path(path).expanduser().read_bytes()

@@ -107,7 +107,7 @@ def test_codex_searches_the_web_if_the_server_does(address: str | None, mode: st
 
 
 def documents_of(client: Client) -> list[Any]:
-    """What the client reads: its files, and variables with JSON."""
+    """Return the files and variables that the client reads."""
     documents = [READERS[Path(path).suffix](text) for path, text in client.files.items()]
     return documents + [json.loads(value) for value in client.environment.values() if value.startswith("{")]
 

@@ -1,4 +1,4 @@
-"""What a start of the server is doing now, for those who wait for it. It knows no clock and no screen."""
+"""The present stage of a server that starts, for those who wait for it. It knows no clock and no screen."""
 
 from dataclasses import dataclass
 
