@@ -129,6 +129,21 @@ def test_other_salts_have_their_own_and_are_cleared_alone() -> None:
     assert bench.scheduler.ahead.next is None
 
 
+@RULES
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 4])
+def test_clearing_the_cache_ends_it_without_a_trace(rule: ResumeRule, num_steps: int) -> None:
+    bench = Bench(rule)
+    answered(bench)
+    bench.scheduler.look_ahead()
+    for _ in range(num_steps):
+        bench.step()
+    bench.scheduler.ahead.clear("")
+    bench.tree.clear(salts="")
+    bench.run()
+    assert bench.tree.common_length(("model", ""), pack((*HEAD, *SHORT))) == 0
+    assert not bench.scheduler.has_work and tokens(bench)[0] == tokens(bench)[2] < len(SHORT)
+
+
 def test_the_path_that_it_replaces_goes_first() -> None:
     bench = Bench(SLICEABLE)
     old = answered(bench)

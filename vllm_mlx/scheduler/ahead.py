@@ -73,6 +73,10 @@ class Ahead:
         for each in [each for each in self._beginnings if each.seq.cache_salt.startswith(salts)]:
             self.forget(each)
 
+    def wants(self, seq: Sequence) -> bool:
+        """Return whether the beginning that a sequence computes is still remembered."""
+        return any(each.seq.seq_id == seq.seq_id for each in self._beginnings)
+
     def stop(self, seq: Sequence) -> Beginning | None:
         """Note that a sequence has ended. Returns its beginning, unless that is not wanted any more."""
         self.running = None

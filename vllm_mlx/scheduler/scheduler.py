@@ -250,8 +250,9 @@ class Scheduler:
     def _give_way(self, seq: Sequence, *, looks_ahead: bool) -> None:
         """End the computing of a next prompt if there is anything else to do. Its state stays, so that it can go on."""
         is_alone = len(self._seqs) + len(self._seqs.waiting) == 1
-        if not (looks_ahead and is_alone and self._known_end(seq) == seq.prefill_end):
-            self._finish(seq, FinishReason.ABORT)
+        is_wanted = self.ahead.wants(seq)  # it is not once the cache is cleared, and then its state goes too
+        if not (is_wanted and looks_ahead and is_alone and self._known_end(seq) == seq.prefill_end):
+            self._finish(seq, FinishReason.ABORT, keep=is_wanted)
 
     def _make_room(self, seq: Sequence) -> bool:
         """Make room for a sequence, if necessary by preempting rows of tenants that have more. False if that fails."""
