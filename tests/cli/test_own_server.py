@@ -157,6 +157,7 @@ def test_chat_starts_a_server_talks_and_ends_it(port: int) -> None:
         seen.wait_for(f"demo at http://127.0.0.1:{port}")
         seen.type("What is 2 + 3?")
         seen.wait_for(r"2 \+ 3 = 5[\s\S]*cached[\s\S]*›")
+        time.sleep(2)  # the prompt is shown before it waits for keys, and a signal in between shows no other
         seen.process.send_signal(signal.SIGINT)  # at the prompt, the conversation goes on
         seen.wait_for("›")
         assert is_open(port)

@@ -12,7 +12,7 @@ from tests.support.commands import address, served
 
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", (ROOT / "docs/faq.md").read_text(encoding="utf-8"), re.DOTALL)
 NOT_PASTED = {
-    r"(HF_\w+=\S+ )?vllm-mlx serve [mM~]": "needs a large model",
+    r"([A-Z_]+=\S+ )?vllm-mlx serve [mM~]": "needs a large model",
     r"curl http://Annas-Mac": "is another machine's",
 }
 
