@@ -196,6 +196,8 @@ class LLM:
     def _only(self, prompt: str | Conversation, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> Request:
         """Return the request for one reply to one prompt."""
         [request] = _texts(prompt, sampling) if isinstance(prompt, str) else self._chats(prompt, sampling, fields)
+        if isinstance(prompt, str) and fields:
+            raise TypeError(f"a text is continued by `sampling_params` alone: leave out {', '.join(sorted(fields))}")
         if request.sampling.n > 1:
             raise TypeError("stream yields one reply: leave `n` out")
         return request

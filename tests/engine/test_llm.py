@@ -152,6 +152,8 @@ def test_a_reply_in_pieces_is_the_whole_reply(llm: LLM) -> None:
     *pieces, last = asyncio.run(pieces_of())
     assert "".join(piece.text + piece.reasoning for piece in pieces) == answer.text + answer.outputs[0].reasoning
     assert last.output.outputs == answer.outputs
+    with pytest.raises(TypeError, match="leave out temperature"):
+        next(llm.stream("Hello", temperature=0))
     with pytest.raises(TypeError, match="leave `n` out"):
         next(llm.stream("Hello", SamplingParams(n=2)))
 
