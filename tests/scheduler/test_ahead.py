@@ -34,6 +34,16 @@ def answered(bench: Bench, next_ids: list[int] = HEAD + SHORT) -> Sequence:
     return seq
 
 
+def begun(rule: ResumeRule, num_steps: int) -> Bench:
+    """A conversation whose next prompt is computed ahead, since so many steps."""
+    bench = Bench(rule)
+    answered(bench)
+    bench.scheduler.look_ahead()
+    for _ in range(num_steps):
+        bench.step()
+    return bench
+
+
 def tokens(bench: Bench) -> tuple[int, ...]:
     return tuple(bench.scheduler.ahead.tokens.values())
 
@@ -57,11 +67,7 @@ def test_the_next_prompt_resumes_behind_what_was_computed_ahead(rule: ResumeRule
 @RULES
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 4])
 def test_a_request_takes_the_next_step_and_loses_nothing(rule: ResumeRule, num_steps: int) -> None:
-    bench = Bench(rule)
-    answered(bench)
-    bench.scheduler.look_ahead()
-    for _ in range(num_steps):
-        bench.step()
+    bench = begun(rule, num_steps)
     done = tokens(bench)[0]
     other = bench.add(ids(90, 5))
     plan = bench.scheduler.schedule(99.0)
@@ -78,11 +84,7 @@ def test_a_request_takes_the_next_step_and_loses_nothing(rule: ResumeRule, num_s
 
 @RULES
 def test_its_own_conversation_goes_on_from_what_is_done(rule: ResumeRule) -> None:
-    bench = Bench(rule)
-    answered(bench)
-    bench.scheduler.look_ahead()
-    bench.step()
-    bench.step()
+    bench = begun(rule, 2)
     seq = bench.add([*HEAD, *SHORT, *ids(30, 3)])
     bench.run()
     computed, used, wasted = tokens(bench)
@@ -132,11 +134,7 @@ def test_other_salts_have_their_own_and_are_cleared_alone() -> None:
 @RULES
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 4])
 def test_clearing_the_cache_ends_it_without_a_trace(rule: ResumeRule, num_steps: int) -> None:
-    bench = Bench(rule)
-    answered(bench)
-    bench.scheduler.look_ahead()
-    for _ in range(num_steps):
-        bench.step()
+    bench = begun(rule, num_steps)
     bench.scheduler.ahead.clear("")
     bench.tree.clear(salts="")
     bench.run()

@@ -153,7 +153,6 @@ class Sequence:
     prompt_index: Any = None  # a cache.prompt_index.PromptIndex; None if no drafts are taken from the prompt
     tenant: str = ""  # the owner of the request; tenants take turns
     model: int = 0  # the position of its model
-    is_ahead: bool = False  # it computes the beginning of a next prompt, for no client
     scores_prompt: bool = False  # its reply shows the log-probabilities of the prompt's tokens
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens from the second one on
     status: SequenceStatus = SequenceStatus.WAITING
@@ -167,6 +166,11 @@ class Sequence:
     num_faults: int = 0  # device faults since its last token
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended the sequence
+
+    @property
+    def is_ahead(self) -> bool:
+        """Return whether it computes the beginning of a next prompt, for no client. A request's id is not negative."""
+        return self.seq_id < 0
 
     @property
     def num_prompt_tokens(self) -> int:

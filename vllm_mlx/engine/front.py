@@ -58,7 +58,9 @@ class ReplyKeeper:
     ) -> None:
         """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
         num_tokens = max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens)
-        keep(seq, num_tokens, self._processor.next_prompt(prepared, finished) if is_last else None)
+        keep(seq, num_tokens, None)
+        if is_last and (following := self._processor.next_prompt(prepared, finished)) is not None:
+            keep(seq, num_tokens, following)
 
     def close(self) -> None:
         """Keep nothing of the replies that end from now on, because the shutdown cuts them."""

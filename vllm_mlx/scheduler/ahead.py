@@ -33,34 +33,33 @@ class Ahead:
     """Owns the beginnings of one model's conversations, one of each, and counts what they are worth."""
 
     def __init__(self) -> None:
-        self._beginnings: list[Beginning] = []  # the newest last
+        self._beginnings: dict[int, Beginning] = {}  # by the seq_id of those that compute them, the newest last
         self.running: Sequence | None = None
         self.tokens: dict[Fate, int] = dict.fromkeys(get_args(Fate), 0)
 
     def add(self, ended: Sequence, following: PromptInputs) -> None:
         """Take the beginning of the prompt that follows a reply. It replaces that of the same conversation."""
         seq = Sequence(
-            seq_id=~ended.seq_id,  # no request has a negative one
+            seq_id=~ended.seq_id,
             prompt=following,
             sampling=ended.sampling,
             max_tokens=0,
             cache_salt=ended.cache_salt,
             tenant=ended.tenant,
             model=ended.model,
-            is_ahead=True,
         )
         key, replaced_key = pack(seq.key()), pack(ended.key())
         num_stored = common_tokens(key, replaced_key)
-        for other in [each for each in self._beginnings if _common(each, seq, key) >= each.num_stored]:
+        for other in [each for each in self._beginnings.values() if _common(each, seq, key) >= each.num_stored]:
             self.forget(other)
-        for other in self._beginnings[: 1 - _MOST]:
+        for other in list(self._beginnings.values())[: 1 - _MOST]:
             self.forget(other)
-        self._beginnings.append(Beginning(seq, key, replaced_key, num_stored, num_stored))
+        self._beginnings[seq.seq_id] = Beginning(seq, key, replaced_key, num_stored, num_stored)
 
     @property
     def next(self) -> Beginning | None:
         """Return the newest beginning that is not computed completely, unless one is being computed."""
-        waiting = (each for each in reversed(self._beginnings) if each.position < each.seq.prefill_end)
+        waiting = (each for each in reversed(self._beginnings.values()) if each.position < each.seq.prefill_end)
         return None if self.running is not None else next(waiting, None)
 
     def start(self, beginning: Beginning) -> Sequence:
@@ -70,30 +69,32 @@ class Ahead:
 
     def clear(self, salts: str) -> None:
         """Forget the beginnings of salts that begin with `salts`."""
-        for each in [each for each in self._beginnings if each.seq.cache_salt.startswith(salts)]:
+        for each in [each for each in self._beginnings.values() if each.seq.cache_salt.startswith(salts)]:
             self.forget(each)
 
     def wants(self, seq: Sequence) -> bool:
         """Return whether the beginning that a sequence computes is still remembered."""
-        return any(each.seq.seq_id == seq.seq_id for each in self._beginnings)
+        return seq.seq_id in self._beginnings
 
     def stop(self, seq: Sequence) -> Beginning | None:
         """Note that a sequence has ended. Returns its beginning, unless that is not wanted any more."""
         self.running = None
         num_computed = max(0, seq.num_computed_tokens - seq.num_cached_tokens)
         self.tokens["computed"] += num_computed
-        for each in self._beginnings:
-            if each.seq.seq_id == seq.seq_id:
-                each.num_computed += num_computed
-                each.position = max(each.position, seq.num_computed_tokens)
-                return each
-        self.tokens["wasted"] += num_computed
-        return None
+        if (beginning := self._beginnings.get(seq.seq_id)) is None:
+            self.tokens["wasted"] += num_computed
+            return None
+        beginning.num_computed += num_computed
+        beginning.position = max(beginning.position, seq.num_computed_tokens)
+        return beginning
 
-    def use(self, seq: Sequence) -> int:
-        """Return the cached tokens of a request's prompt that were computed ahead. Its conversation goes on."""
-        num_used, key = 0, pack(seq.key()) if self._beginnings else b""
-        for each in list(self._beginnings):
+    def use(self, seq: Sequence, key: bytes) -> int:
+        """Return the cached tokens of a request's prompt that were computed ahead, by its packed `key`.
+
+        Its conversation goes on.
+        """
+        num_used = 0
+        for each in list(self._beginnings.values()):
             if (common := _common(each, seq, key)) > each.num_stored:
                 used = max(0, min(common, each.position, seq.num_cached_tokens) - each.num_stored)
                 num_used = max(num_used, used)
@@ -102,7 +103,7 @@ class Ahead:
 
     def forget(self, beginning: Beginning, num_used: int = 0) -> None:
         """Forget a beginning of which `num_used` tokens were of use."""
-        self._beginnings.remove(beginning)
+        del self._beginnings[beginning.seq.seq_id]
         num_used = min(num_used, beginning.num_computed)
         self.tokens["used"] += num_used
         self.tokens["wasted"] += beginning.num_computed - num_used

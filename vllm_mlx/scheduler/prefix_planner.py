@@ -64,6 +64,10 @@ class PrefixPlanner:
     def open(self, seq: Sequence) -> None:
         self._keys[seq.seq_id] = pack(seq.key())
 
+    def prompt_key(self, seq: Sequence) -> bytes:
+        """Return the packed prompt of a sequence that waits or runs."""
+        return self._keys[seq.seq_id]
+
     def close(self, seq: Sequence) -> None:
         self._keys.pop(seq.seq_id, None)
         self._points.pop(seq.seq_id, None)

@@ -186,7 +186,7 @@ class Scheduler:
             self._give_way(self.ahead.running, looks_ahead=looks_ahead and is_alone)
         self._admit()
         if (seq := self.ahead.running) is not None and seq in self._seqs.waiting and not self.awaits_inputs:
-            self._finish(seq, FinishReason.ABORT, keep=False)  # there is no room
+            self._finish(seq, FinishReason.ABORT, keep=False)  # the pool lacks the memory
         decode, drafts, reads = self._plan_decode(is_alone=is_alone)
         prefill = self.prefill.plan(self._seqs.prefilling(), now, is_decoding=bool(decode))
         pending, self._pending = self._pending, Pending(admitted=self._pending.admitted)
@@ -283,7 +283,7 @@ class Scheduler:
         if self.prefix_cache is not None:
             restore = self.prefix_cache.resume(seq, self._now)
             if not seq.num_preemptions and not seq.is_ahead:
-                seq.receipt = replace(seq.receipt, ahead_tokens=self.ahead.use(seq))
+                seq.receipt = replace(seq.receipt, ahead_tokens=self.ahead.use(seq, self.prefix_cache.prompt_key(seq)))
             if restore is not None:
                 self._pending.restores.append(restore)
         if not seq.num_preemptions:
