@@ -195,9 +195,9 @@ class LLM:
 
     def _only(self, prompt: str | Conversation, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> Request:
         """Return the request for one reply to one prompt."""
-        [request] = _texts(prompt, sampling) if isinstance(prompt, str) else self._chats(prompt, sampling, fields)
         if isinstance(prompt, str) and fields:
             raise TypeError(f"a text is continued by `sampling_params` alone: leave out {', '.join(sorted(fields))}")
+        [request] = _texts(prompt, sampling) if isinstance(prompt, str) else self._chats(prompt, sampling, fields)
         if request.sampling.n > 1:
             raise TypeError("stream yields one reply: leave `n` out")
         return request
@@ -226,11 +226,13 @@ class LLM:
             task = bar.add_task("Replies", total=len(requests))
 
             async def run(request: Request) -> RequestOutput:
+                output = None
                 async with places:
-                    [*_, last] = [delta async for delta in self._deltas(request)]
+                    async for delta in self._deltas(request):
+                        output = delta.output
                 bar.advance(task)
-                assert last.output is not None, "the last one has it"
-                return last.output
+                assert output is not None, "the last piece has it"
+                return output
 
             return self._call(together(run(request) for request in requests))
 

@@ -129,7 +129,7 @@ class Client:
     least_context: int = 0  # tokens without which the client does not start
     key_warning: str = ""  # what the user should know before the client starts, if the server has a key
     has_small_roles: bool = False  # whether it has small tasks for a model of their own
-    next_step: str = ""  # what the user does by hand, if there is no program: with the entry, or in its settings
+    next_step: str = ""  # what the user does by hand if `launch` cannot start the client
 
     def for_server(self, target: Target) -> "Client":
         """Fill the templates for a server."""

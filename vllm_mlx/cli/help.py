@@ -18,10 +18,11 @@ _ALL = "vllm_mlx.help_all"  # a key of click's context
 class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises WrongUsage with a hint for the flag of another server, unless it is one here."""
-        known = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
-        for flag in (arg.partition("=")[0] for arg in args if arg.startswith("-")) if ctx.info_name == "serve" else ():
-            if flag not in known and (hint := hints("flags.toml").get(flag)):
-                raise WrongUsage(f"`vllm-mlx serve` has no flag `{flag}`. {hint}")
+        if ctx.info_name == "serve":
+            known = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
+            for flag in (arg.partition("=")[0] for arg in args if arg.startswith("-")):
+                if flag not in known and (hint := hints("flags.toml").get(flag)):
+                    raise WrongUsage(f"`vllm-mlx serve` has no flag `{flag}`. {hint}")
         return list(super().parse_args(ctx, args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

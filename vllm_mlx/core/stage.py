@@ -18,4 +18,4 @@ class LoadStage:
         return f"{self.model}: {self.name}" + ("" if self.share is None else f", {self.share:.0%}")
 
 
-UNSEEN = LoadStage()  # of a load for which nobody waits: it is written and never read
+UNSEEN = LoadStage()  # of a load whose stages are not shown: it is written and never read

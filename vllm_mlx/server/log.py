@@ -212,7 +212,7 @@ class RequestRecord:
             "ttft_s": self._ttft_s,
             "duration_s": round(ended_s - self.started_s, 4),
             "tokens_per_s": self._tokens_per_s(usage, ended_s),
-            "finish": ",".join([*dict.fromkeys(self.finish_reasons), *["left"] * self.is_cut]),
+            "finish": ",".join(filter(None, (self._finish, "left" if self.is_cut else ""))),
             "disk_tokens": 0 if receipt is None else receipt.disk_tokens,
             "tier": None if receipt is None else receipt.tier,
             "expected_tokens": 0 if receipt is None else receipt.expected_tokens,

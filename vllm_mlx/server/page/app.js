@@ -137,7 +137,7 @@ function showTiles(status, gap, ttft, queue) {
     ["Reading, tokens/s", status.prompt_tps.toFixed(0), "Tokens of prompts that were computed, per second of the last ten. Cached tokens do not count."],
     ["Running", count(status.num_running), "Replies whose prompt is being computed or whose text is being written."],
     ["Cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens)), "The share of all tokens of prompts since the start that came from the prefix cache and took no time."],
-    ["Memory free", bytes(status.memory.free_bytes), "What is left of the budget for running replies and for conversations at rest."],
+    ["Memory free", bytes(status.memory.free_bytes), "What is left of the budget for running replies and the prefix cache."],
     ["Waiting", count(status.num_waiting), "Replies that wait until a place and memory are free."],
     ["Cached prompt tokens", count(status.total_cached_tokens), "The number of tokens of prompts that came from the prefix cache."],
     ["Time to first token, p50", seconds(ttft.p50), "Half of the replies of the last minute began sooner than this after their request."],
@@ -191,7 +191,7 @@ function titled(cell, title, text) {
 function clientName({ client }) {
   if (!client) return "unnamed";
   if (client.startsWith("Mozilla/")) return "browser";
-  const name = client.split(/[ ;,]*[(;,]/, 1)[0] || client;
+  const name = client.split(/[(;,]/, 1)[0].trim() || client;
   return name.length > MAX_NAME ? `${name.slice(0, MAX_NAME)}…` : name;
 }
 
