@@ -3,7 +3,7 @@
 Order: Started, any number of PromptProgress, any number of Counted and content events, then Finished or Failed once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -122,6 +122,13 @@ class SearchDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vectors of all texts, or their scores, in the order of the texts. `Finished` follows."""
+
+    vectors: Sequence[Any]  # each numpy, (dimensions,), float32; one number for a score
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     reason: FinishReason
     usage: Usage
@@ -135,4 +142,4 @@ class Failed:
 
 
 ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
-GenerationEvent = Started | PromptProgress | Counted | ContentEvent | SearchDone | Finished | Failed
+GenerationEvent = Started | PromptProgress | Counted | ContentEvent | SearchDone | Vectors | Finished | Failed

@@ -199,6 +199,18 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextInputs:
+    """Texts for an encoder, which computes a vector of each. With a `query`, it scores each as a document."""
+
+    texts: tuple[str | tuple[int, ...], ...]  # each a text or its token ids
+    query: str | None = None
+    instruction: str | None = None  # of a causal reranker; None: the checkpoint's
+    prompt_name: str | None = None  # one of the checkpoint's prompts; None: its default
+    dimensions: int | None = None  # length to which each vector is cut; None: it is not
+    truncate: bool = False  # cut inputs that are too long, rather than refuse them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSampling:
     """SamplingParams with every default resolved, as the sampler reads them for one row.
 
@@ -343,11 +355,12 @@ def _check_range(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One generation request. Exactly one of `messages` and `prompt` is set."""
+    """One request. Exactly one of `messages`, `prompt` and `texts` is set."""
 
     request_id: str
     messages: tuple[Message, ...] | None = None  # the messages of a chat
     prompt: str | tuple[int, ...] | None = None  # the prompt of a text completion: text or token ids
+    texts: TextInputs | None = None  # for an encoder, which generates nothing
     prediction: str = ""  # a text that the reply may contain: it may come sooner, and is never another one
     tools: tuple[ToolSpec, ...] = ()
     unlisted_tools: tuple[ToolSpec, ...] = ()  # callable, but not listed in the prompt

@@ -1,6 +1,7 @@
 """One sequence in the engine, and the constraints on its tokens: ids in, ids out. It knows neither text nor mlx."""
 
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -116,13 +117,32 @@ class MediaItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedTexts:
+    """The texts that an encoder reads for one request, one after the other."""
+
+    ids: "array[int]"  # unsigned, 32 bits
+    ends: tuple[int, ...]  # the position behind each text
+    types: "array[int] | None" = None  # bytes: the type of each token; None where all have type 0
+
+    @property
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each text."""
+        return zip((0, *self.ends), self.ends, strict=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptInputs:
     """A prompt as the engine takes it."""
 
     token_ids: tuple[int, ...]
+    texts: TokenizedTexts | None = None  # in place of `token_ids`, for an encoder
     media: tuple[MediaItem, ...] = ()
     snapshot_points: tuple[int, ...] = ()  # token counts worth keeping for a later turn
     starts_in_reasoning: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids if self.texts is None else self.texts.ids)
 
 
 class SequenceStatus(Enum):
@@ -174,7 +194,7 @@ class Sequence:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.prompt.token_ids)
+        return self.prompt.num_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -120,6 +120,15 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """The result of one text of a sequence for an encoder."""
+
+    seq_id: int
+    start: int  # position of its first token
+    vector: Any  # numpy, (dimensions,), float32; one number for a score
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkTiming:
     start: int  # tokens before the chunk
     num_tokens: int
@@ -134,6 +143,7 @@ class StepOutput:
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (seq_id, tokens that its grammar forces next)
     prefilled: tuple[tuple[int, int], ...] = ()  # (seq_id, end)
     scored: tuple[Scored, ...] = ()
+    encoded: tuple[Encoded, ...] = ()
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
     suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that another row may have caused
     snapshots: tuple[Snapshot, ...] = ()
@@ -151,6 +161,7 @@ class SequenceUpdate:
     seq_id: int
     tokens: tuple[TokenOutput, ...] = ()
     prompt_logprobs: Rows[TokenLogprob] = ()  # once all are known
+    vectors: Rows[Any] = ()  # of an encoder, once all are known: numpy, (dimensions,), float32, in the order of texts
     num_computed_tokens: int = 0
     receipt: CacheReceipt = NO_RECEIPT
     num_predicted: int = 0

@@ -1,0 +1,22 @@
+"""The declarations of an encoder: a checkpoint that gives vectors of texts, or scores of documents. Values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Task = Literal["chat", "embedding", "rerank"]
+Pooling = Literal["cls", "mean", "max", "lasttoken"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderFacts:
+    """The declarations of a checkpoint's files, or of the settings in their place."""
+
+    task: Task  # never "chat"
+    max_tokens: int  # of the longest input, with the tokens that the tokenizer adds
+    pooling: Pooling | None = None  # None for a classifier
+    normalize: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts that go before an input, by name
+    default_prompt: str | None = None  # the name of the prompt where a request names none
+    num_dimensions: int = 1  # of a vector; 1 for scores
+    dimensions: tuple[int, ...] = ()  # lengths to which a vector may be cut; a range is named in full
