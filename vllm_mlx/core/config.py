@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandl
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+from .encoding import Task
 from .errors import ConfigError, setting
 
 DEFAULT_MAX_PIXELS = 4 << 20
@@ -336,5 +337,6 @@ class ModelInfo:
     vocab_size: int
     takes_images: bool = False
     created: int  # unix seconds of the load
+    task: Task = "chat"
     temperature: float = 1.0  # of requests that give none
     top_p: float = 1.0

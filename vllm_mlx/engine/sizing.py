@@ -288,6 +288,7 @@ def engine_facts(
         vocab_size=model.vocab_size,
         takes_images=measured.images is not None,
         created=int(time.time()),
+        task="chat",
         **usual_sampling(config.defaults, checkpoint_defaults(read_json(checkpoint.path / "generation_config.json"))),
     )
     return EngineFacts(

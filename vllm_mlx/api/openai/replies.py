@@ -203,7 +203,7 @@ class ModelCard(Reply):
     load_bytes: int  # that the weights take while they are in memory
     pinned: bool  # whether the weights leave for no other model
     aliases: list[str]  # other names of the same model
-    task: Literal["chat", "completion"]  # chat needs a chat template
+    task: Literal["chat", "completion", "embedding", "rerank"]  # chat needs a chat template
     capabilities: list[Capability]  # what the model takes in addition to text, and what it writes
     web_search: bool  # whether this server runs the searches that a model asks for
 
