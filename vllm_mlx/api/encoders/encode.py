@@ -80,9 +80,9 @@ class EncoderFold:
         if spec.is_ranking:
             meta = {"tokens": {"input_tokens": count}}
             around = RerankReply(id=spec.reply_id, model=spec.model, results=[], usage=usage, meta=meta)
-        start, mark, end = around.to_json().encode().partition(b'":[]')  # inside a text, a quote follows a backslash
-        pieces[0] = start + mark[:-1] + pieces[0]
-        pieces[-1] += b"]" + end
+        start, mark, end = around.to_json().encode().partition(b'[],"')  # inside a text, a quote follows a backslash
+        pieces[0] = start + b"[" + pieces[0]
+        pieces[-1] += mark[1:] + end
         return b",".join(pieces)
 
     def _embedded(self) -> Iterator[bytes]:
