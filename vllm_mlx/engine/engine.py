@@ -106,7 +106,7 @@ class LLMEngine:
     @property
     def runner(self) -> Runner:
         """Return the runner of the default model, whose weights are in memory."""
-        assert self.default.lane is not None
+        assert self.default.lane is not None and isinstance(self.default.lane.runner, Runner)
         return self.default.lane.runner
 
     @property
@@ -419,7 +419,7 @@ class LLMEngine:
 
     def _take(self, model: ServedModel, output: StepOutput, deliver: Deliver) -> bool:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
-        if output.tokens or output.prefilled:
+        if output.tokens or output.prefilled or output.encoded:
             self._faults.num = 0
         if updates := model.scheduler.update(output):
             deliver(updates)

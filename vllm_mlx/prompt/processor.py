@@ -18,13 +18,21 @@ from ..core.config import CacheReasoning, EngineConfig
 from ..core.errors import ContextLengthExceeded, InvalidParameter, RequestError, TemplateError, Unsupported
 from ..core.events import TokenLogprob
 from ..core.messages import ImagePart, MediaPart, Message, VideoPart
-from ..core.request import Request, ResolvedSampling, checkpoint_defaults, resolve_sampling
+from ..core.request import (
+    Request,
+    ResolvedSampling,
+    TextInputs,
+    TokenSampling,
+    checkpoint_defaults,
+    resolve_sampling,
+)
 from ..core.sequence import Constraint, MediaItem, PromptInputs, Sequence
 from ..disk.kept import NO_MEMORIES, Memories
 from ..formats import ReplyFormats, SchemaBudget, Schemas
 from ..formats.pipeline import OutputPipeline, declared_schemas
 from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer, read_json
+from ..formats.vectors import VectorOutput
 from ..guidance.constraint_builder import ConstraintBuilder
 from ..guidance.grammar_compiler import MAX_BYTES
 from ..guidance.reasoning import CheckpointReasoning
@@ -41,8 +49,12 @@ from .reply_formats import CheckpointFormats
 from .reply_memory import RecalledConversation, ReplyMemory, TextDigest
 from .splice import Splicer
 from .template import ChatTemplate, MediaMarkers
+from .texts import TextTokenizer
 
 _SENTINEL = re.compile("sentinel(0*)")
+_NO_SAMPLING = ResolvedSampling(
+    tokens=TokenSampling(), max_tokens=0, clamped_max_tokens=None, min_tokens=0, stop_token_ids=frozenset()
+)
 _LEAST_AHEAD = 64  # tokens; to compute fewer ahead of a question gains nothing that one can see
 
 
@@ -101,14 +113,16 @@ class RequestProcessor:
         memories: Memories = NO_MEMORIES,
         has_drafts: bool = False,
         resumes_anywhere: bool = True,
+        texts: TextTokenizer | None = None,
     ):
-        """`vision` is None for a model that takes no images; `memories` keep replies for the next start.
+        """`vision` is None for a model that takes no images, `texts` for one that generates.
 
-        `has_drafts`: the engine takes drafts from prompts and predictions. `resumes_anywhere`: the model's cached state
-        serves prompts that begin with any part of it, so it needs no snapshot points.
+        `memories` keep replies for the next start. `has_drafts`: the engine takes drafts from prompts and predictions.
+        `resumes_anywhere`: the model's cached state serves prompts that begin with any part of it, so it needs no
+        snapshot points.
         """
         self.tokenizer = tokenizer
-        self._vision = vision
+        self._vision, self._texts = vision, texts
         self.formats = formats
         self._max_silent_tokens = config.max_silent_tokens
         self._has_drafts = has_drafts
@@ -181,6 +195,8 @@ class RequestProcessor:
         Raises RequestError, and Cancelled if the deadline was cancelled. Without `deadline` there is no time limit.
         """
         deadline = Deadline(math.inf, "") if deadline is None else deadline
+        if request.texts is not None:
+            return self._prepare_texts(request, request.texts, deadline)
         rendered_media: tuple[RenderedMedia, ...] = ()
         if rendered is not None:
             rendered_media = tuple(rendered[part] for part in media_parts(request))
@@ -205,6 +221,11 @@ class RequestProcessor:
         prediction = self._prediction(request) if self._has_drafts else None
         index = PromptIndex(prompt.token_ids) if self._has_drafts and runs else None
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint, prediction, index)
+
+    def _prepare_texts(self, request: Request, inputs: TextInputs, deadline: Deadline) -> PreparedRequest:
+        assert self._texts is not None, "other models refuse the request"
+        prompt = PromptInputs(token_ids=(), texts=self._texts.prepare(inputs, deadline))
+        return PreparedRequest(request, prompt, _NO_SAMPLING, {})
 
     def _prediction(self, request: Request) -> PromptIndex | None:
         """Return the tokens of a request's prediction, up to one for which the model has no logit."""
@@ -249,8 +270,12 @@ class RequestProcessor:
                     param="prompt",
                 )
 
-    def output(self, prepared: PreparedRequest) -> OutputPipeline:
-        """Make a pipeline for one of the request's replies."""
+    def output(self, prepared: PreparedRequest) -> OutputPipeline | VectorOutput:
+        """Make the output of one of the request's replies."""
+        if prepared.prompt.texts is not None:
+            inputs, is_scaled = prepared.request.texts, self._texts is not None and self._texts.facts.normalize
+            dimensions = None if inputs is None else inputs.dimensions
+            return VectorOutput(prepared.prompt.num_tokens, dimensions=dimensions, normalize=is_scaled)
         return OutputPipeline(
             self.tokenizer,
             prepared.request,

@@ -20,7 +20,7 @@ class TextTokenizer:
     """An encoder's tokenizer. Rules of padding and cutting in its files are not followed. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
-        self._backend, self._facts, self._vocab_size = tokenizer.backend, facts, vocab_size
+        self._backend, self.facts, self._vocab_size = tokenizer.backend, facts, vocab_size
         self._scores = facts.task == "rerank"
         self._field = "documents" if self._scores else "input"
         self._has_types = facts.has_types and "token_type_ids" in tokenizer.hf.model_input_names
@@ -46,7 +46,7 @@ class TextTokenizer:
                     types.extend(whole.type_ids)
                 else:
                     self._check_length(len(text), place, truncate=inputs.truncate)
-                    ids.extend(text[: self._facts.max_tokens])
+                    ids.extend(text[: self.facts.max_tokens])
                 ends.append(len(ids))
         return TokenizedTexts(ids=ids, ends=tuple(ends), types=types if self._has_types and any(types) else None)
 
@@ -54,7 +54,7 @@ class TextTokenizer:
         """Return the text with special tokens, behind the query if there is one. The longer one is cut first."""
         num_query = 0 if query is None else len(query)
         self._check_length(num_query + len(text) + self._num_special, place, truncate=truncate)
-        if (room := self._facts.max_tokens - self._num_special) < num_query + len(text):
+        if (room := self.facts.max_tokens - self._num_special) < num_query + len(text):
             half = (room + (num_query > len(text))) // 2
             num_query = min(num_query, max(room - len(text), half))
             text.truncate(room - num_query)
@@ -69,7 +69,7 @@ class TextTokenizer:
     def _encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Return the ids without special tokens. Half a surrogate pair is read as U+FFFD."""
         sound = [text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") for text in texts]
-        lower = [text.lower() for text in sound] if self._facts.lowercase else sound
+        lower = [text.lower() for text in sound] if self.facts.lowercase else sound
         return self._backend.encode_batch_fast(lower, add_special_tokens=False)
 
     def _pieces(self, texts: Sequence[str | tuple[int, ...]]) -> Iterator[tuple[int, Sequence[str | tuple[int, ...]]]]:
@@ -84,18 +84,16 @@ class TextTokenizer:
     def _prompt(self, inputs: TextInputs) -> str:
         name = inputs.prompt_name
         if name is None:
-            return self._facts.prompts.get(self._facts.default_prompt or "", "")
-        if self._scores or name not in self._facts.prompts:
-            names = ", ".join(f"`{shown(one)}`" for one in self._facts.prompts if not self._scores) or "none"
+            return self.facts.prompts.get(self.facts.default_prompt or "", "")
+        if self._scores or name not in self.facts.prompts:
+            names = ", ".join(f"`{shown(one)}`" for one in self.facts.prompts if not self._scores) or "none"
             raise InvalidParameter(f"The model has no prompt `{shown(name)}`; it has {names}.", param="prompt_name")
-        return self._facts.prompts[name]
+        return self.facts.prompts[name]
 
     def _check(self, inputs: TextInputs) -> None:
-        facts = self._facts
+        facts = self.facts
         if (inputs.query is not None) != self._scores or inputs.query == "":
-            rule = (
-                "must be a text that is not empty" if self._scores else "is for rerankers only"
-            )
+            rule = "must be a text that is not empty" if self._scores else "is for rerankers only"
             raise InvalidParameter(f"`query` {rule}.", param="query")
         if inputs.instruction is not None:
             raise InvalidParameter("The model takes no `instruction`. Leave it out.", param="instruction")
@@ -116,7 +114,7 @@ class TextTokenizer:
                 self._refuse(f"has a token id outside 0 to {self._vocab_size - 1}", place)
 
     def _check_length(self, num_tokens: int, place: int, *, truncate: bool) -> None:
-        if num_tokens > (most := self._facts.max_tokens) and not truncate:
+        if num_tokens > (most := self.facts.max_tokens) and not truncate:
             added = " with the query" if self._scores else ""
             fault = f"has {num_tokens} tokens{added}, and the model reads at most {most}"
             self._refuse(f"{fault}. Shorten it, or set `truncate`", place)
