@@ -35,7 +35,7 @@ _LOOK_S = 5.0  # between two looks at whether a hung thread made room
 
 
 def is_long(request: Request) -> bool:
-    num_chars = len(request.prompt) if isinstance(request.prompt, str) else 0
+    num_chars = len(request.suffix) + (len(request.prompt) if isinstance(request.prompt, str) else 0)
     return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
 
 
