@@ -78,7 +78,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "ministral3": {
         **_DECODER,
-        "architectures": ["Ministral3BidirectionalModel"],
+        "architectures": ["Ministral3Model"],
+        "is_causal": False,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10000.0,
@@ -177,6 +178,7 @@ def _write_tokenizer(path: Path, family: str) -> None:
     tokenizer.save(str(path / "tokenizer.json"))
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"}
     more = {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": "left", "model_max_length": MAX_POSITIONS}
+    more["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"][:: 1 if family == "bert" else 2]
     _write(path / "tokenizer_config.json", {**tokens, **more, "clean_up_tokenization_spaces": False})
 
 
