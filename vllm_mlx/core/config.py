@@ -347,6 +347,5 @@ class ModelInfo:
     takes_images: bool = False
     task: Task = "chat"
     created: int  # unix seconds of the load
-    task: Task = "chat"
     temperature: float = 1.0  # of requests that give none
     top_p: float = 1.0

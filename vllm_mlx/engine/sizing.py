@@ -289,7 +289,6 @@ def engine_facts(
         takes_images=measured.images is not None,
         task="chat",
         created=int(time.time()),
-        task="chat",
         **usual_sampling(config.defaults, checkpoint_defaults(read_json(checkpoint.path / "generation_config.json"))),
     )
     return EngineFacts(
