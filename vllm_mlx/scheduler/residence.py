@@ -221,7 +221,8 @@ class Resident:
 class Residency:
     """Owns the state of each model's weights, and the memory that each model may use. Belongs to the engine thread."""
 
-    def __init__(self, models: Items[Resident]):
+    def __init__(self, models: list[Resident]):
+        """`models` by their positions; more may be added."""
         self.models = models
         self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure(0.0)
@@ -268,7 +269,8 @@ class Residency:
         before, so that no model is overtaken again and again. A model that waits for running rows delays no other.
         """
         models = self.models
-        held, step_bytes = [model.held_bytes for model in models], max(m.memory.transient_bytes for m in models)
+        held = [model.held_bytes for model in models]
+        step_bytes = max((model.memory.transient_bytes for model in models), default=0)
         growing = [model.scheduler.room.growth_bytes for model in models]
         for model, own, growth in zip(models, held, growing, strict=True):
             memory, room, others = model.memory, model.scheduler.room, self.others(model)
