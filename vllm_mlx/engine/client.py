@@ -342,12 +342,12 @@ def _join(updates: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate |
 class EngineClient:
     """Serves requests. All methods are called on one event loop, except the callbacks of the engine thread."""
 
-    def __init__(self, config: EngineConfig, fronts: list[Front], memories: Memories, parts: Parts, *, grows: bool):
+    def __init__(self, config: EngineConfig, fronts: list[Front], memories: Memories, parts: Parts):
         """`parts` are those of the fronts, which are the models by their positions; the first is the default."""
         self.fronts, self.memories, self.parts = fronts, memories, parts
         self._thread, self.pool, _ = thread, pool, _ = parts
         self.preparations = Preparations(fronts, pool)
-        self._monitor = Monitor(config, fronts, thread, pool, grows=grows)
+        self._monitor = Monitor(config, fronts, thread, pool)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self.generations: dict[int, Generation] = {}  # by sequence id

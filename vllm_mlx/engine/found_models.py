@@ -92,6 +92,7 @@ class FoundModels:
 
     def _take(self, engine: LLMEngine, model: ServedModel) -> None:
         """Add a model to the engine, on its thread. The first one brings the cache, which may be kept on disk."""
+        model.residence.is_found = True
         engine.models = (*engine.models, model)
         engine.residency.models.append(model.residence)
         cache = model.scheduler.prefix_cache

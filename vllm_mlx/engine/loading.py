@@ -174,8 +174,7 @@ def start_engine(
     with ExitStack() as undone:
         if disk is not None:
             undone.callback(disk.close)
-        grows = models is not None and bool(models.places)
-        if (len(entries) > 1 or grows) and config.no_unload is not None:
+        if (len(entries) > 1 or (models is not None and models.places)) and config.no_unload is not None:
             raise ConfigError(f"{config.no_unload} Serve one model only, or leave it out.")
         memories = NO_MEMORIES if disk is None else disk.memories()
         undone.callback(memories.close)
@@ -193,7 +192,7 @@ def start_engine(
         parts = thread, PromptPool(), image_decoders()
         fronts = [front_of(source, model, parts) for source, model in zip(sources, thread.models, strict=True)]
         undone.pop_all()
-    return EngineClient(sources[0].config if sources else config, fronts, memories, parts, grows=grows)
+    return EngineClient(sources[0].config if sources else config, fronts, memories, parts)
 
 
 def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: Memories) -> Source:

@@ -24,12 +24,11 @@ class Monitor:
     All callers of one moment share one report, which costs the engine thread little. Belongs to one event loop.
     """
 
-    def __init__(
-        self, config: EngineConfig, fronts: Items[Front], thread: EngineThread, pool: PromptPool, *, grows: bool
-    ):
-        self._whole = Totals(started_s=time.monotonic(), stall_threshold_s=config.stall_ms / 1000)
-        self.totals = [] if grows or len(fronts) > 1 else [self._whole]  # by the positions of the models
-        for _ in fronts[len(self.totals) :]:
+    def __init__(self, config: EngineConfig, fronts: Items[Front], thread: EngineThread, pool: PromptPool):
+        self._started_s, self._stall_s = time.monotonic(), config.stall_ms / 1000
+        self._whole = Totals(started_s=self._started_s, stall_threshold_s=self._stall_s)
+        self.totals: list[Totals] = []  # by the positions of the models
+        for _ in fronts:
             self.add()
         self._fronts, self._total_bytes = fronts, budget_of(config).total_bytes
         self._thread = thread
@@ -42,9 +41,7 @@ class Monitor:
 
     def add(self) -> None:
         """Count the replies of one more model."""
-        whole = self._whole
-        stall_s = whole.stalls.threshold_s
-        self.totals.append(Totals(started_s=whole.started_s, stall_threshold_s=stall_s, of_all=whole))
+        self.totals.append(Totals(started_s=self._started_s, stall_threshold_s=self._stall_s, of_all=self._whole))
 
     def error(self) -> str | None:
         """Return the reason why no request can be served; None if the engine is well."""
