@@ -198,6 +198,14 @@ def test_codestral_keeps_the_suffix(tmp_path: Path) -> None:
     assert kept(tokenizer, prepare(tokenizer, "The\nfox\nh", "x\nx")).endswith("x\nx[PREFIX] The\nfox")
 
 
+def test_the_last_prefix_is_the_one_that_is_typed(tmp_path: Path) -> None:
+    """A client that writes the prompt itself may show the model a fill-in before."""
+    tokenizer = byte_level(tmp_path, "Qwen")
+    shown = DOCUMENTED["Qwen"][0].format(p="a\nb", s="c") + "d<|file_sep|>"
+    prompt = shown + DOCUMENTED["Qwen"][0].format(p="one\ntwo\nthr", s="\nx\n")
+    assert kept(tokenizer, prepare(tokenizer, prompt, "")) == f"{shown}<|fim_prefix|>one\ntwo"
+
+
 def test_many_blank_lines_are_not_all_computed_again(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, "Qwen")
     num_before, num_blank = (prepare(tokenizer, text).num_kept for text in ("x", "x" + "\n" * 200))
