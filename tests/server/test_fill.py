@@ -20,7 +20,7 @@ from vllm_mlx.engine.loading import start_engine
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 CODESTRAL = ("[PREFIX]", "[SUFFIX]")
 SUFFIX = "\n\ndef last(fox):\n    return fox\n" * 4
-TYPED = "    return fox + 1\n\n\ndef dog(a, b):\n    x = a\n    \n"  # 50 characters, with blank lines
+TYPED = "    return fox + 1\n\n\ndef dog(a, b):\n    x = a\n    \n"  # 51 characters, with blank lines
 # As Continue 1.x sends them for a name with "qwen" and "coder", and for its other models; as Zed does.
 CONTINUE = ["<|endoftext|>", *QWEN, "<|im_start|>", "<|im_end|>", "/src/", "#- coding: utf-8", "```", "\n\n",
             "\r\n\r\n", "</COMPLETION>"]  # fmt: skip
