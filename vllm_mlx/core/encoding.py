@@ -13,6 +13,8 @@ class EncoderFacts:
     """The declarations of a checkpoint's files, or of the settings in their place."""
 
     task: Task  # never "chat"
+    is_causal: bool = False  # a reranker that generates its judgement of each document: yes or no
+    answer_ids: tuple[int, int] | None = None  # of its yes and no; None: the tokens of these words
     max_tokens: int  # of the longest input, with the tokens that the tokenizer adds
     pooling: Pooling | None = None  # None for a classifier
     normalize: bool = False

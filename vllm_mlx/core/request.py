@@ -227,6 +227,7 @@ class TokenSampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0  # drawn at random if the client gave none
     num_top_logprobs: int | None = None
+    read_ids: tuple[int, ...] = ()  # tokens in place of the likeliest ones, the same for all rows of a model
 
     @property
     def is_greedy(self) -> bool:

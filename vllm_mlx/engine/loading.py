@@ -375,6 +375,7 @@ def assemble(
     watch: DeviceWatch,
     tree: MemoryAwarePrefixCache | None = None,
     ranks: Ranks | None = None,
+    planner: type[Scheduler] = Scheduler,
 ) -> Assembly:
     """Build what runs a measured model, except its weights. `tree` is that of the other models, if there is one.
 
@@ -394,7 +395,7 @@ def assemble(
         whole_prompts=measured.model.no_chunks is not None,
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory, tree)
-    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
+    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images, planner)
     watch.raise_cache_limit(cache_limit_bytes(budget.total_bytes, facts.memory.transient_bytes))
     saving = prefill_context(measured, budget)
     run: Callable[[Model], Runner]
@@ -448,8 +449,9 @@ def make_scheduler(
     pacer: PrefillPacer,
     cache: PrefixPlanner | None,
     images: ImageCost | None = None,
+    planner: type[Scheduler] = Scheduler,
 ) -> Scheduler:
-    return Scheduler(
+    return planner(
         config,
         memory=memory,
         footprint=model.footprint,
