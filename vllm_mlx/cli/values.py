@@ -107,6 +107,17 @@ def read_reasoning_strings(value: object) -> object:
     return ReasoningStrings(start, end)
 
 
+def read_prompts(value: object) -> object:
+    """Read a JSON object of texts by name."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise ValueError("it must be an object of texts by name")
+    return given
+
+
 _SOURCES = (
     "this server drafts from the prompt, the reply, a `prediction`, grammars, and with the method mtp by the model's "
     "MTP head"

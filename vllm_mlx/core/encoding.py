@@ -8,6 +8,14 @@ Task = Literal["chat", "embedding", "rerank"]
 Pooling = Literal["cls", "mean", "max", "lasttoken"]
 
 
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A layer behind the pooling: the subfolder of its weights, and the name of its activation."""
+
+    folder: str
+    activation: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFacts:
     """The declarations of a checkpoint's files, or of the settings in their place."""
@@ -16,9 +24,13 @@ class EncoderFacts:
     is_causal: bool = False  # a reranker that generates its judgement of each document: yes or no
     answer_ids: tuple[int, int] | None = None  # of its yes and no; None: the tokens of these words
     max_tokens: int  # of the longest input, with the tokens that the tokenizer adds
-    pooling: Pooling | None = None  # None for a classifier
+    is_causal: bool = False  # a chat model that scores by the logits of two tokens
+    pooling: Pooling | None = None  # None for a reranker
+    dense: tuple[DenseLayer, ...] = ()
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts that go before an input, by name
     default_prompt: str | None = None  # the name of the prompt where a request names none
+    lowercase: bool = False  # texts are read in small letters
+    has_types: bool = False  # the model tells the texts of a pair apart by the types of their tokens
     num_dimensions: int = 1  # of a vector; 1 for scores
     dimensions: tuple[int, ...] = ()  # lengths to which a vector may be cut; a range is named in full

@@ -94,6 +94,11 @@ class AttentionCost:
         return max(1, (math.isqrt(start * start + 4 * num_pairs) - start) // 2)
 
 
+    def most_rows(self, length: int) -> int:
+        """Return the number of whole texts of `length` tokens whose scores have room together."""
+        return self.room_bytes // (self.bytes_per_pair * length**2) if self.bytes_per_pair else 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """All memory that the process may take, and the largest part of it for each purpose."""
