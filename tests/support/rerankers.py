@@ -12,8 +12,8 @@ from .checkpoints import checkpoint
 from .engine_driver import plain_loop
 
 JUDGE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided."
-    ' Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
 ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 SEARCH = "Given a web search query, retrieve relevant passages that answer the query"

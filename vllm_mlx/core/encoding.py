@@ -21,10 +21,9 @@ class EncoderFacts:
     """The declarations of a checkpoint's files, or of the settings in their place."""
 
     task: Task  # never "chat"
-    is_causal: bool = False  # a reranker that generates its judgement of each document: yes or no
-    answer_ids: tuple[int, int] | None = None  # of its yes and no; None: the tokens of these words
     max_tokens: int  # of the longest input, with the tokens that the tokenizer adds
     is_causal: bool = False  # a chat model that scores by the logits of two tokens
+    answer_ids: tuple[int, ...] = ()  # these tokens, where the files name them; else yes and no
     pooling: Pooling | None = None  # None for a reranker
     dense: tuple[DenseLayer, ...] = ()
     normalize: bool = False

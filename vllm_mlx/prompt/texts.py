@@ -97,7 +97,7 @@ class TextTokenizer:
                 "must be a text that is not empty" if self._scores else "is for rerankers only"
             )
             raise InvalidParameter(f"`query` {rule}.", param="query")
-        if inputs.instruction is not None:
+        if inputs.instruction is not None and not facts.is_causal:
             raise InvalidParameter("The model takes no `instruction`. Leave it out.", param="instruction")
         if inputs.dimensions not in (None, facts.num_dimensions, *facts.dimensions):
             sizes = f"{facts.num_dimensions}" + (" or fewer that it declares" if facts.dimensions else "")

@@ -44,11 +44,10 @@ class Sampled:
         logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self.logprobs = mx.take_along_axis(logprobs, self.tokens[:, None], axis=-1)[:, 0]
-        if read_ids:
-            self.top_ids = mx.broadcast_to(mx.array(read_ids), (len(logits), len(read_ids)))
-            self.top_logprobs = mx.take_along_axis(logprobs, self.top_ids, axis=-1)
-        elif num_top:
+        if num_top:
             top = mx.argpartition(-logprobs, num_top - 1, axis=-1)[:, :num_top]
+            if read_ids:
+                top = mx.broadcast_to(mx.array(list(read_ids)), top.shape)
             values = mx.take_along_axis(logprobs, top, axis=-1)
             order = mx.argsort(-values, axis=-1)
             self.top_ids = mx.take_along_axis(top, order, axis=-1)
