@@ -18,7 +18,7 @@ class Device:
     """A device whose pool holds some rows of `num_tokens` each. It measures memory from the first token of a row on."""
 
     def __init__(self, path: Path, rows: float, num_tokens: int):
-        self.row_bytes = Driver(path).engine.facts.footprint.bytes_at(num_tokens)
+        self.row_bytes = Driver(path).engine.default.facts.footprint.bytes_at(num_tokens)
         mx.clear_cache()
         self._before = mx.get_active_memory()
         self.driver = Driver(path, rows_bytes=int(rows * self.row_bytes))
@@ -89,5 +89,5 @@ def test_rows_that_leave_together_are_handed_over_one_after_the_other(
     device.driver.engine.abort(seq_ids)
     assert device.peak_rows(monkeypatch) <= 2.2 + 0.25
     cache = device.driver.engine.report().cache
-    copies = 2 * device.driver.engine.facts.footprint.copy_bytes(len(LONG))
+    copies = 2 * device.driver.engine.default.facts.footprint.copy_bytes(len(LONG))
     assert cache is not None and cache.used_bytes >= copies, "both are kept"

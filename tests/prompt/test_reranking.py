@@ -14,7 +14,7 @@ from vllm_mlx.core.encoding import EncoderFacts
 from vllm_mlx.core.errors import InvalidParameter, ModelLoadError
 from vllm_mlx.core.request import TextInputs
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.prompt.reranking import RerankPrompts
+from vllm_mlx.prompt.texts import RerankPrompts
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.encoder_checkpoint import read_encoder
 from vllm_mlx.util.tasks import Deadline

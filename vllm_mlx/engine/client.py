@@ -35,6 +35,7 @@ from ..core.sequence import ROW_IDS, Sequence
 from ..core.step import SequenceUpdate
 from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
+from ..formats.vectors import VectorOutput
 from ..prompt.processor import PreparedRequest
 from ..scheduler.residence import State
 from ..util.fence import clear_locals
@@ -154,7 +155,7 @@ class _Preparation:
 class Reply:
     """One of the n replies to a request."""
 
-    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats):
+    def __init__(self, index: int, seq: Sequence, output: OutputPipeline | VectorOutput, stats: ReplyStats):
         self.index = index
         self.seq = seq
         self.stats = stats
@@ -179,6 +180,8 @@ class Reply:
             events += [*counted, *deltas]
         elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:
             events.append(PromptProgress(update.num_computed_tokens, num_prompt_tokens))
+        if isinstance(self._output, VectorOutput):
+            self._output.vectors = update.vectors
         if self._output.stopped:
             return events + self._finish(FinishReason.STOP, None)
         if update.finish_reason is not None:
@@ -242,7 +245,7 @@ class Generation:
         self.request = prepared.request
         self._prepared = prepared
         self._keeper = keeper
-        self.num_prompt_tokens = len(prepared.prompt.token_ids)
+        self.num_prompt_tokens = prepared.prompt.num_tokens
         self.prompt_change = None if prepared.compared is None else prepared.compared.change
         self.seq_ids = tuple(replies)
         self.by_sequence = replies
@@ -341,13 +344,7 @@ def _join(updates: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate |
 class EngineClient:
     """Serves requests. All methods are called on one event loop, except the callbacks of the engine thread."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        fronts: Items[Front],
-        thread: EngineThread,
-        pool: PromptPool,
-    ):
+    def __init__(self, config: EngineConfig, fronts: Items[Front], thread: EngineThread, pool: PromptPool):
         """`thread` has started. `fronts` are the models by their positions; the first is the default."""
         self.fronts, default = tuple(fronts), fronts[0]
         self.memories = default.memories
@@ -429,7 +426,7 @@ class EngineClient:
             if error.is_least:
                 raise
             return error.num_prompt_tokens
-        return len(prepared.prompt.token_ids)
+        return prepared.prompt.num_tokens
 
     async def status(self) -> EngineStatus:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""

@@ -107,6 +107,8 @@ class Front:
 
 
 def _capabilities(info: ModelInfo, processor: RequestProcessor) -> Iterator[tuple[Capability, bool]]:
+    if info.task != "chat":
+        return
     yield "images", info.takes_images
     yield "videos", processor.no_videos is None
     with suppress(TemplateError):  # a rendering may take too long

@@ -15,6 +15,7 @@ from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
+from ..core.encoding import EncoderFacts
 from ..core.errors import ConfigError, about, setting
 from ..core.memory import Budget, MemoryBudget, readable
 from ..core.stage import UNSEEN, LoadStage
@@ -29,6 +30,7 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
+from ..prompt.texts import RerankPrompts, TextTokenizer
 from ..ranks.figures import figures
 from ..ranks.leader import Leader
 from ..ranks.lockstep import Ranks
@@ -38,6 +40,8 @@ from ..runner.attention import memory_saving
 from ..runner.calibrate import ImageCost, warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, cache_limit_bytes, device_memory, max_stored_buffers
+from ..runner.encoder import EncoderModel
+from ..runner.encoder_checkpoint import read_encoder
 from ..runner.load_model import advising
 from ..runner.loading import Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays
@@ -47,10 +51,12 @@ from ..scheduler.depth import DepthController
 from ..scheduler.image_planner import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
+from ..scheduler.reranking import RerankScheduler
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from ..util.fair_queue import FairThreads
 from .client import EngineClient
+from .encoding import Encoder
 from .engine import EngineThread, LLMEngine
 from .front import Front, ReplyKeeper
 from .lane import Assembly, ServedModel
@@ -156,6 +162,7 @@ class Source:
     tokenizer: Tokenizer | None = None  # None where no prompt is prepared, like the next ones
     formats: CheckpointFormats | None = None
     vision: VisionProcessor | None = None
+    encoder: EncoderFacts | None = None  # None for a model that generates
     pin: bool = False  # its weights leave for no other model
     stage: LoadStage = UNSEEN  # told what is done during the start
 
@@ -191,9 +198,11 @@ def start_engine(
                     memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
                     undone.callback(memories.close)
                 tokenizer = checked_tokenizer(own, checkpoint)
-                formats, vision = reply_formats(own, tokenizer), load_vision(own, checkpoint, tokenizer)
+                formats, encoder = reply_formats(own, tokenizer), read_encoder(checkpoint, own)
+                vision = None if encoder is not None else load_vision(own, checkpoint, tokenizer)
                 source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
-                sources.append(replace(source, tokenizer=tokenizer, formats=formats, vision=vision, stage=stage))
+                source = replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
+                sources.append(replace(source, stage=stage))
         thread = EngineThread(lambda: load_engines(sources, disk, ranks))
         thread.start()
         pool, decoders = PromptPool(), image_decoders()
@@ -204,8 +213,11 @@ def start_engine(
 
 
 def _front(source: Source, model: ServedModel, thread: EngineThread, pool: PromptPool, decoders: FairThreads) -> Front:
-    config, vision, facts = source.config, source.vision, model.facts
+    config, vision, facts, encoder, texts = source.config, source.vision, model.facts, source.encoder, None
     assert source.tokenizer is not None and source.formats is not None
+    if encoder is not None:
+        kind = RerankPrompts if encoder.is_causal else TextTokenizer
+        texts = kind(source.tokenizer, encoder, facts.info.vocab_size)
     if vision is not None:
         vision.set_memory(facts.memory)
     processor = RequestProcessor(
@@ -220,6 +232,7 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
+        texts=texts,
     )
     limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
@@ -232,7 +245,7 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
         vision=vision,
         processor=processor,
         media=MediaRequests(vision, loader, thread.wake),
-        keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None),
+        keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache and source.encoder is None else None),
         memories=source.memories,
     )
     front.measured(facts)
@@ -301,31 +314,55 @@ def _load(
     source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel], *, is_read: bool
 ) -> ServedModel:
     """Load and measure a model, or assemble it by the headers of its files."""
+    if source.encoder is not None and not source.encoder.is_causal:
+        return _load_encoder(source, source.encoder, budget, watch, is_read=is_read)
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
-    source.stage.model = source.name
+    source.stage.model, planner = source.name, Scheduler if source.encoder is None else RerankScheduler
 
     def measure(model: Model) -> Generator[None, None, Assembly]:
         measured = yield from measuring(config, checkpoint, model, probe, UNSEEN)
         yield
         warm_up(model, has_drafts=no_drafts(config, model) is None)
         stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
-        return assemble(config, checkpoint, measured, budget, watch, stored)
+        return assemble(config, checkpoint, measured, budget, watch, stored, planner=planner)
 
     if is_read:
         measured = load_measured(config, checkpoint, probe, budget, stage=source.stage)
         source.stage.begin("trying replies")
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-        assembly = assemble(config, checkpoint, measured, budget, watch, tree)
+        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=planner)
     else:
         measured = unread(config, checkpoint, budget, takes_images=probe is not None)
-        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree), measure=measure)
-    served = ServedModel(
-        assembly, name=source.name, pin=source.pin, no_unload=config.no_unload, idle_unload_s=config.idle_unload_s
+        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=planner)
+        assembly = replace(assembly, measure=measure)
+    return _served(source, assembly, measured.model if is_read else None)
+
+
+def _load_encoder(
+    source: Source, facts: EncoderFacts, budget: Budget, watch: DeviceWatch, *, is_read: bool
+) -> ServedModel:
+    checkpoint = source.checkpoint
+    encoder = Encoder(
+        config=source.config,
+        checkpoint=checkpoint,
+        facts=facts,
+        budget=budget,
+        watch=watch,
+        identity=checkpoint.fingerprint(),
     )
-    if is_read:
-        served.start(measured.model)
+    source.stage.begin("reading weights", 0.0)
+    model, assembly = encoder.load() if is_read else (None, encoder.unread())
+    return _served(source, assembly, model)
+
+
+def _served(source: Source, assembly: Assembly, model: Model | EncoderModel | None) -> ServedModel:
+    """Return the served model, with its weights if they were read."""
+    no_unload, idle_unload_s = source.config.no_unload, source.config.idle_unload_s
+    served = ServedModel(assembly, name=source.name, pin=source.pin, no_unload=no_unload, idle_unload_s=idle_unload_s)
+    if model is not None:
+        served.start(model)
     return served
 
 

@@ -1,12 +1,14 @@
 """Turns the texts of a request to an encoder into token ids, in pieces of bounded size."""
 
+import re
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, pairwise
 
 from tokenizers import Encoding
 
 from ..core.encoding import EncoderFacts
-from ..core.errors import InvalidParameter, shown
+from ..core.errors import InvalidParameter, ModelLoadError, shown
 from ..core.request import TextInputs
 from ..core.sequence import TokenizedTexts
 from ..formats.tokenizer import Tokenizer
@@ -15,12 +17,18 @@ from ..util.tasks import Deadline
 MAX_TEXT_CHARS = 1 << 22  # of one text
 _PIECE_CHARS, _PIECE_TEXTS = 1 << 18, 256  # of the texts that are tokenized together, unless one text alone is longer
 
+# The form of the prompts of Qwen3-Reranker, and its instruction.
+_TASK = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that "
+_BEGIN = f'<|im_start|>system\n{_TASK}the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
 
 class TextTokenizer:
     """An encoder's tokenizer. Rules of padding and cutting in its files are not followed. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
-        self._backend, self._facts, self._vocab_size = tokenizer.backend, facts, vocab_size
+        self._backend, self.facts, self._vocab_size = tokenizer.backend, facts, vocab_size
         self._scores = facts.task == "rerank"
         self._field = "documents" if self._scores else "input"
         self._has_types = facts.has_types and "token_type_ids" in tokenizer.hf.model_input_names
@@ -46,7 +54,7 @@ class TextTokenizer:
                     types.extend(whole.type_ids)
                 else:
                     self._check_length(len(text), place, truncate=inputs.truncate)
-                    ids.extend(text[: self._facts.max_tokens])
+                    ids.extend(text[: self.facts.max_tokens])
                 ends.append(len(ids))
         return TokenizedTexts(ids=ids, ends=tuple(ends), types=types if self._has_types and any(types) else None)
 
@@ -54,7 +62,7 @@ class TextTokenizer:
         """Return the text with special tokens, behind the query if there is one. The longer one is cut first."""
         num_query = 0 if query is None else len(query)
         self._check_length(num_query + len(text) + self._num_special, place, truncate=truncate)
-        if (room := self._facts.max_tokens - self._num_special) < num_query + len(text):
+        if (room := self.facts.max_tokens - self._num_special) < num_query + len(text):
             half = (room + (num_query > len(text))) // 2
             num_query = min(num_query, max(room - len(text), half))
             text.truncate(room - num_query)
@@ -69,7 +77,7 @@ class TextTokenizer:
     def _encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Return the ids without special tokens. Half a surrogate pair is read as U+FFFD."""
         sound = [text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") for text in texts]
-        lower = [text.lower() for text in sound] if self._facts.lowercase else sound
+        lower = [text.lower() for text in sound] if self.facts.lowercase else sound
         return self._backend.encode_batch_fast(lower, add_special_tokens=False)
 
     def _pieces(self, texts: Sequence[str | tuple[int, ...]]) -> Iterator[tuple[int, Sequence[str | tuple[int, ...]]]]:
@@ -84,18 +92,16 @@ class TextTokenizer:
     def _prompt(self, inputs: TextInputs) -> str:
         name = inputs.prompt_name
         if name is None:
-            return self._facts.prompts.get(self._facts.default_prompt or "", "")
-        if self._scores or name not in self._facts.prompts:
-            names = ", ".join(f"`{shown(one)}`" for one in self._facts.prompts if not self._scores) or "none"
+            return self.facts.prompts.get(self.facts.default_prompt or "", "")
+        if self._scores or name not in self.facts.prompts:
+            names = ", ".join(f"`{shown(one)}`" for one in self.facts.prompts if not self._scores) or "none"
             raise InvalidParameter(f"The model has no prompt `{shown(name)}`; it has {names}.", param="prompt_name")
-        return self._facts.prompts[name]
+        return self.facts.prompts[name]
 
     def _check(self, inputs: TextInputs) -> None:
-        facts = self._facts
+        facts = self.facts
         if (inputs.query is not None) != self._scores or inputs.query == "":
-            rule = (
-                "must be a text that is not empty" if self._scores else "is for rerankers only"
-            )
+            rule = "must be a text that is not empty" if self._scores else "is for rerankers only"
             raise InvalidParameter(f"`query` {rule}.", param="query")
         if inputs.instruction is not None and not facts.is_causal:
             raise InvalidParameter("The model takes no `instruction`. Leave it out.", param="instruction")
@@ -116,10 +122,47 @@ class TextTokenizer:
                 self._refuse(f"has a token id outside 0 to {self._vocab_size - 1}", place)
 
     def _check_length(self, num_tokens: int, place: int, *, truncate: bool) -> None:
-        if num_tokens > (most := self._facts.max_tokens) and not truncate:
+        if num_tokens > (most := self.facts.max_tokens) and not truncate:
             added = " with the query" if self._scores else ""
             fault = f"has {num_tokens} tokens{added}, and the model reads at most {most}"
             self._refuse(f"{fault}. Shorten it, or set `truncate`", place)
 
     def _refuse(self, fault: str, place: int) -> None:
         raise InvalidParameter(f"`{self._field}[{place}]` {fault}.", param=f"{self._field}[{place}]")
+
+
+class RerankPrompts(TextTokenizer):
+    """Makes prompts of a causal reranker: the beginning of all of them, and what each document adds to it."""
+
+    def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
+        """Raise ModelLoadError for a tokenizer or a template of another form."""
+        super().__init__(tokenizer, facts, vocab_size)
+        added = self._backend.get_added_tokens_decoder().values()
+        markers = (re.escape(token.content) for token in added if token.special or token.content in _END)
+        self._markers = re.compile(f"(?={'|'.join(markers)})")
+        self._answers = facts.answer_ids or tuple(filter(None, map(tokenizer.token_id, ("yes", "no"))))
+        is_other = '"document"' in (template := tokenizer.chat_template or "") and _TASK not in template
+        if is_other or len(self._answers) < 2 or not {"<|im_start|>", "<|im_end|>"} <= tokenizer.marker_tokens:
+            raise ModelLoadError("The reranker's prompts are not of the form of Qwen3-Reranker, the only one served.")
+
+    def prepare(self, inputs: TextInputs, deadline: Deadline | None = None) -> TokenizedTexts:
+        self._check(inputs)
+        begin, end = (encoding.ids for encoding in self._encode([_BEGIN, _END]))
+        instruction = inputs.instruction or self._prompt(inputs) or _INSTRUCTION
+        parts = [begin + self._plain(f"<Instruct>: {instruction}\n<Query>: {inputs.query}\n<Document>:")]
+        num_added = len(parts[0]) + len(end) + 1  # with the answer
+        room = max(0, self.facts.max_tokens - num_added)
+        for place, text in enumerate(inputs.texts):
+            if deadline is not None:
+                deadline.check()
+            ids = self._plain(f" {text}")
+            self._check_length(num_added + len(ids), place, truncate=inputs.truncate and room > 0)
+            parts.append([*ids[:room], *end])
+        joined = array("I", chain(*parts))
+        return TokenizedTexts(ids=joined, ends=tuple(accumulate(map(len, parts))), answer_ids=self._answers)
+
+    def _plain(self, text: str) -> list[int]:
+        """Return the ids of a text in which special tokens have no meaning: their texts are cut in two."""
+        cuts = [0, *(found.start() + 1 for found in self._markers.finditer(text)), len(text)]
+        pieces = self._encode([text[start:end] for start, end in pairwise(cuts)])
+        return [token_id for piece in pieces for token_id in piece.ids]

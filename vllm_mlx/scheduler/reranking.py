@@ -4,13 +4,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import EngineConfig
-from ..core.errors import VLLMMLXError
 from ..core.events import FinishReason
 from ..core.request import TokenSampling
 from ..core.sequence import ROW_IDS, PromptInputs, Sequence, TokenizedTexts
-from ..core.step import SequenceUpdate, StepOutput
-from ..util.faults import Fault
+from ..core.step import SequenceUpdate
 from .scheduler import Scheduler
 
 
@@ -26,8 +23,8 @@ def _row(seq: Sequence, texts: TokenizedTexts, number: int) -> Sequence:
 class RerankScheduler(Scheduler):
     """Runs a few documents of each request, and collects their scores until all are known."""
 
-    def __init__(self, config: EngineConfig, **parts: Any):
-        super().__init__(config, **parts)
+    def __init__(self, *settings: Any, **parts: Any):
+        super().__init__(*settings, **parts)
         self._open: dict[int, tuple[Sequence, TokenizedTexts]] = {}  # requests by seq_id
         self._scores: dict[int, dict[int, float]] = {}  # of each request, by the seq_id of the row
 
@@ -48,14 +45,8 @@ class RerankScheduler(Scheduler):
             super().abort(row.seq_id)
         return True
 
-    def update(self, output: StepOutput) -> list[SequenceUpdate]:
-        return self._of_requests(super().update(output))
-
-    def recover(self, error: VLLMMLXError, fault: Fault | None = None, num_tokens: int = 0) -> list[SequenceUpdate]:
-        return self._of_requests(super().recover(error, fault, num_tokens))
-
-    def _of_requests(self, updates: list[SequenceUpdate]) -> list[SequenceUpdate]:
-        """Take in the news of rows, and return those of their requests. A row that fails ends its request."""
+    def _news(self, updates: list[SequenceUpdate]) -> list[SequenceUpdate]:
+        """Take in the news of rows. A row that fails ends its request."""
         news: dict[int, SequenceUpdate] = {}
         for update in updates:
             if (seq_id := update.seq_id // ROW_IDS * ROW_IDS) not in self._open:
