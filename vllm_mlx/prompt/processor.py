@@ -41,6 +41,7 @@ from ..media.vision import VisionProcessor
 from ..util.tasks import Deadline
 from .context_window import ContextWindow
 from .encoded import EncodedText, common_prefix
+from .fill import FillIn
 from .points import conversation_end, next_requests, plan_points
 from .prompt_changes import ComparedPrompt, PromptChanges
 from .remembered import Boundary, ChatPrompt, KnownPrefix, RememberedReply
@@ -71,6 +72,12 @@ class PreparedRequest:
     prediction: PromptIndex | None = None
     index: PromptIndex | None = None  # of the prompt; None if no drafts are taken from it
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # the replies share what one has computed
+
+    @property
+    def num_kept(self) -> int:
+        """Return the prompt's tokens that stay in the prefix cache: of a fill-in, those before the cursor's line."""
+        points = self.prompt.snapshot_points
+        return points[-1] if points and self.chat is None else self.prompt.num_tokens
 
     def sequence(self, seq_id: int, index: int) -> Sequence:
         """Make the engine's work for reply number `index`. Each reply has a seed of its own."""
@@ -132,6 +139,7 @@ class RequestProcessor:
         self._cache_reasoning = config.cache_reasoning
         self._looks_ahead = config.looks_ahead
         self._window = ContextWindow(tokenizer, max_model_len)
+        self._fill_in = FillIn(tokenizer)
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
         self.template = ChatTemplate(
             tokenizer, enable_thinking=config.enable_thinking, markers=markers, calls=formats.replies.calls
@@ -205,7 +213,8 @@ class RequestProcessor:
             num_prompt_tokens=len(prompt.token_ids),
             max_model_len=self._window.max_model_len,
             vocab_size=self._vocab_size,
-            eos_token_ids=self.tokenizer.eos_token_ids,
+            eos_token_ids=self.tokenizer.eos_token_ids
+            | (self._fill_in.end_ids if chat is None and prompt.snapshot_points else frozenset()),
             defaults=self._defaults,
             checkpoint=self._checkpoint_defaults,
         )
@@ -243,9 +252,13 @@ class RequestProcessor:
         assert prompt is not None
         if isinstance(prompt, str):
             self._window.check_text(prompt, param="prompt")
-            prompt = tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
         else:
             self._check_vocabulary(prompt)
+        if request.suffix:
+            self._window.check_text(request.suffix, param="suffix")
+            prompt = self._fill_in.prompt(prompt, request.suffix)
+        elif isinstance(prompt, str):
+            prompt = tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
         self._window.check_ids(prompt, param="prompt")
         if most := request.max_prompt_logprobs:
             self._check_vocabulary(prompt)
@@ -255,7 +268,8 @@ class RequestProcessor:
                     f"{most}. Lower `logprobs`, send fewer or shorter prompts, or leave `echo` out.",
                     param="logprobs",
                 )
-        return PromptInputs(token_ids=prompt)
+        point = self._fill_in.resume_point(prompt)
+        return PromptInputs(token_ids=prompt, snapshot_points=() if point is None else (point,))
 
     def _check_vocabulary(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
@@ -299,8 +313,10 @@ class RequestProcessor:
         request says whether its reasoning stays.
         """
         chat, num_prompt = prepared.chat, len(prepared.prompt.token_ids)
-        policy = policy or self._policy((chat or prepared).request.keeps_reasoning)
-        if chat is None or policy == "keep" or (policy == "drop" and not reply.has_reasoning):
+        if chat is None:  # the next prompt of a text completion begins with the complete text, unless it is a fill-in
+            return prepared.num_kept + (0 if prepared.prompt.snapshot_points else len(reply.token_ids))
+        policy = policy or self._policy(chat.request.keeps_reasoning)
+        if policy == "keep" or (policy == "drop" and not reply.has_reasoning):
             return num_prompt + len(reply.token_ids)
         return num_prompt if policy == "drop" else self._reproduced_tokens(chat, reply)
 
