@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ids
 from pathlib import Path
 
 import mlx.core as mx
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
 
 from .checkpoints import checkpoint
 from .engine_driver import plain_loop
@@ -37,9 +37,9 @@ def reranker(folder: Path, architecture: str = "qwen3") -> Path:
 
 def reference_ids(folder: Path, query: str, document: str, instruction: str = SEARCH) -> list[int]:
     """The prompt as the model card makes it: the pair is tokenized alone, between the ids of its frame."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pair = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-    return [each for text in (JUDGE, pair, ANSWER) for each in tokenizer.encode(text, add_special_tokens=False)]
+    return [each for text in (JUDGE, pair, ANSWER) for each in tokenizer.encode(text, add_special_tokens=False).ids]
 
 
 def reference_score(folder: Path, token_ids: Ids[int], yes: int, no: int) -> float:

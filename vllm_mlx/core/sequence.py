@@ -10,8 +10,6 @@ from .events import FinishReason, TokenLogprob
 from .receipt import NO_RECEIPT, CacheReceipt
 from .request import MAX_INTEGER, TokenSampling
 
-ROW_IDS = 1 << 16  # seq_ids from one request's to the next one's, for the rows of its documents
-
 
 class Tag(Enum):
     """The tag that a reply's last token completed."""

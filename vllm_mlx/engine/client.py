@@ -30,8 +30,8 @@ from ..core.errors import (
 )
 from ..core.events import Counted, Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started, Usage
 from ..core.receipt import Expectation
-from ..core.request import Request
-from ..core.sequence import ROW_IDS, Sequence
+from ..core.request import ROW_IDS, Request
+from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply

@@ -319,24 +319,23 @@ def _load(
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
-    source.stage.model, planner = source.name, Scheduler if source.encoder is None else RerankScheduler
+    source.stage.model, kind = source.name, Scheduler if source.encoder is None else RerankScheduler
 
     def measure(model: Model) -> Generator[None, None, Assembly]:
         measured = yield from measuring(config, checkpoint, model, probe, UNSEEN)
         yield
         warm_up(model, has_drafts=no_drafts(config, model) is None)
         stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
-        return assemble(config, checkpoint, measured, budget, watch, stored, planner=planner)
+        return assemble(config, checkpoint, measured, budget, watch, stored, planner=kind)
 
     if is_read:
         measured = load_measured(config, checkpoint, probe, budget, stage=source.stage)
         source.stage.begin("trying replies")
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=planner)
+        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=kind)
     else:
         measured = unread(config, checkpoint, budget, takes_images=probe is not None)
-        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=planner)
-        assembly = replace(assembly, measure=measure)
+        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree, planner=kind), measure=measure)
     return _served(source, assembly, measured.model if is_read else None)
 
 

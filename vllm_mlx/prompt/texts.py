@@ -17,7 +17,6 @@ from ..util.tasks import Deadline
 MAX_TEXT_CHARS = 1 << 22  # of one text
 _PIECE_CHARS, _PIECE_TEXTS = 1 << 18, 256  # of the texts that are tokenized together, unless one text alone is longer
 
-# The form of the prompts of Qwen3-Reranker, and its instruction.
 _TASK = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that "
 _BEGIN = f'<|im_start|>system\n{_TASK}the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 _END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -132,7 +131,7 @@ class TextTokenizer:
 
 
 class RerankPrompts(TextTokenizer):
-    """Makes prompts of a causal reranker: the beginning of all of them, and what each document adds to it."""
+    """Makes the prompts that Qwen3-Reranker documents: the beginning of all, and what each document adds to it."""
 
     def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
         """Raise ModelLoadError for a tokenizer or a template of another form."""
@@ -140,7 +139,8 @@ class RerankPrompts(TextTokenizer):
         added = self._backend.get_added_tokens_decoder().values()
         markers = (re.escape(token.content) for token in added if token.special or token.content in _END)
         self._markers = re.compile(f"(?={'|'.join(markers)})")
-        self._answers = facts.answer_ids or tuple(filter(None, map(tokenizer.token_id, ("yes", "no"))))
+        ids = facts.answer_ids or map(tokenizer.token_id, ("yes", "no"))
+        self._answers = tuple(each for each in ids if each is not None and each < vocab_size)
         is_other = '"document"' in (template := tokenizer.chat_template or "") and _TASK not in template
         if is_other or len(self._answers) < 2 or not {"<|im_start|>", "<|im_end|>"} <= tokenizer.marker_tokens:
             raise ModelLoadError("The reranker's prompts are not of the form of Qwen3-Reranker, the only one served.")

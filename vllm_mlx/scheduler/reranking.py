@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.events import FinishReason
-from ..core.request import TokenSampling
-from ..core.sequence import ROW_IDS, PromptInputs, Sequence, TokenizedTexts
+from ..core.request import ROW_IDS, TokenSampling
+from ..core.sequence import PromptInputs, Sequence, TokenizedTexts
 from ..core.step import SequenceUpdate
 from .scheduler import Scheduler
 
@@ -25,22 +25,19 @@ class RerankScheduler(Scheduler):
 
     def __init__(self, *settings: Any, **parts: Any):
         super().__init__(*settings, **parts)
-        self._open: dict[int, tuple[Sequence, TokenizedTexts]] = {}  # requests by seq_id
-        self._scores: dict[int, dict[int, float]] = {}  # of each request, by the seq_id of the row
+        self._open: dict[int, tuple[Sequence, TokenizedTexts, dict[int, float]]] = {}  # with scores, all by seq_id
 
     def add(self, seq: Sequence) -> None:
         """Let as many rows of a request wait as can run, so that the rows of others wait for no more."""
-        texts = seq.prompt.texts
-        assert texts is not None, "other requests are refused"
-        self._open[seq.seq_id], self._scores[seq.seq_id] = (seq, texts), {}
-        for number in range(1, min(len(texts.ends), 1 + self._max_num_seqs)):
-            super().add(_row(seq, texts, number))
+        assert seq.prompt.texts is not None, "other requests are refused"
+        self._open[seq.seq_id] = seq, seq.prompt.texts, {}
+        for number in range(1, min(len(seq.prompt.texts.ends), 1 + self._max_num_seqs)):
+            super().add(_row(seq, seq.prompt.texts, number))
 
     def abort(self, seq_id: int) -> bool:
         """End a request with all of its rows, or one row. Returns False if there is none with this id."""
         if self._open.pop(seq_id, None) is None:
             return super().abort(seq_id)
-        del self._scores[seq_id]
         for row in [row for row in (*self._seqs, *self.waiting) if row.seq_id // ROW_IDS * ROW_IDS == seq_id]:
             super().abort(row.seq_id)
         return True
@@ -51,7 +48,7 @@ class RerankScheduler(Scheduler):
         for update in updates:
             if (seq_id := update.seq_id // ROW_IDS * ROW_IDS) not in self._open:
                 continue  # another row has ended it
-            (seq, texts), scores = self._open[seq_id], self._scores[seq_id]
+            seq, texts, scores = self._open[seq_id]
             for logprob in (token.logprob for token in update.tokens if token.logprob is not None):
                 yes, no = map(dict(logprob.top).__getitem__, texts.answer_ids)
                 scores[update.seq_id] = 1 / (1 + math.exp(min(no - yes, 700)))  # of more, exp is no number
