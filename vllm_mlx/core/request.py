@@ -32,6 +32,7 @@ MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**17  # of one request: tokens of its prompts, each with its likeliest ones
 MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
 MAX_INTEGER = 2**63 - 1
+ROW_IDS = 1 << 16  # ids of sequences for one reply: its own, and those of the rows that read its documents
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1_000  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1_000
@@ -228,6 +229,7 @@ class TokenSampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0  # drawn at random if the client gave none
     num_top_logprobs: int | None = None
+    read_ids: tuple[int, ...] = ()  # tokens in place of the likeliest ones, the same for all rows of a model
 
     @property
     def is_greedy(self) -> bool:

@@ -71,6 +71,10 @@ class _Reader:
         is_causal = task == "rerank" and not is_classifier
         if not is_causal:
             self._check_family(EMBEDDERS if task == "embedding" else CLASSIFIERS)
+        head = read_json(self._path / dict(self._modules).get("LogitScore", "none") / "config.json")
+        answers: tuple[Any, ...] = (head.get("true_token_id"), head.get("false_token_id")) if head else ()
+        if None in answers:
+            self._refuse("scores by one logit, and rerankers with two are served")
         prompts = self._settings.prompts or self._named.get("prompts") or {}
         default = self._named.get("default_prompt_name")
         if default is not None and default not in prompts and not self._settings.prompts:
@@ -78,6 +82,7 @@ class _Reader:
         return EncoderFacts(
             task=task,
             is_causal=is_causal,
+            answer_ids=answers,
             max_tokens=self._max_tokens(),
             prompts={name: text or "" for name, text in prompts.items()},
             default_prompt=default if default in prompts else None,
