@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import numpy as np
 import openai
 import pytest
 
+from tests.project.sources import ROOT
 from tests.support.encoders import make_encoder
 from tests.support.running import Running, eventually, serving
 from tests.support.running_encoder import RunningEncoder, cosine
+from vllm_mlx.api.encoders.schema import EMBEDDING_FIELDS, RERANK_FIELDS, EmbeddingBody, RerankBody
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
 from vllm_mlx.engine.loading import start_engine
+
+from .test_refusals import ODD_VALUES
 
 EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
 TEXTS = ["def add(a, b):", "a quick brown fox", "größer 🦊", "the rain in spring"]
@@ -110,6 +115,23 @@ def test_inputs_that_cannot_be_read_are_named(
     assert error["param"] == param and words in error["message"], error
 
 
+@pytest.mark.parametrize(
+    ("path", "wire", "others"), [(EMBEDDINGS, EmbeddingBody, EMBEDDING_FIELDS), (RERANK, RerankBody, RERANK_FIELDS)]
+)
+def test_a_field_of_any_value_is_honoured_or_refused(http: httpx.Client, path: str, wire: Any, others: Any) -> None:
+    asked = {"input": "a"} if path == EMBEDDINGS else {"query": "a", "documents": ["a"]}
+    for name in (*wire.model_fields, *others):
+        for value in ODD_VALUES:
+            start = json.dumps({key: each for key, each in asked.items() if key != name})[:-1]
+            answer = http.post(
+                path,
+                content=f'{start}{", " * (len(start) > 1)}"{name}": {value}}}',
+                headers={"content-type": "application/json"},
+            )
+            assert answer.status_code in (200, 400, 404), f"{name}: {value}"
+            assert len(answer.content) < 10_000 and (answer.status_code == 200 or answer.json()["error"]["message"])
+
+
 def test_a_long_input_is_cut_if_asked_and_usage_counts_what_was_read(http: httpx.Client) -> None:
     body = {"model": "e5", "input": "fox " * 200, "truncate": True}
     assert http.post(EMBEDDINGS, json=body).json()["usage"]["prompt_tokens"] == 64
@@ -197,3 +219,14 @@ def test_cohere(server: Running) -> None:
     with cohere.ClientV2(api_key="any", base_url=server.url) as client:
         reply = client.rerank(model="judge", query=QUERY, documents=TEXTS, top_n=2)
     assert len(reply.results) == 2 and reply.meta.tokens.input_tokens > 0
+
+
+def test_the_example_of_the_page_answers(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/embeddings.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len([line for line in example.splitlines() if line]) <= 15
+    for name, other in {"http://127.0.0.1:8000": server.url, '"embedder"': '"e5"', '"reranker"': '"judge"'}.items():
+        assert name in example
+        example = example.replace(name, other)
+    exec(compile(example, "docs/embeddings.md", "exec"), {})
+    assert capsys.readouterr().out.strip()

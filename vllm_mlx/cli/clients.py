@@ -20,8 +20,8 @@ from .terminal import CommandFailed, one_line
 _CONTINUE = {"tools": "tool_use", "images": "image_input"}  # its words for capabilities
 _ROLES = {"embedding": ("embed", "openai"), "rerank": ("rerank", "cohere")}  # by task: its role, and its provider
 _FILLS_IN = ("autocomplete", "openai")
-# It chooses the template of completions by the model's name; with these the template fits the model.
-_FILL_IN_NAMES = re.compile(r"qwen.*coder|starcoder|codestral|codellama|deepseek.*coder|granite.*code", re.IGNORECASE)
+# Continue chooses the template of completions by the model's name; with these the template fits the model.
+_FILL_IN_NAMES = re.compile(r"(?i)qwen.*coder(?!-next)|starcoder|codestral|codellama|deepseek.*coder|granite.*code")
 NO_KEY = "none"  # the key that clients send to a server that needs none
 
 
