@@ -243,11 +243,10 @@ class Settings(_Values):
                 config = one.engine_config()
             more: dict[str, Any] = {} if table is None else {"patterns": table.match, "pin": table.pin}
             entries.append(Entry(config=config, name=name, aliases=tuple(aliases), **more))
-        return Catalogue(tuple(entries), self.models_from, EngineConfig(model="") if self.models_from else None)
+        return Catalogue(tuple(entries), self.models_from)
 
     @property
     def only_found(self) -> bool:
-        """Return whether all models are those of `models_from`, and none is named."""
         return bool(self.models_from) and not self.models and "model" not in self.model_fields_set
 
     @property

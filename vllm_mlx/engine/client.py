@@ -38,11 +38,12 @@ from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from ..scheduler.residence import Resident, State
+from ..util.fair_queue import FairThreads
 from ..util.fence import clear_locals
 from ..util.tasks import Deadline
 from .admission import AdmissionQueue, users
-from .engine import LLMEngine
-from .front import Front, Parts, ReplyKeeper
+from .engine import EngineThread, LLMEngine
+from .front import Front, ReplyKeeper
 from .macos import KeepAwake
 from .monitoring.counters import OUTCOMES, Outcome, ReplyStats
 from .monitoring.monitor import Monitor
@@ -62,6 +63,7 @@ _HURRIED_SAVE_S = 1.0
 _LOOK_S = 0.02  # between two looks at a model that comes or leaves
 
 
+Parts = tuple[EngineThread, PromptPool, FairThreads]  # the threads of the engine, of prompts and of images
 IndexedEvent = tuple[int, GenerationEvent]
 
 
@@ -361,7 +363,6 @@ class EngineClient:
 
     def add(self, front: Front, resident: Resident) -> None:
         """Serve a model that the engine has just got, at the next position."""
-        resident.use(time.monotonic())
         self.fronts.append(front)
         self._residents.append(resident)
         self._monitor.add()

@@ -1,17 +1,15 @@
-"""Checkpoints in the folders of `models_from`: a list that follows the disk, and models of those that were asked for.
-
-A model that was added stays, though its name goes with its files.
-"""
+"""Checkpoints in the folders of `models_from`: a list that follows the disk, and models of those that are asked for."""
 
 import asyncio
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from ..core.catalogue import Catalogue, Entry, Found
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, InvalidParameter, ModelLoadError, ModelUnavailable
 from ..runner.checkpoint import read_checkpoint
-from ..runner.places import folders_of, in_words, look
+from ..runner.places import Known, checkpoints, folders_of, in_words, read_headers
 from .client import EngineClient
 from .engine import LLMEngine
 from .lane import ServedModel
@@ -23,38 +21,43 @@ _RETRY_S = 30.0
 
 
 class FoundModels:
-    """Belongs to one event loop."""
+    """Belongs to one event loop. A model that was added stays, though its name goes with its files."""
 
     def __init__(self, engine: EngineClient, models: Catalogue, config: EngineConfig, disk: OpenDisk | None):
         """List the checkpoints beside the models that are loaded. `config` and `disk` are those of the start."""
         self._engine, self._models, self._config, self._disk = engine, models, config, disk
-        self._folders, self._turn = folders_of(models.places), asyncio.Lock()
+        pinned = (front.info.weights_bytes for front, one in zip(engine.fronts, models.entries, strict=True) if one.pin)
+        self._budget, self._folders = budget_of(config, sum(pinned)), folders_of(models.places)
+        self._known: Known = {}
+        self._looking, self._adding = asyncio.Lock(), asyncio.Lock()
         self._look()
 
     async def look(self) -> None:
         """List the checkpoints that are in the folders now."""
-        async with self._turn:
+        async with self._looking:
             await asyncio.to_thread(self._look)
 
     async def need(self, name: str | None) -> None:
         """Make a model of the checkpoint that a request names. Raises RequestError if that cannot be served."""
-        if (found := self._models.on_disk(name)) is None:
+        if (found := self._models.on_disk(name)) is None or found.position is not None:
             return
-        async with self._turn:
+        async with self._adding:
             if found.fault is None and found.position is None:
                 await self._add(found)
         if found.fault is not None:
             message = f"The model `{found.name}` is not served. {found.fault}"
-            if found.task == "not served":  # its files can be mended
+            if found.task == "not served":  # until its files are mended
                 raise ModelUnavailable(message, retry_after_s=_RETRY_S)
             raise InvalidParameter(message, param="model")
 
     def _look(self) -> None:
-        found, named = look(self._folders, self._models.found), self._models.named
-        paths = {front.path.resolve(): at for at, front in enumerate(self._engine.fronts[: len(named)])}
+        named = self._models.named
+        found = [read_headers(*each, self._folders, self._known) for each in checkpoints(self._folders)]
         taken = [each.short for each in found] + [name for entry in named for name in entry.names]
         for each in found:
-            each.position = paths.get(each.folder.resolve(), each.position)
+            for position, model in enumerate(entry.config.model for entry in named):
+                if model == each.name or Path(model).expanduser().resolve() == each.folder:
+                    each.position = position
             each.names = (each.short, each.name) if taken.count(each.short) == 1 else (each.name,)
         self._models.found = tuple(found)
 
@@ -63,18 +66,18 @@ class FoundModels:
         engine, models = self._engine, self._models
         try:
             source = await asyncio.to_thread(self._prepared, found)
-            model = await engine.ask(lambda engine: _assembled(engine, source))
+            model = await engine.ask(lambda it: load(source, self._budget, it.watch, it.models, is_read=False))
             front = await asyncio.to_thread(front_of, source, model, engine.parts)
         except (ConfigError, OSError) as error:
+            if not found.folder.is_dir():
+                raise ModelUnavailable(f"{found.name} is no longer on disk.", retry_after_s=_RETRY_S) from error
             logger.warning("%s cannot be served: %s", found.name, error)
             found.fault = in_words(error, found)
+            fits = [one for one in models.others if not one.fault and one.file_bytes < self._budget.free_bytes]
             if isinstance(error, ModelLoadError | OSError):
                 found.task = "not served"
-            else:
-                most_bytes = budget_of(self._config).total_bytes
-                fitting = [each for each in models.found if each.fault is None and each.file_bytes < most_bytes]
-                largest = max(fitting, key=lambda each: each.file_bytes, default=None)
-                found.fault += "" if largest is None else f" The largest that fits is {largest.names[0]}."
+            elif fits:
+                found.fault += f" The largest that fits is {max(fits, key=lambda one: one.file_bytes).names[0]}."
             return
         await engine.ask(lambda engine: self._take(engine, model))
         engine.add(front, model.residence)
@@ -83,8 +86,7 @@ class FoundModels:
 
     def _prepared(self, found: Found) -> Source:
         """Read what prepares prompts. Raises ConfigError and OSError."""
-        config = self._models.config_of_found
-        assert config is not None, "there are folders to look in"
+        config = self._models.config_of_found or EngineConfig(model="")
         longest = config.max_model_len and min(config.max_model_len, found.max_model_len or config.max_model_len)
         own = self._config.with_model(replace(config, model=str(found.folder), max_model_len=longest))
         checkpoint = read_checkpoint(found.folder, inside=self._folders)
@@ -102,8 +104,3 @@ class FoundModels:
             if tier is not None:
                 tier.add_model(cache.fingerprint, model.facts.info.model)
                 tier.wake_with(self._engine.parts[0].wake)
-
-
-def _assembled(engine: LLMEngine, source: Source) -> ServedModel:
-    pinned_bytes = sum(model.residence.weights_bytes for model in engine.models if model.residence.is_pinned)
-    return load(source, budget_of(source.config, pinned_bytes), engine.watch, engine.models, is_read=False)

@@ -184,12 +184,8 @@ class Resident:
     @property
     def held_bytes(self) -> int:
         """Shared memory that this model uses, excluding its prefix cache."""
-        return self.freed_bytes + (self.memory.media_bytes + self.memory.grammars_bytes) * self.keeps_room
-
-    @property
-    def keeps_room(self) -> bool:
-        """Return whether memory for its images and grammars is kept free, as for a named model without weights."""
-        return self.takes_memory or not self.is_found
+        kept_bytes = self.memory.media_bytes + self.memory.grammars_bytes
+        return self.freed_bytes + (kept_bytes if self.takes_memory or not self.is_found else 0)
 
     def lacking_bytes(self, now: float) -> int:
         """Return the bytes that its first sequence lacks to run, with the weights if they are not in memory."""

@@ -60,9 +60,8 @@ class Moment:
 
     @property
     def memory(self) -> list[MemoryBudget]:
-        """Return the memory budget as each model for which memory is kept sees it."""
-        pairs = zip(self.fronts, self.report.lanes, strict=False)
-        return [front.facts.memory for front, lane in pairs if lane.keeps_room]
+        """Return the memory budget as each model sees it."""
+        return [front.facts.memory for front in self.fronts]
 
     @property
     def rows_bytes(self) -> int:
