@@ -162,6 +162,10 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "max_pixels": 1000,
         "wired": "weights",
         "keep_awake": False,
+        "task": "embedding",
+        "pooling": "cls",
+        "normalize": True,
+        "prompts": {"query": "query: "},
     }
     config = load_settings(given).engine_config()
     disk = {

@@ -40,8 +40,11 @@ OTHER_MAKERS = {
         *("runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"),  # at load
         "scheduler/ahead.py",  # for no client
     },
-    "StepPlan": {"core/step.py", "runner/calibrate.py", "ranks/wire.py"},  # one that does nothing; at load; received
-    "StepOutput": {"engine/engine.py"},  # of a step without a model
+    "StepPlan": {
+        *("core/step.py", "runner/calibrate.py", "ranks/wire.py"),  # one that does nothing; at load; received
+        "scheduler/encoder.py",  # of a model that generates nothing
+    },
+    "StepOutput": {"engine/engine.py", "runner/encoder_runner.py"},  # of a step without a model, of texts
     "Restore": {"ranks/wire.py"},
     "Match": {"ranks/wire.py"},
     "EncodedText": set(),

@@ -103,8 +103,17 @@ class Driver:
         self.engine.add([seq])
         return seq_id
 
+    @property
+    def engine(self) -> LLMEngine:
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        engine.listen(self.deliver)
+
     def step(self) -> None:
-        self.engine.step(self.deliver)
+        self.engine.step()
 
     def run(self) -> None:
         while self.engine.has_work:
@@ -165,7 +174,7 @@ def squeezed(config: EngineConfig, model: Model, engine: LLMEngine, rows_bytes: 
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    facts, runner = replace(engine.facts, memory=memory), engine.runner
+    facts, runner = replace(engine.default.facts, memory=memory), engine.runner
     assembly = replace(engine.default.assembly, scheduler=scheduler, facts=facts, weights_bytes=1, run=lambda _: runner)
     served = ServedModel(assembly)
     served.start(model)

@@ -31,6 +31,7 @@ from .values import (
     read_list,
     read_media_limits,
     read_memory,
+    read_prompts,
     read_reasoning_strings,
     read_speculative_config,
     read_template,
@@ -54,6 +55,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "enable_thinking", "reasoning_parser", "tool_grammar", "undeclared_calls", "reasoning_config",
         "tool_call_parser",
     ),
+    "Embedding and reranking": ("task", "pooling", "normalize", "prompts"),
     "Server": (
         "host", "port", "api_key", "api_key_file", "admin_key_file", "metrics_open", "insecure", "allowed_host",
         "cors_origin", "separate_reasoning", "messages_thinking", "web_search", "unknown_fields", "keep_alive_s",
@@ -115,6 +117,7 @@ FORMS: Mapping[str, Form] = {
         'Write `{"reasoning_start_str": "<think>", "reasoning_end_str": "That will do.</think>"}`.',
         read_reasoning_strings,
     ),
+    "prompts": Form("JSON", 'Write `{"query": "query: ", "document": "passage: "}`.', read_prompts),
     "limit_mm_per_prompt": Form("LIMITS", "", read_media_limits),
 }
 

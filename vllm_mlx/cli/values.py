@@ -107,6 +107,11 @@ def read_reasoning_strings(value: object) -> object:
     return ReasoningStrings(start, end)
 
 
+def read_prompts(value: object) -> object:
+    """Read a JSON object of texts by name."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
 _SOURCES = (
     "this server drafts from the prompt, the reply, a `prediction`, grammars, and with the method mtp by the model's "
     "MTP head"

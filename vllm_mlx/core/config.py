@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandl
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+from .encoding import Pooling, Task
 from .errors import ConfigError, setting
 
 DEFAULT_MAX_PIXELS = 4 << 20
@@ -205,6 +206,15 @@ class ModelConfig(SettingsGroup):
     vision encoder reads an image within 3 s on this machine."""
     revision: str | None = None
     """Branch, tag or commit on Hugging Face."""
+    task: Task | None = None
+    """Use of the model: `chat`, `embedding` or `rerank`. Default: as the checkpoint's files say."""
+    pooling: Pooling | None = None
+    """Rule by which an embedding model makes one vector of a text's tokens. Default: as the checkpoint's files say."""
+    normalize: bool | None = None
+    """Scale each vector of an embedding model to length 1. Default: as the checkpoint's files say."""
+    prompts: dict[str, str] = Field(default_factory=dict)
+    """Texts that go before an input of an embedding model, each under the name by which requests choose it. Default:
+    those in the checkpoint's files."""
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)
 
 
@@ -335,6 +345,7 @@ class ModelInfo:
     weights_bytes: int
     vocab_size: int
     takes_images: bool = False
+    task: Task = "chat"
     created: int  # unix seconds of the load
     temperature: float = 1.0  # of requests that give none
     top_p: float = 1.0

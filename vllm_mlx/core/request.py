@@ -31,7 +31,7 @@ MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**17  # of one request: tokens of its prompts, each with its likeliest ones
 MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
 MAX_INTEGER = 2**63 - 1
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1_000  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1_000
 MAX_LOGIT_BIAS = 300
@@ -360,6 +360,7 @@ class Request:
     request_id: str
     messages: tuple[Message, ...] | None = None  # the messages of a chat
     prompt: str | tuple[int, ...] | None = None  # the prompt of a text completion: text or token ids
+    suffix: str = ""  # of a text completion: the text behind the one to generate, for models that can fill in
     texts: TextInputs | None = None  # for an encoder, which generates nothing
     prediction: str = ""  # a text that the reply may contain: it may come sooner, and is never another one
     tools: tuple[ToolSpec, ...] = ()

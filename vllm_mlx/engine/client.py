@@ -36,6 +36,7 @@ from ..core.step import SequenceUpdate
 from ..disk.kept import Memories
 from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
+from ..formats.vectors import VectorOutput
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from ..scheduler.residence import Resident, State
 from ..util.fair_queue import FairThreads
@@ -61,8 +62,6 @@ _STOP_S = 10.0  # time for the running step to finish
 _SAVE_S = 20.0  # time to write what is not on disk yet
 _HURRIED_SAVE_S = 1.0
 _LOOK_S = 0.02  # between two looks at a model that comes or leaves
-
-
 Parts = tuple[EngineThread, PromptPool, FairThreads]  # the threads of the engine, of prompts and of images
 IndexedEvent = tuple[int, GenerationEvent]
 
@@ -157,7 +156,7 @@ class _Preparation:
 class Reply:
     """One of the n replies to a request."""
 
-    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats):
+    def __init__(self, index: int, seq: Sequence, output: OutputPipeline | VectorOutput, stats: ReplyStats):
         self.index = index
         self.seq = seq
         self.stats = stats
@@ -182,6 +181,8 @@ class Reply:
             events += [*counted, *deltas]
         elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:
             events.append(PromptProgress(update.num_computed_tokens, num_prompt_tokens))
+        if isinstance(self._output, VectorOutput):
+            self._output.vectors = update.vectors
         if self._output.stopped:
             return events + self._finish(FinishReason.STOP, None)
         if update.finish_reason is not None:
@@ -245,7 +246,7 @@ class Generation:
         self.request = prepared.request
         self._prepared = prepared
         self._keeper = keeper
-        self.num_prompt_tokens = len(prepared.prompt.token_ids)
+        self.num_prompt_tokens = prepared.prompt.num_tokens
         self.prompt_change = None if prepared.compared is None else prepared.compared.change
         self.seq_ids = tuple(replies)
         self.by_sequence = replies
@@ -401,13 +402,8 @@ class EngineClient:
             prepared, progress = await self.preparations.prepare(request)
         self._check_open()
         replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
-        generation = Generation(
-            prepared,
-            replies,
-            self.fronts[request.model].keeper,
-            abort=self._thread.abort,
-            closed=self._forget,
-        )
+        keeper = self.fronts[request.model].keeper
+        generation = Generation(prepared, replies, keeper, abort=self._thread.abort, closed=self._forget)
         self.queue.watch(generation)
         self._awake.hold()
         self.generations |= dict.fromkeys(generation.seq_ids, generation)
@@ -433,7 +429,7 @@ class EngineClient:
             if error.is_least:
                 raise
             return error.num_prompt_tokens
-        return len(prepared.prompt.token_ids)
+        return prepared.prompt.num_tokens
 
     async def status(self) -> EngineStatus:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""

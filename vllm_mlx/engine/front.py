@@ -46,7 +46,7 @@ class ReplyKeeper:
         if self._keep is None:
             return
         if not finished.token_ids:
-            self._keep(seq, seq.num_prompt_tokens, None)
+            self._keep(seq, prepared.num_kept, None)
             return
         args = (self._keep, prepared, seq, finished, is_last)
         trim = self._pool.submit(self._trim, *args, tenant=prepared.request.tenant)
@@ -57,7 +57,7 @@ class ReplyKeeper:
         self, keep: Keep, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply, is_last: bool
     ) -> None:
         """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
-        num_tokens = max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens)
+        num_tokens = max(self._processor.kept_tokens(prepared, finished), prepared.num_kept)
         keep(seq, num_tokens, None)
         if is_last and (following := self._processor.next_prompt(prepared, finished)) is not None:
             keep(seq, num_tokens, following)
@@ -107,6 +107,8 @@ class Front:
 
 
 def _capabilities(info: ModelInfo, processor: RequestProcessor) -> Iterator[tuple[Capability, bool]]:
+    if info.task != "chat":
+        return
     yield "images", info.takes_images
     yield "videos", processor.no_videos is None
     with suppress(TemplateError):  # a rendering may take too long

@@ -15,6 +15,7 @@ from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
+from ..core.encoding import EncoderFacts
 from ..core.errors import ConfigError, about, setting
 from ..core.memory import Budget, MemoryBudget, readable
 from ..core.stage import UNSEEN, LoadStage
@@ -29,6 +30,7 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
+from ..prompt.texts import TextTokenizer
 from ..ranks.figures import figures
 from ..ranks.leader import Leader
 from ..ranks.lockstep import Ranks
@@ -38,6 +40,8 @@ from ..runner.attention import memory_saving
 from ..runner.calibrate import ImageCost, warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, apply_limits, cache_limit_bytes, device_memory, max_stored_buffers
+from ..runner.encoder import EncoderModel
+from ..runner.encoder_checkpoint import read_encoder
 from ..runner.load_model import advising
 from ..runner.loading import Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays
@@ -50,6 +54,7 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from .client import EngineClient, Parts
+from .encoding import Encoder
 from .engine import EngineThread, LLMEngine
 from .front import Front, ReplyKeeper
 from .lane import Assembly, ServedModel
@@ -153,6 +158,7 @@ class Source:
     tokenizer: Tokenizer | None = None  # None where no prompt is prepared, like the next ones
     formats: CheckpointFormats | None = None
     vision: VisionProcessor | None = None
+    encoder: EncoderFacts | None = None  # None for a model that generates
     pin: bool = False  # its weights leave for no other model
     stage: LoadStage = UNSEEN  # told what is done during the start
 
@@ -198,9 +204,10 @@ def start_engine(
 def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: Memories) -> Source:
     """Load what prepares prompts for a model, on any thread. Raises ConfigError."""
     tokenizer = checked_tokenizer(config, checkpoint)
-    formats, vision = reply_formats(config, tokenizer), load_vision(config, checkpoint, tokenizer)
+    formats, encoder = reply_formats(config, tokenizer), read_encoder(checkpoint, config)
+    vision = None if encoder is not None else load_vision(config, checkpoint, tokenizer)
     source = Source(name=name, config=config, checkpoint=checkpoint, memories=memories)
-    return replace(source, tokenizer=tokenizer, formats=formats, vision=vision)
+    return replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
 
 
 def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
@@ -220,6 +227,9 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
+        texts=None
+        if source.encoder is None
+        else TextTokenizer(source.tokenizer, source.encoder, facts.info.vocab_size),
     )
     limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
@@ -232,7 +242,7 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         vision=vision,
         processor=processor,
         media=MediaRequests(vision, loader, thread.wake),
-        keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None),
+        keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache and source.encoder is None else None),
         memories=source.memories,
     )
     front.measured(facts)
@@ -304,6 +314,8 @@ def load(
     source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel], *, is_read: bool
 ) -> ServedModel:
     """Load and measure a model, or assemble it by the headers of its files."""
+    if source.encoder is not None and not source.encoder.is_causal:
+        return _load_encoder(source, source.encoder, budget, watch, is_read=is_read)
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
@@ -324,11 +336,32 @@ def load(
     else:
         measured = unread(config, checkpoint, budget, takes_images=probe is not None)
         assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree), measure=measure)
-    served = ServedModel(
-        assembly, name=source.name, pin=source.pin, no_unload=config.no_unload, idle_unload_s=config.idle_unload_s
+    return _served(source, assembly, measured.model if is_read else None)
+
+
+def _load_encoder(
+    source: Source, facts: EncoderFacts, budget: Budget, watch: DeviceWatch, *, is_read: bool
+) -> ServedModel:
+    checkpoint = source.checkpoint
+    encoder = Encoder(
+        config=source.config,
+        checkpoint=checkpoint,
+        facts=facts,
+        budget=budget,
+        watch=watch,
+        identity=checkpoint.fingerprint(),
     )
-    if is_read:
-        served.start(measured.model)
+    source.stage.begin("reading weights", 0.0)
+    model, assembly = encoder.load() if is_read else (None, encoder.unread())
+    return _served(source, assembly, model)
+
+
+def _served(source: Source, assembly: Assembly, model: Model | EncoderModel | None) -> ServedModel:
+    """Return the served model, with its weights if they were read."""
+    no_unload, idle_unload_s = source.config.no_unload, source.config.idle_unload_s
+    served = ServedModel(assembly, name=source.name, pin=source.pin, no_unload=no_unload, idle_unload_s=idle_unload_s)
+    if model is not None:
+        served.start(model)
     return served
 
 

@@ -66,7 +66,7 @@ class Resident:
     held: list[Sequence] = field(default_factory=list)  # the sequences that wait for that, or for the first load
     is_measured: bool = True  # whether the weights were loaded before; other sizes are assumed from the files' headers
     is_found: bool = False  # whether it is one of many that a request has named, of which few are used again
-    growth_beside_bytes: int = 0  # what rows of other models will take in addition
+    growth_bytes: int = 0  # what the rows of all models will take in addition; a model without weights has no rows
 
     # -- sequences
 
@@ -195,12 +195,12 @@ class Resident:
         if self.is_in_memory:
             needed_bytes = self.scheduler.room.rows_bytes(extra=1) + row_bytes
         else:
-            needed_bytes = self.weights_bytes + max(row_bytes, self.room_bytes) + self.growth_beside_bytes
+            needed_bytes = self.weights_bytes + max(row_bytes, self.room_bytes) + self.growth_bytes
         return needed_bytes - self.scheduler.pool.planned_bytes
 
     def fits_after(self, freed_bytes: int) -> bool:
         """Return whether the weights are in memory, or have room there once others free so much."""
-        needed_bytes = self.weights_bytes + self.room_bytes + self.growth_beside_bytes
+        needed_bytes = self.weights_bytes + self.room_bytes + self.growth_bytes
         return self.takes_memory or needed_bytes <= self.scheduler.pool.planned_bytes + freed_bytes
 
     @property
@@ -273,12 +273,12 @@ class Residency:
         models = self.models
         held = [model.held_bytes for model in models]
         step_bytes = max((model.memory.transient_bytes for model in models), default=0)
-        growing = [model.scheduler.room.growth_bytes for model in models]
-        for model, own, growth in zip(models, held, growing, strict=True):
+        growth_bytes = sum(model.scheduler.room.growth_bytes for model in models)
+        for model, own in zip(models, held, strict=True):
             memory, room, others = model.memory, model.scheduler.room, self.others(model)
             fixed_bytes = model.taken_bytes + memory.media_bytes + memory.grammars_bytes
             model.scheduler.pool.plan(memory.total_bytes - step_bytes - fixed_bytes - (sum(held) - own))
-            model.growth_beside_bytes = sum(growing) - growth
+            model.growth_bytes = growth_bytes
             room.is_shared = any(other.may_leave or other.is_busy for other in others)
             room.first_beside = min((other.scheduler.room.first_id for other in others), default=math.inf)
             model.is_short = room.is_shared and model.lacking_bytes(now) > 0

@@ -220,7 +220,7 @@ class Scheduler:
         for seq, is_over in self._seqs.take_chunks(output):
             if is_over:
                 self._finish(seq, FinishReason.LENGTH)
-            updates.append(_update(seq))
+            updates.append(update_of(seq))
         if self.speculation is not None:
             self.speculation.learn(output)
         updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
@@ -422,13 +422,13 @@ class Scheduler:
                 self.speculation.take(seq, output.token_id)
             if end is not None:
                 self._finish(seq, end)
-        return [_update(seq, tuple(tokens)) for seq, tokens in taken.items()]
+        return [update_of(seq, tuple(tokens)) for seq, tokens in taken.items()]
 
     def _report_admitted(self) -> list[SequenceUpdate]:
         """Report rows once their state is restored and before a long chunk runs. Tokens of chunks do not count yet."""
         admitted, self._pending.admitted = self._pending.admitted, []
         running = [seq for seq in admitted if seq.seq_id in self._seqs]
-        return [replace(_update(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
+        return [replace(update_of(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
 
     def _fail(self, seq_id: int, error: VLLMMLXError) -> SequenceUpdate | None:
         if (seq := self._seqs.find(seq_id)) is None:
@@ -463,7 +463,7 @@ class Scheduler:
             self.prefix_cache.retire(seq, beginning.replaced_key)
 
 
-def _update(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate:
+def update_of(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate:
     """Return the sequence's present state as an update."""
     return SequenceUpdate(
         seq_id=seq.seq_id,

@@ -1,0 +1,114 @@
+"""Turns the texts of a request to an encoder into token ids, in pieces of bounded size."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from tokenizers import Encoding
+
+from ..core.encoding import EncoderFacts
+from ..core.errors import InvalidParameter, shown
+from ..core.request import TextInputs
+from ..core.sequence import TokenizedTexts
+from ..formats.tokenizer import Tokenizer
+from ..util.tasks import Deadline
+
+Texts = Sequence[str | tuple[int, ...]]
+MAX_TEXT_CHARS = 1 << 22  # of one text
+_PIECE_CHARS = 1 << 18  # of the texts that are tokenized together, unless one alone is longer
+
+
+class TextTokenizer:
+    """An encoder's tokenizer. Its files' rules for padding and cutting are not followed. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
+        self._backend, self.facts, self._vocab_size = tokenizer.backend, facts, vocab_size
+        self._field = "documents" if facts.task == "rerank" else "input"
+        self._has_types = facts.has_types and "token_type_ids" in tokenizer.hf.model_input_names
+        self._num_special = self._backend.num_special_tokens_to_add(facts.task == "rerank")
+
+    def prepare(self, inputs: TextInputs, deadline: Deadline | None = None) -> TokenizedTexts:
+        """Return the ids of all texts. Ids from a client are taken as they are, without prompt and special tokens.
+
+        Raises InvalidParameter, which names the field, and the errors of `Deadline.check`.
+        """
+        self._check(inputs)
+        prompt = self.facts.prompts.get(inputs.prompt_name or self.facts.default_prompt or "", "")
+        query = None if inputs.query is None else self._encode([inputs.query])[0]
+        ids, types, ends = array("I"), array("B"), []
+        for start, piece in _pieces(inputs.texts):
+            if deadline is not None:
+                deadline.check()
+            encoded = iter(self._encode([prompt + text for text in piece if isinstance(text, str)]))
+            for place, text in enumerate(piece, start):
+                if isinstance(text, str):
+                    whole = self._whole(next(encoded), query, place, truncate=inputs.truncate)
+                    ids.extend(whole.ids)
+                    types.extend(whole.type_ids)
+                else:
+                    ids.extend(text[: self._room(len(text), place, truncate=inputs.truncate)])
+                    types.extend(bytes(len(ids) - len(types)))
+                ends.append(len(ids))
+        return TokenizedTexts(ids=ids, ends=tuple(ends), types=types if self._has_types and any(types) else None)
+
+    def _whole(self, text: Encoding, query: Encoding | None, place: int, *, truncate: bool) -> Encoding:
+        """Return the text with special tokens, behind the query if there is one. The longer one is cut first."""
+        num_query, num_text = 0 if query is None else len(query), len(text)
+        most = self._room(num_query + num_text + self._num_special, place, truncate=truncate) - self._num_special
+        num_kept = min(num_query, max(most - num_text, (most + (num_query > num_text)) // 2))
+        text.truncate(most - num_kept)
+        if query is not None and num_kept < num_query:
+            query = Encoding.merge([query])  # a copy, since other texts have the same query
+            query.truncate(num_kept)
+        whole = self._backend.post_process(text) if query is None else self._backend.post_process(query, text)
+        return whole if whole.ids else self._refuse("has no token", place)
+
+    def _room(self, num_tokens: int, place: int, *, truncate: bool) -> int:
+        """Return the number of tokens that the model reads. Refuse more, unless they are to be cut."""
+        if num_tokens > (most := self.facts.max_tokens) and not truncate:
+            read = f"has {num_tokens} tokens{' with the query' if self._field == 'documents' else ''}"
+            self._refuse(f"{read}, and the model reads at most {most}. Shorten it, or set `truncate`", place)
+        return most
+
+    def _encode(self, texts: Sequence[str]) -> list[Encoding]:
+        """Return the ids without special tokens. Half a surrogate pair is read as U+FFFD."""
+        sound = [text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") for text in texts]
+        lower = [text.lower() for text in sound] if self.facts.lowercase else sound
+        return self._backend.encode_batch_fast(lower, add_special_tokens=False)
+
+    def _check(self, inputs: TextInputs) -> None:
+        facts, name, scores = self.facts, inputs.prompt_name, self.facts.task == "rerank"
+        prompts = ", ".join(map(shown, facts.prompts)) if facts.prompts and not scores else "none"
+        lengths = f"{facts.num_dimensions}{', or a length that the model declares' if facts.dimensions else ''}"
+        for param, is_right, rule in (
+            ("query", bool(inputs.query) if scores else inputs.query is None, "a text" if scores else "left out"),
+            ("instruction", inputs.instruction is None, "left out"),
+            (
+                "prompt_name",
+                name is None or (name in facts.prompts and not scores),
+                f"a prompt of the model ({prompts})",
+            ),
+            ("dimensions", inputs.dimensions in (None, facts.num_dimensions, *facts.dimensions), lengths),
+            (self._field, bool(inputs.texts), "a list that is not empty"),
+        ):
+            if not is_right:
+                raise InvalidParameter(f"`{param}` must be {rule}.", param=param)
+        for place, text in enumerate(inputs.texts):
+            if not text or len(text) > MAX_TEXT_CHARS:
+                self._refuse(f"is empty, or longer than {MAX_TEXT_CHARS}", place)
+            if not isinstance(text, str) and (scores or name is not None):
+                self._refuse(f"must be a text{'' if scores else ', since `prompt_name` is given'}", place)
+            if not isinstance(text, str) and not 0 <= min(text) <= max(text) < self._vocab_size:
+                self._refuse(f"has a token id that is not from 0 to {self._vocab_size - 1}", place)
+
+    def _refuse(self, fault: str, place: int) -> NoReturn:
+        raise InvalidParameter(f"`{self._field}[{place}]` {fault}.", param=f"{self._field}[{place}]")
+
+
+def _pieces(texts: Texts) -> Iterator[tuple[int, Texts]]:
+    start = num_chars = 0
+    for place, text in enumerate(texts):
+        if (num_chars := num_chars + len(text)) > _PIECE_CHARS and place > start:
+            yield start, texts[start:place]
+            start, num_chars = place, len(text)
+    yield start, texts[start:]
