@@ -109,17 +109,14 @@ class CachedModel:
 
 
 def cache_folder() -> Path:
-    from ..runner.places import HUB, folders_of
+    from ..runner.checkpoint import HUB, folders_of
 
     return folders_of([HUB])[-1]
 
 
 def cached_models() -> list[CachedModel]:
-    """List the checkpoints in Hugging Face's cache and in LM Studio's folders, by name.
-
-    Hugging Face's own listing takes what macOS writes beside files, with a dot before the name, for damage.
-    """
-    from ..runner.places import HUB, checkpoints, folders_of
+    """List the checkpoints in Hugging Face's cache and in LM Studio's folders, by name."""
+    from ..runner.checkpoint import HUB, checkpoints, folders_of
 
     return [_cached(name, folder) for name, folder in checkpoints(folders_of([HUB]))]
 

@@ -41,16 +41,11 @@ class Found:
     name: str  # ORG/NAME
     folder: Path
     names: tuple[str, ...] = ()  # the short one first, unless it stands for another model too
-    modified_s: int = 0
     file_bytes: int = 0
     max_model_len: int | None = None
     task: ModelTask = "not served"
     fault: str | None = None  # why it is not served
     position: int | None = None  # of its entry; None before it was asked for
-
-    @property
-    def short(self) -> str:
-        return self.name.rpartition("/")[2]
 
 
 @dataclass(slots=True)
@@ -89,12 +84,11 @@ class Catalogue:
 
     @property
     def others(self) -> list[Found]:
-        """Return the checkpoints that nobody named: models that were asked for, others, and those that cannot serve."""
+        """Return the checkpoints that nobody named: those that were asked for, others, and those not served."""
         others = [each for each in self.found if each.position is None or each.position >= len(self.named)]
         return sorted(others, key=lambda each: (each.fault is not None, each.position is None, each.position))
 
     def on_disk(self, name: str | None) -> Found | None:
-        """Return the checkpoint that was found with this name; None for a name of something else."""
         return next((each for each in self.found if name in each.names), None)
 
     def resolve(self, name: str | None) -> tuple[str, int]:

@@ -363,7 +363,6 @@ class EngineClient:
             resident.use(time.monotonic())
 
     def add(self, front: Front, resident: Resident) -> None:
-        """Serve a model that the engine has just got, at the next position."""
         self.fronts.append(front)
         self._residents.append(resident)
         self._monitor.add()

@@ -1,23 +1,24 @@
 """Checkpoints in the folders of `models_from`: a list that follows the disk, and models of those that are asked for."""
 
 import asyncio
-import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.catalogue import Catalogue, Entry, Found
+from ..core.catalogue import Catalogue, Entry, Found, ModelTask
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, InvalidParameter, ModelLoadError, ModelUnavailable
-from ..runner.checkpoint import read_checkpoint
-from ..runner.places import Known, checkpoints, folders_of, in_words, read_headers
+from ..formats.tokenizer import read_json
+from ..runner.checkpoint import Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
+from ..runner.encoder_checkpoint import read_encoder
 from .client import EngineClient
 from .engine import LLMEngine
 from .lane import ServedModel
 from .loading import OpenDisk, Source, front_of, load, prepared
 from .sizing import budget_of
 
-logger = logging.getLogger(__name__)
 _RETRY_S = 30.0
+_SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
 class FoundModels:
@@ -28,12 +29,11 @@ class FoundModels:
         self._engine, self._models, self._config, self._disk = engine, models, config, disk
         pinned = (front.info.weights_bytes for front, one in zip(engine.fronts, models.entries, strict=True) if one.pin)
         self._budget, self._folders = budget_of(config, sum(pinned)), folders_of(models.places)
-        self._known: Known = {}
+        self._known: dict[tuple[Path, object], Found] = {}  # by folder, and by names, times and sizes of its files
         self._looking, self._adding = asyncio.Lock(), asyncio.Lock()
         self._look()
 
     async def look(self) -> None:
-        """List the checkpoints that are in the folders now."""
         async with self._looking:
             await asyncio.to_thread(self._look)
 
@@ -45,21 +45,41 @@ class FoundModels:
             if found.fault is None and found.position is None:
                 await self._add(found)
         if found.fault is not None:
-            message = f"The model `{found.name}` is not served. {found.fault}"
-            if found.task == "not served":  # until its files are mended
-                raise ModelUnavailable(message, retry_after_s=_RETRY_S)
-            raise InvalidParameter(message, param="model")
+            if found.task != "not served":
+                raise InvalidParameter(f"{found.name} is not served. {found.fault}", param="model")
+            raise ModelUnavailable(f"{found.name} cannot be read. {found.fault}", retry_after_s=_RETRY_S)
 
     def _look(self) -> None:
         named = self._models.named
-        found = [read_headers(*each, self._folders, self._known) for each in checkpoints(self._folders)]
-        taken = [each.short for each in found] + [name for entry in named for name in entry.names]
-        for each in found:
-            for position, model in enumerate(entry.config.model for entry in named):
-                if model == each.name or Path(model).expanduser().resolve() == each.folder:
-                    each.position = position
-            each.names = (each.short, each.name) if taken.count(each.short) == 1 else (each.name,)
+        found = [self._read(Found(name=name, folder=folder)) for name, folder in checkpoints(self._folders)]
+        models = [entry.config.model for entry in named]
+        own = {key: at for at, one in enumerate(models) for key in (one, str(Path(one).expanduser().resolve()))}
+        shorts = [each.name.rpartition("/")[2] for each in found]
+        taken = [*shorts, *(name for entry in named for name in entry.names)]
+        for each, short in zip(found, shorts, strict=True):
+            each.position = own.get(each.name, own.get(str(each.folder), each.position))
+            each.names = (short, each.name) if taken.count(short) == 1 else (each.name,)
         self._models.found = tuple(found)
+
+    def _read(self, found: Found) -> Found:
+        """Read the headers, or return what is known of files that have not changed."""
+        folder = found.folder
+        try:
+            check_links(folder, self._folders)
+            files = [each for each in (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if each.is_file()]
+            stats = sorted((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+            if (same := self._known.get((folder, tuple(stats)))) is not None:
+                return same
+            checkpoint = read_checkpoint(folder, inside=self._folders)
+            found.file_bytes, found.max_model_len = checkpoint.file_bytes, checkpoint.max_model_len
+            shards = [shard[1] for file in files if (shard := _SHARD.fullmatch(file.name)) is not None]
+            if shards and len(shards) < int(shards[0]):
+                raise ModelLoadError(f"{len(shards)} of its {int(shards[0])} files are here. Download the others.")
+            found.task = _task(checkpoint)
+            self._known[folder, tuple(stats)] = found
+        except (ModelLoadError, OSError) as error:
+            found.fault = _in_words(error, found)
+        return found
 
     async def _add(self, found: Found) -> None:
         """Make a model, or note why that cannot be."""
@@ -71,8 +91,7 @@ class FoundModels:
         except (ConfigError, OSError) as error:
             if not found.folder.is_dir():
                 raise ModelUnavailable(f"{found.name} is no longer on disk.", retry_after_s=_RETRY_S) from error
-            logger.warning("%s cannot be served: %s", found.name, error)
-            found.fault = in_words(error, found)
+            found.fault = _in_words(error, found)
             fits = [one for one in models.others if not one.fault and one.file_bytes < self._budget.free_bytes]
             if isinstance(error, ModelLoadError | OSError):
                 found.task = "not served"
@@ -85,7 +104,6 @@ class FoundModels:
         models.entries += (Entry(config=source.config, name=source.name),)
 
     def _prepared(self, found: Found) -> Source:
-        """Read what prepares prompts. Raises ConfigError and OSError."""
         config = self._models.config_of_found or EngineConfig(model="")
         longest = config.max_model_len and min(config.max_model_len, found.max_model_len or config.max_model_len)
         own = self._config.with_model(replace(config, model=str(found.folder), max_model_len=longest))
@@ -104,3 +122,16 @@ class FoundModels:
             if tier is not None:
                 tier.add_model(cache.fingerprint, model.facts.info.model)
                 tier.wake_with(self._engine.parts[0].wake)
+
+
+def _in_words(error: Exception, found: Found) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error).replace(str(found.folder), found.name)
+
+
+def _task(checkpoint: Checkpoint) -> ModelTask:
+    config, at = checkpoint.config, checkpoint.path
+    if (encoder := read_encoder(checkpoint, EngineConfig(model=""))) is not None:
+        return encoder.task
+    chats = (at / "chat_template.jinja").is_file() or "chat_template" in read_json(at / "tokenizer_config.json")
+    sees = config.get("vision_config") and any("vis" in name for name in checkpoint.weight_names)
+    return "completion" if not chats else "vision" if sees else "chat"

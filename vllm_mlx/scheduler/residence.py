@@ -224,7 +224,6 @@ class Residency:
     """Owns the state of each model's weights, and the memory that each model may use. Belongs to the engine thread."""
 
     def __init__(self, models: list[Resident]):
-        """`models` by their positions; more may be added."""
         self.models = models
         self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure(0.0)

@@ -421,7 +421,7 @@ def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | 
             facts |= {"task": "completion" if front.tokenizer.chat_template is None else "chat"}
         else:
             state = "unloaded" if one.fault is None else "failed"
-            created, root, length = one.modified_s, str(one.folder), one.max_model_len or 0
+            created, root, length = 0, str(one.folder), one.max_model_len or 0
             facts = {"load_bytes": one.file_bytes, "capabilities": [], "pinned": False}
         if one is not None and one in models.others:
             name, *aliases = one.names
