@@ -22,8 +22,6 @@ _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
 class FoundModels:
-    """Belongs to one event loop. A model that was added stays, though its name goes with its files."""
-
     def __init__(self, engine: EngineClient, models: Catalogue, config: EngineConfig, disk: OpenDisk | None):
         """List the checkpoints beside the models that are loaded. `config` and `disk` are those of the start."""
         self._engine, self._models, self._config, self._disk = engine, models, config, disk
@@ -111,7 +109,6 @@ class FoundModels:
         return prepared(found.names[0], own, checkpoint, self._engine.memories.of(checkpoint.fingerprint()))
 
     def _take(self, engine: LLMEngine, model: ServedModel) -> None:
-        """Add a model to the engine, on its thread. The first one brings the cache, which may be kept on disk."""
         model.residence.is_found = True
         engine.models = (*engine.models, model)
         engine.residency.models.append(model.residence)

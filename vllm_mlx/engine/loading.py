@@ -198,7 +198,8 @@ def start_engine(
         parts = thread, PromptPool(), image_decoders()
         fronts = [front_of(source, model, parts) for source, model in zip(sources, thread.models, strict=True)]
         undone.pop_all()
-    return EngineClient(sources[0].config if sources else config, fronts, memories, parts)
+    first = sources[0] if sources else None
+    return EngineClient(first.config if first else config, fronts, first.memories if first else memories, parts)
 
 
 def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: Memories) -> Source:
