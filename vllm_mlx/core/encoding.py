@@ -8,14 +8,6 @@ Task = Literal["chat", "embedding", "rerank"]
 Pooling = Literal["cls", "mean", "max", "lasttoken"]
 
 
-@dataclass(frozen=True, slots=True)
-class DenseLayer:
-    """A layer behind the pooling: the subfolder of its weights, and the name of its activation."""
-
-    folder: str
-    activation: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFacts:
     """The declarations of a checkpoint's files, or of the settings in their place."""
@@ -25,7 +17,7 @@ class EncoderFacts:
     is_causal: bool = False  # a chat model that scores by the logits of two tokens
     answer_ids: tuple[int, ...] = ()  # these tokens, where the files name them; else yes and no
     pooling: Pooling | None = None  # None for a reranker
-    dense: tuple[DenseLayer, ...] = ()
+    dense: Mapping[str, str] = field(default_factory=dict)  # activations of the layers behind it, by their folders
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts that go before an input, by name
     default_prompt: str | None = None  # the name of the prompt where a request names none

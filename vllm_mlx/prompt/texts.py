@@ -4,6 +4,7 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
+from typing import NoReturn
 
 from tokenizers import Encoding
 
@@ -14,9 +15,9 @@ from ..core.sequence import TokenizedTexts
 from ..formats.tokenizer import Tokenizer
 from ..util.tasks import Deadline
 
+Texts = Sequence[str | tuple[int, ...]]
 MAX_TEXT_CHARS = 1 << 22  # of one text
-_PIECE_CHARS, _PIECE_TEXTS = 1 << 18, 256  # of the texts that are tokenized together, unless one text alone is longer
-
+_PIECE_CHARS = 1 << 18  # of the texts that are tokenized together, unless one alone is longer
 _TASK = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that "
 _BEGIN = f'<|im_start|>system\n{_TASK}the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 _END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -24,14 +25,13 @@ _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer
 
 
 class TextTokenizer:
-    """An encoder's tokenizer. Rules of padding and cutting in its files are not followed. Threads may share it."""
+    """An encoder's tokenizer. Its files' rules for padding and cutting are not followed. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
         self._backend, self.facts, self._vocab_size = tokenizer.backend, facts, vocab_size
-        self._scores = facts.task == "rerank"
-        self._field = "documents" if self._scores else "input"
+        self._field = "documents" if facts.task == "rerank" else "input"
         self._has_types = facts.has_types and "token_type_ids" in tokenizer.hf.model_input_names
-        self._num_special = self._backend.num_special_tokens_to_add(self._scores)
+        self._num_special = self._backend.num_special_tokens_to_add(facts.task == "rerank")
 
     def prepare(self, inputs: TextInputs, deadline: Deadline | None = None) -> TokenizedTexts:
         """Return the ids of all texts. Ids from a client are taken as they are, without prompt and special tokens.
@@ -39,10 +39,10 @@ class TextTokenizer:
         Raises InvalidParameter, which names the field, and the errors of `Deadline.check`.
         """
         self._check(inputs)
-        prompt = self._prompt(inputs)
-        query = self._encode([inputs.query])[0] if inputs.query is not None else None
+        prompt = self.facts.prompts.get(inputs.prompt_name or self.facts.default_prompt or "", "")
+        query = None if inputs.query is None else self._encode([inputs.query])[0]
         ids, types, ends = array("I"), array("B"), []
-        for start, piece in self._pieces(inputs.texts):
+        for start, piece in _pieces(inputs.texts):
             if deadline is not None:
                 deadline.check()
             encoded = iter(self._encode([prompt + text for text in piece if isinstance(text, str)]))
@@ -52,26 +52,29 @@ class TextTokenizer:
                     ids.extend(whole.ids)
                     types.extend(whole.type_ids)
                 else:
-                    self._check_length(len(text), place, truncate=inputs.truncate)
-                    ids.extend(text[: self.facts.max_tokens])
+                    ids.extend(text[: self._room(len(text), place, truncate=inputs.truncate)])
+                    types.extend(bytes(len(ids) - len(types)))
                 ends.append(len(ids))
         return TokenizedTexts(ids=ids, ends=tuple(ends), types=types if self._has_types and any(types) else None)
 
     def _whole(self, text: Encoding, query: Encoding | None, place: int, *, truncate: bool) -> Encoding:
         """Return the text with special tokens, behind the query if there is one. The longer one is cut first."""
-        num_query = 0 if query is None else len(query)
-        self._check_length(num_query + len(text) + self._num_special, place, truncate=truncate)
-        if (room := self.facts.max_tokens - self._num_special) < num_query + len(text):
-            half = (room + (num_query > len(text))) // 2
-            num_query = min(num_query, max(room - len(text), half))
-            text.truncate(room - num_query)
-            if query is not None and num_query < len(query):
-                query = Encoding.merge([query])  # a copy, since other texts have the same query
-                query.truncate(num_query)
+        num_query, num_text = 0 if query is None else len(query), len(text)
+        most = self._room(num_query + num_text + self._num_special, place, truncate=truncate) - self._num_special
+        num_kept = min(num_query, max(most - num_text, (most + (num_query > num_text)) // 2))
+        text.truncate(most - num_kept)
+        if query is not None and num_kept < num_query:
+            query = Encoding.merge([query])  # a copy, since other texts have the same query
+            query.truncate(num_kept)
         whole = self._backend.post_process(text) if query is None else self._backend.post_process(query, text)
-        if not whole.ids:
-            self._refuse("has no token", place)
-        return whole
+        return whole if whole.ids else self._refuse("has no token", place)
+
+    def _room(self, num_tokens: int, place: int, *, truncate: bool) -> int:
+        """Return the number of tokens that the model reads. Refuse more, unless they are to be cut."""
+        if num_tokens > (most := self.facts.max_tokens) and not truncate:
+            read = f"has {num_tokens} tokens{' with the query' if self._field == 'documents' else ''}"
+            self._refuse(f"{read}, and the model reads at most {most}. Shorten it, or set `truncate`", place)
+        return most
 
     def _encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Return the ids without special tokens. Half a surrogate pair is read as U+FFFD."""
@@ -79,55 +82,42 @@ class TextTokenizer:
         lower = [text.lower() for text in sound] if self.facts.lowercase else sound
         return self._backend.encode_batch_fast(lower, add_special_tokens=False)
 
-    def _pieces(self, texts: Sequence[str | tuple[int, ...]]) -> Iterator[tuple[int, Sequence[str | tuple[int, ...]]]]:
-        start, num_chars = 0, 0
-        for place, text in enumerate(texts):
-            num_chars += len(text)
-            if place > start and (num_chars > _PIECE_CHARS or place - start >= _PIECE_TEXTS):
-                yield start, texts[start:place]
-                start, num_chars = place, len(text)
-        yield start, texts[start:]
-
-    def _prompt(self, inputs: TextInputs) -> str:
-        name = inputs.prompt_name
-        if name is None:
-            return self.facts.prompts.get(self.facts.default_prompt or "", "")
-        if self._scores or name not in self.facts.prompts:
-            names = ", ".join(f"`{shown(one)}`" for one in self.facts.prompts if not self._scores) or "none"
-            raise InvalidParameter(f"The model has no prompt `{shown(name)}`; it has {names}.", param="prompt_name")
-        return self.facts.prompts[name]
-
     def _check(self, inputs: TextInputs) -> None:
-        facts = self.facts
-        if (inputs.query is not None) != self._scores or inputs.query == "":
-            rule = "must be a text that is not empty" if self._scores else "is for rerankers only"
-            raise InvalidParameter(f"`query` {rule}.", param="query")
-        if inputs.instruction is not None and not facts.is_causal:
-            raise InvalidParameter("The model takes no `instruction`. Leave it out.", param="instruction")
-        if inputs.dimensions not in (None, facts.num_dimensions, *facts.dimensions):
-            sizes = f"{facts.num_dimensions}" + (" or fewer that it declares" if facts.dimensions else "")
-            raise InvalidParameter(f"`dimensions` must be {sizes}, or be left out.", param="dimensions")
-        if not inputs.texts:
-            raise InvalidParameter(f"`{self._field}` is empty.", param=self._field)
+        facts, name, scores = self.facts, inputs.prompt_name, self.facts.task == "rerank"
+        prompts = ", ".join(map(shown, facts.prompts)) if facts.prompts and not scores else "none"
+        lengths = f"{facts.num_dimensions}{', or a length that the model declares' if facts.dimensions else ''}"
+        for param, is_right, rule in (
+            ("query", bool(inputs.query) if scores else inputs.query is None, "a text" if scores else "left out"),
+            ("instruction", inputs.instruction is None or facts.is_causal, "left out"),
+            (
+                "prompt_name",
+                name is None or (name in facts.prompts and not scores),
+                f"a prompt of the model ({prompts})",
+            ),
+            ("dimensions", inputs.dimensions in (None, facts.num_dimensions, *facts.dimensions), lengths),
+            (self._field, bool(inputs.texts), "a list that is not empty"),
+        ):
+            if not is_right:
+                raise InvalidParameter(f"`{param}` must be {rule}.", param=param)
         for place, text in enumerate(inputs.texts):
-            if not text:
-                self._refuse("is empty", place)
-            if isinstance(text, str):
-                if len(text) > MAX_TEXT_CHARS:
-                    self._refuse(f"has {len(text)} characters; a text has at most {MAX_TEXT_CHARS}", place)
-            elif self._scores or inputs.prompt_name is not None:
-                self._refuse("must be a text" + ("" if self._scores else ", to go with `prompt_name`"), place)
-            elif not 0 <= min(text) <= max(text) < self._vocab_size:
-                self._refuse(f"has a token id outside 0 to {self._vocab_size - 1}", place)
+            if not text or len(text) > MAX_TEXT_CHARS:
+                self._refuse(f"is empty, or longer than {MAX_TEXT_CHARS}", place)
+            if not isinstance(text, str) and (scores or name is not None):
+                self._refuse(f"must be a text{'' if scores else ', since `prompt_name` is given'}", place)
+            if not isinstance(text, str) and not 0 <= min(text) <= max(text) < self._vocab_size:
+                self._refuse(f"has a token id that is not from 0 to {self._vocab_size - 1}", place)
 
-    def _check_length(self, num_tokens: int, place: int, *, truncate: bool) -> None:
-        if num_tokens > (most := self.facts.max_tokens) and not truncate:
-            added = " with the query" if self._scores else ""
-            fault = f"has {num_tokens} tokens{added}, and the model reads at most {most}"
-            self._refuse(f"{fault}. Shorten it, or set `truncate`", place)
-
-    def _refuse(self, fault: str, place: int) -> None:
+    def _refuse(self, fault: str, place: int) -> NoReturn:
         raise InvalidParameter(f"`{self._field}[{place}]` {fault}.", param=f"{self._field}[{place}]")
+
+
+def _pieces(texts: Texts) -> Iterator[tuple[int, Texts]]:
+    start = num_chars = 0
+    for place, text in enumerate(texts):
+        if (num_chars := num_chars + len(text)) > _PIECE_CHARS and place > start:
+            yield start, texts[start:place]
+            start, num_chars = place, len(text)
+    yield start, texts[start:]
 
 
 class RerankPrompts(TextTokenizer):
@@ -148,7 +138,7 @@ class RerankPrompts(TextTokenizer):
     def prepare(self, inputs: TextInputs, deadline: Deadline | None = None) -> TokenizedTexts:
         self._check(inputs)
         begin, end = (encoding.ids for encoding in self._encode([_BEGIN, _END]))
-        instruction = inputs.instruction or self._prompt(inputs) or _INSTRUCTION
+        instruction = inputs.instruction or self.facts.prompts.get(self.facts.default_prompt or "") or _INSTRUCTION
         parts = [begin + self._plain(f"<Instruct>: {instruction}\n<Query>: {inputs.query}\n<Document>:")]
         num_added = len(parts[0]) + len(end) + 1  # with the answer
         room = max(0, self.facts.max_tokens - num_added)
@@ -156,7 +146,7 @@ class RerankPrompts(TextTokenizer):
             if deadline is not None:
                 deadline.check()
             ids = self._plain(f" {text}")
-            self._check_length(num_added + len(ids), place, truncate=inputs.truncate and room > 0)
+            self._room(num_added + len(ids), place, truncate=inputs.truncate and room > 0)
             parts.append([*ids[:room], *end])
         joined = array("I", chain(*parts))
         return TokenizedTexts(ids=joined, ends=tuple(accumulate(map(len, parts))), answer_ids=self._answers)
