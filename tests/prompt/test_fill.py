@@ -13,7 +13,9 @@ from tests.support.tokenizers import byte_level_backend, save, sentencepiece_bac
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
 from vllm_mlx.core.messages import Message
-from vllm_mlx.core.request import Request
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.engine.front import ReplyKeeper
+from vllm_mlx.engine.preparing import PromptPool
 from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
@@ -166,8 +168,9 @@ def test_a_tokenizer_without_the_tokens_is_refused_by_name(qwen: Tokenizer, llam
 def test_both_texts_count_against_the_context(tmp_path: Path) -> None:
     processor = make(byte_level(tmp_path, "Qwen"), 64)
     for prompt, suffix in (("x", "1 " * 60), ("1 " * 60, "x"), ("x", "z" * 10**6)):
-        with pytest.raises(ContextLengthExceeded):
+        with pytest.raises(ContextLengthExceeded) as raised:
             processor.prepare(Request(request_id="r", prompt=prompt, suffix=suffix))
+        assert raised.value.param == ("suffix" if len(suffix) == 10**6 else "prompt"), "such a text is not tokenized"
 
 
 @pytest.mark.parametrize("name", ["Qwen", "StarCoder", "Seed-Coder"])
@@ -193,9 +196,26 @@ def test_a_fill_in_is_kept_up_to_the_cursor_s_line(tmp_path: Path, name: str, pr
         assert prepared.prompt.snapshot_points == (prepared.num_kept,)
 
 
+def test_a_client_that_left_before_the_first_token_keeps_as_much(tmp_path: Path) -> None:
+    tokenizer, asked = byte_level(tmp_path, "Qwen"), []
+    prepared = prepare(tokenizer, "one\ntwo\nthr")
+    keeper = ReplyKeeper(make(tokenizer), PromptPool(), lambda seq, num_tokens, following: asked.append(num_tokens))
+    reply = FinishedReply(message=Message("assistant", ()), token_ids=())
+    keeper.take(prepared, prepared.sequence(1, 0), reply, is_last=False)
+    assert asked == [prepared.num_kept]
+
+
 def test_codestral_keeps_the_suffix(tmp_path: Path) -> None:
     tokenizer = llama_like(tmp_path, ("[PREFIX]", "[SUFFIX]", "[MIDDLE]"))
     assert kept(tokenizer, prepare(tokenizer, "The\nfox\nh", "x\nx")).endswith("x\nx[PREFIX] The\nfox")
+
+
+def test_the_last_prefix_is_the_one_that_is_typed(tmp_path: Path) -> None:
+    """A client that writes the prompt itself may show the model a fill-in before."""
+    tokenizer = byte_level(tmp_path, "Qwen")
+    shown = DOCUMENTED["Qwen"][0].format(p="a\nb", s="c") + "d<|file_sep|>"
+    prompt = shown + DOCUMENTED["Qwen"][0].format(p="one\ntwo\nthr", s="\nx\n")
+    assert kept(tokenizer, prepare(tokenizer, prompt, "")) == f"{shown}<|fim_prefix|>one\ntwo"
 
 
 def test_many_blank_lines_are_not_all_computed_again(tmp_path: Path) -> None:
@@ -213,7 +233,5 @@ def test_a_marker_alone_makes_no_fill_in(tmp_path: Path) -> None:
 
 
 def test_ignored_ends_end_nothing(tmp_path: Path) -> None:
-    from vllm_mlx.core.request import SamplingParams
-
     tokenizer = byte_level(tmp_path, "Qwen")
     assert prepare(tokenizer, sampling=SamplingParams(ignore_eos=True)).sampling.stop_token_ids == frozenset()

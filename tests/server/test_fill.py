@@ -20,10 +20,10 @@ from vllm_mlx.engine.loading import start_engine
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 CODESTRAL = ("[PREFIX]", "[SUFFIX]")
 SUFFIX = "\n\ndef last(fox):\n    return fox\n" * 4
-TYPED = "    return fox + 1\n\n\ndef dog(a, b):\n    x = a\n    \n"  # 50 characters, with blank lines
+TYPED = "    return fox + 1\n\n\ndef dog(a, b):\n    x = a\n    \n"  # 51 characters, with blank lines
 # As Continue 1.x sends them for a name with "qwen" and "coder", and for its other models; as Zed does.
-CONTINUE = ["<|endoftext|>", *QWEN, "<|im_start|>", "<|im_end|>", "/src/", "#- coding: utf-8", "```", "\n\n", "\r\n\r\n",
-            "</COMPLETION>"]  # fmt: skip
+CONTINUE = ["<|endoftext|>", *QWEN, "<|im_start|>", "<|im_end|>", "/src/", "#- coding: utf-8", "```", "\n\n",
+            "\r\n\r\n", "</COMPLETION>"]  # fmt: skip
 OLDER = [*CONTINUE, "t.", "\nclass", "\nfunction", "\nmodule", "\nexport ", "\nimport ", "\nvar ", "\nlet ", "//"]
 ZED = ["<|endoftext|>", *QWEN, "<|im_start|>", "<|im_end|>", "<|cursor|>", "<|marker_1|>", "<|marker_2|>", "<<<<<<< ",
        "\n\n\n"]  # fmt: skip
@@ -88,7 +88,7 @@ def type_into(editor: Editor, num_lines: int, num_chars: int, suffix_bound: int,
         prefix = file + TYPED[:at]
         found = ask(prefix, SUFFIX)
         assert found["usage"]["prompt_tokens"] > editor.num_tokens(file) >= min(8000, 12 * num_lines)
-        if at % max(1, num_lines // 40) == 0:
+        if at % max(2, num_lines // 40) == 0:
             alone = ask(prefix, SUFFIX, cache_salt=f"{num_lines} {at}")
             assert found["choices"][0]["text"] == alone["choices"][0]["text"]
             assert editor.num_computed(alone) == found["usage"]["prompt_tokens"]
@@ -199,3 +199,24 @@ def test_who_types_on_does_not_wait_for_the_reply_before(editor_of: Any) -> None
     metrics = editor.http.get("/metrics").text
     [line] = [line for line in metrics.splitlines() if line.startswith("vllm:generation_tokens_total")]
     assert float(line.split()[-1]) < num_tokens, "fewer than one of the eight replies would have had"
+
+
+@pytest.mark.parametrize("architecture", cases(FAMILIES, ["qwen3", "qwen3_5"]))
+@pytest.mark.parametrize("leaves", [False, True], ids=["read", "left"])
+def test_nothing_behind_the_last_whole_line_is_kept(editor_of: Any, architecture: str, leaves: bool) -> None:
+    """So it is after a reply that was read and after one whose client has left, and for state that replies share."""
+    editor = editor_of(architecture, QWEN)
+    text = "def fox(a):\n    return a\n" * 20 + "x = f"
+    body = {"prompt": text, "suffix": SUFFIX, "max_tokens": 500 if leaves else 5, "ignore_eos": True, "n": 2}
+    with editor.server.connect() as connection:
+        connection.sendall(post_bytes("/v1/completions", json.dumps(body | {"stream": True})))
+        received = b""
+        while (b'"text"' if leaves else b"[DONE]") not in received:
+            received += connection.recv(4096)
+    whole = editor.num_tokens("<|fim_prefix|>" + text[: text.rindex("\n")])
+
+    def num_cached() -> int:
+        found = editor.post(text, SUFFIX, max_tokens=1)
+        return int(found["usage"]["prompt_tokens"] - editor.num_computed(found))
+
+    eventually(lambda: num_cached() == whole)

@@ -195,7 +195,7 @@ def _write_model(path: Path, config: dict[str, Any], task: str, seed: int, dtype
     _write(path / "config.json", convert(module, config, dtype, bits))
     weights: dict[str, mx.array] = {}
     for name, weight in tree_flatten(module.parameters()):
-        if name.startswith("dense."):
+        if name.startswith("dense.") and bits is None:  # conversions for MLX keep them with the other weights
             folder = path / ("2_Dense" if name.startswith("dense.0") else "3_Dense")
             folder.mkdir(exist_ok=True)
             mx.save_safetensors(str(folder / "model.safetensors"), {"linear.weight": weight}, {"format": "pt"})

@@ -33,6 +33,11 @@ class RunningEncoder:
         given = tuple(text if isinstance(text, str) else tuple(text) for text in texts)
         return self._encode(TextInputs(texts=given, **options))
 
+    def ids_of(self, texts: Sequence[str], **options: Any) -> list[tuple[int, ...]]:
+        """The token ids of each text."""
+        found = self.tokenizer.prepare(TextInputs(texts=tuple(texts), **options))
+        return [tuple(found.ids[start:end]) for start, end in found.spans]
+
     def scores(self, query: str, documents: Sequence[str], **options: Any) -> np.ndarray:
         return self._encode(TextInputs(texts=tuple(documents), query=query, **options))
 

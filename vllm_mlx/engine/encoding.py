@@ -13,7 +13,7 @@ from ..core.memory import AttentionCost, Budget, MemoryBudget
 from ..runner.attention import assumed, score_bytes
 from ..runner.calibrate import Calibration
 from ..runner.checkpoint import Checkpoint
-from ..runner.device import DeviceWatch, apply_limits, cache_limit_bytes
+from ..runner.device import DeviceWatch, cache_limit_bytes
 from ..runner.encoder import EncoderModel, begin_loading_encoder
 from ..runner.encoder_runner import EncoderRunner, calibrate_encoder
 from ..runner.loading import Loading
@@ -56,7 +56,6 @@ class Encoder:
     def load(self) -> tuple[EncoderModel, Assembly]:
         """Read the weights and measure the model. Raises ConfigError."""
         self.budget.check_weights(self.config.model, self.checkpoint.file_bytes)
-        apply_limits(self.budget.total_bytes)
         started_s = time.monotonic()
         model = self.begin().complete()
         return model, self._assemble(model, calibrate_encoder(model), time.monotonic() - started_s)

@@ -57,7 +57,7 @@ class LLMEngine:
         self.models = tuple(models)
         self.residency = Residency([model.residence for model in models])
         self._choice = LaneChoice(len(models))
-        self._last = self.default  # it ran the last step
+        self._last: ServedModel | None = None  # it ran the last step
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
@@ -205,13 +205,13 @@ class LLMEngine:
 
     def report(self) -> EngineReport:
         """Describe the present state."""
-        tree, now = self.cache_tree, self._clock()
+        tree, now, off_reason = self.cache_tree, self._clock(), self.default.facts.no_drafts if self.models else None
         return EngineReport(
             num_steps=self.num_steps,
             device=self.watch.usage(),
             lanes=tuple(model.report(now) for model in self.models),
             images=image_status(*(model.images for model in self.models)),
-            drafts=draft_status(self.default.facts.no_drafts, *(model.scheduler.speculation for model in self.models)),
+            drafts=draft_status(off_reason, *(model.scheduler.speculation for model in self.models)),
             cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reader.reading,
@@ -309,7 +309,7 @@ class LLMEngine:
 
     def yield_memory(self) -> None:
         """Give memory back at rest, and under pressure. A step without work sees the pressure."""
-        if self.watch.has_news:
+        if self.watch.has_news and self.models:
             self.step()
         for lane in self._lanes:
             lane.runner.rest()
@@ -336,7 +336,7 @@ class LLMEngine:
         self.num_steps += 1
         now = self._clock()
         if self._aborts:
-            with self._contained(self._last):
+            with self._contained(self._last or self.default):
                 while self._aborts:
                     seq_id = self._aborts.pop()
                     for resident in self.residency.models:

@@ -39,7 +39,7 @@ from ..ranks.worker import Worker
 from ..runner.attention import memory_saving
 from ..runner.calibrate import ImageCost, warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
-from ..runner.device import DeviceWatch, cache_limit_bytes, device_memory, max_stored_buffers
+from ..runner.device import DeviceWatch, apply_limits, cache_limit_bytes, device_memory, max_stored_buffers
 from ..runner.encoder import EncoderModel
 from ..runner.encoder_checkpoint import read_encoder
 from ..runner.load_model import advising
@@ -54,11 +54,10 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.reranking import RerankScheduler
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
-from ..util.fair_queue import FairThreads
 from .client import EngineClient
 from .encoding import Encoder
 from .engine import EngineThread, LLMEngine
-from .front import Front, ReplyKeeper
+from .front import Front, Parts, ReplyKeeper
 from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
@@ -92,11 +91,9 @@ class OpenDisk:
     report: DiskReport
     folder: Folder | None = None
 
-    def memories(self, fingerprint: str) -> Memories:
-        """Return the memories that a restarted server needs for the same prompts, from the same folder."""
-        if self.folder is None:
-            return NO_MEMORIES
-        return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
+    def memories(self) -> Memories:
+        """Return the memories that a restarted server needs for the same prompts; `of` gives those of a checkpoint."""
+        return NO_MEMORIES if self.folder is None else Memories.at(self.folder, "", cap_bytes=self.report.max_bytes)
 
     def start(self, memory: MemoryAwarePrefixCache, names: Mapping[str, str]) -> DiskTier | None:
         """Put the tier together, on the engine thread. `names` are those of the tree's models, by fingerprint."""
@@ -184,40 +181,40 @@ def start_engine(
     with ExitStack() as undone:
         if disk is not None:
             undone.callback(disk.close)
-        if len(entries) > 1 and config.no_unload is not None:
+        if (len(entries) > 1 or (models is not None and models.places)) and config.no_unload is not None:
             raise ConfigError(f"{config.no_unload} Serve one model only, or leave it out.")
+        memories = NO_MEMORIES if disk is None else disk.memories()
+        undone.callback(memories.close)
         sources: list[Source] = []
         for entry in entries:
             with about(entry.name if len(entries) > 1 else None):
                 own = config.with_model(entry.config)
                 check_settings(own)
                 checkpoint = find_checkpoint(own.model, own.revision, trust_remote_code=own.trust_remote_code)
-                if sources:
-                    memories = sources[0].memories.of(checkpoint.fingerprint())
-                else:
-                    memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
-                    undone.callback(memories.close)
-                tokenizer = checked_tokenizer(own, checkpoint)
-                formats, encoder = reply_formats(own, tokenizer), read_encoder(checkpoint, own)
-                vision = None if encoder is not None else load_vision(own, checkpoint, tokenizer)
-                source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
-                source = replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
-                sources.append(replace(source, stage=stage))
-        thread = EngineThread(lambda: load_engines(sources, disk, ranks))
+                own_memories = memories.of(checkpoint.fingerprint())
+                source = prepared(entry.name, own, checkpoint, own_memories)
+                sources.append(replace(source, pin=entry.pin, stage=stage))
+        thread = EngineThread(lambda: load_engines(sources, disk, ranks, config))
         thread.start()
-        pool, decoders = PromptPool(), image_decoders()
-        parts = zip(sources, thread.models, strict=True)
-        fronts = [_front(source, model, thread, pool, decoders) for source, model in parts]
+        parts = thread, PromptPool(), image_decoders()
+        fronts = [front_of(source, model, parts) for source, model in zip(sources, thread.models, strict=True)]
         undone.pop_all()
-    return EngineClient(sources[0].config, fronts, thread, pool)
+    return EngineClient(sources[0].config if sources else config, fronts, memories, parts)
 
 
-def _front(source: Source, model: ServedModel, thread: EngineThread, pool: PromptPool, decoders: FairThreads) -> Front:
-    config, vision, facts, encoder, texts = source.config, source.vision, model.facts, source.encoder, None
+def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: Memories) -> Source:
+    """Load what prepares prompts for a model, on any thread. Raises ConfigError."""
+    tokenizer = checked_tokenizer(config, checkpoint)
+    formats, encoder = reply_formats(config, tokenizer), read_encoder(checkpoint, config)
+    vision = None if encoder is not None else load_vision(config, checkpoint, tokenizer)
+    source = Source(name=name, config=config, checkpoint=checkpoint, memories=memories)
+    return replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
+
+
+def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
+    config, vision, facts, (thread, pool, decoders) = source.config, source.vision, model.facts, parts
     assert source.tokenizer is not None and source.formats is not None
-    if encoder is not None:
-        kind = RerankPrompts if encoder.is_causal else TextTokenizer
-        texts = kind(source.tokenizer, encoder, facts.info.vocab_size)
+    kind = RerankPrompts if source.encoder is not None and source.encoder.is_causal else TextTokenizer
     if vision is not None:
         vision.set_memory(facts.memory)
     processor = RequestProcessor(
@@ -232,7 +229,7 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
-        texts=texts,
+        texts=None if source.encoder is None else kind(source.tokenizer, source.encoder, facts.info.vocab_size),
     )
     limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
@@ -247,6 +244,7 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
         media=MediaRequests(vision, loader, thread.wake),
         keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache and source.encoder is None else None),
         memories=source.memories,
+        path=source.checkpoint.path,
     )
     front.measured(facts)
     model.tell = front.measured
@@ -267,7 +265,9 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
         )
 
 
-def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> LLMEngine:
+def load_engines(
+    sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None, config: EngineConfig | None = None
+) -> LLMEngine:
     """Load and measure the models that have room, pinned ones first, and size everything to the available memory.
 
     Any other model is measured at its first load. Raises ConfigError. With `ranks`, there is one model, and nothing of
@@ -278,7 +278,8 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
         if disk is not None:
             engine.attach(None, disk.report)
         return engine
-    budget = budget_of(sources[0].config)
+    budget = budget_of(config or sources[0].config)
+    apply_limits(budget.total_bytes)
     watch, found = device_watch(budget), dict[str, ServedModel]()
     for source in sorted(sources, key=lambda source: not source.pin):
         pinned_bytes = sum(other.checkpoint.file_bytes for other in sources if other.pin and other is not source)
@@ -288,7 +289,7 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
             if not is_read:
                 least = least_memory(source.config, source.checkpoint, own_budget, weights_bytes)
                 is_read = not _lacks_room(found.values(), budget, least)
-            found[source.name] = _load(source, own_budget, watch, list(found.values()), is_read=is_read)
+            found[source.name] = load(source, own_budget, watch, list(found.values()), is_read=is_read)
     engine = LLMEngine([found[source.name] for source in sources], watch)
     for model in reversed(found.values()):
         if model.residence.may_leave and _lacks_room(engine.models, budget):
@@ -310,7 +311,7 @@ def _lacks_room(models: Iterable[ServedModel], budget: Budget, coming: MemoryBud
     return held_bytes + max(each.transient_bytes for each in memory) > budget.total_bytes
 
 
-def _load(
+def load(
     source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel], *, is_read: bool
 ) -> ServedModel:
     """Load and measure a model, or assemble it by the headers of its files."""

@@ -120,7 +120,7 @@ class _Search:
         return met + (self.stop[met] == char)
 
 
-@lru_cache(256)
+@lru_cache(64)
 def _shorter_beginnings(stop: str) -> tuple[int, ...]:
     """For each beginning of `stop`, the length of the longest shorter beginning that it ends with."""
     lengths = [0]

@@ -3,9 +3,8 @@
 It knows tokens only: a tokenizer can have them although its model was not trained to fill in.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from ..core.errors import Unsupported
 from ..formats.tokenizer import Tokenizer
@@ -50,6 +49,8 @@ class FillIn:
         markers = {text for each in self._families for text in (each.prefix, each.suffix, each.middle)}
         ends = (*markers, *_ENDS) if markers else ()
         self.end_ids = frozenset(token_id for text in ends for token_id in self._ids(text))  # they end a reply
+        added = {token_id for text in tokenizer.marker_tokens for token_id in self._ids(text)}
+        self._special_ids = self.end_ids | {each for each in added if (tokenizer.added_token(each) or ("", False))[1]}
         alone = tokenizer.backend.encode("a")
         specials = zip(alone.ids, alone.special_tokens_mask, strict=True)
         self._start = tuple(token_id for token_id, _ in takewhile(lambda pair: pair[1], specials))
@@ -85,8 +86,7 @@ class FillIn:
             (prefix,), (suffix,) = self._ids(family.prefix), self._ids(family.suffix)
             if prefix in token_ids and suffix in token_ids:
                 start = len(token_ids) - token_ids[::-1].index(prefix)
-                markers = {suffix, *self._ids(family.middle)}
-                end = next((at for at in range(start, len(token_ids)) if token_ids[at] in markers), len(token_ids))
+                end = token_ids.index(suffix, start) if suffix in token_ids[start:] else len(token_ids)
                 return self._last_line(token_ids, start, end)
         return None
 
@@ -101,23 +101,14 @@ class FillIn:
         ids = [self._tokenizer.token_id(text) for text in texts if text]
         return () if None in ids else tuple(token_id for token_id in ids if token_id is not None)
 
-    def _plain(self, text: str, mark: str) -> Iterator[int]:
-        """Yield the ids of a text behind `mark`, cut inside the spelling of each special token."""
+    def _plain(self, text: str, mark: str) -> list[int]:
+        """Return the ids of a text behind `mark`, cut inside the spelling of each special token."""
         encoding = self._tokenizer.encoding(mark + text)
-        spans = [encoding.token_to_chars(at) or (0, 0) for at in range(len(encoding.ids))]
-        cuts = [
-            start + 1 - len(mark)
-            for token_id, (start, _) in zip(encoding.ids, spans, strict=True)
-            if self._is_special(token_id) and start + 1 < len(mark + text)
-        ]
-        if cuts:
-            for start, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
-                yield from self._plain(text[start:end], self._mark if start else mark)
-        else:
-            yield from (
-                token_id for token_id, (_, end) in zip(encoding.ids, spans, strict=True) if end > len(mark) or not mark
-            )
-
-    def _is_special(self, token_id: int) -> bool:
-        added = self._tokenizer.added_token(token_id)
-        return token_id in self.end_ids or (added is not None and added[1])
+        ids, spans = encoding.ids, encoding.offsets
+        starts = [spans[at][0] + 1 - len(mark) for at, token_id in enumerate(ids) if token_id in self._special_ids]
+        cuts = [start for start in starts if start < len(text)]
+        if not cuts:
+            return [token_id for token_id, (_, end) in zip(ids, spans, strict=True) if end > len(mark)] if mark else ids
+        edges = pairwise((0, *cuts, len(text)))
+        pieces = [self._plain(text[start:end], self._mark if start else mark) for start, end in edges]
+        return [token_id for piece in pieces for token_id in piece]

@@ -165,7 +165,10 @@ class JSONRoute(APIRoute):
             if request.headers.get("content-encoding", "identity") != "identity":
                 raise HTTPException(415, _ENCODED)
             await _check_queue(request)
-            return await handler(await _JSONRequest.read(request, wire))
+            read = await _JSONRequest.read(request, wire)
+            if (found := request.app.state.found) is not None and await read.body():
+                await found.need((await read.json()).model)
+            return await handler(read)
 
         return handle
 
@@ -254,7 +257,7 @@ async def _check_queue(http: Request) -> None:
     Raises TooManyRequests.
     """
     if http.url.path in _QUEUED:
-        await http.app.state.queue.check(tenant_of(http.scope), len(http.app.state.config.models.entries))
+        await http.app.state.queue.check(tenant_of(http.scope), max(1, len(http.app.state.config.models.entries)))
 
 
 async def _in_turn(http: _JSONRequest, work: Callable[[], T]) -> T:

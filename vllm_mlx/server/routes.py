@@ -31,13 +31,14 @@ from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, complet
 from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus, ModelCard, ModelList
 from ..api.openai.schema import ChatCompletionBody, CompletionBody, ResponsesAsChatBody
 from ..api.parameters import Decoded
-from ..api.replies import MANY_LOGPROBS, Reply, ReplyFold, StreamEncoder
+from ..api.replies import MANY_LOGPROBS, Reply, ReplyFold, StreamEncoder, given
 from ..api.responses.replies import ResponseSpec
 from ..core.catalogue import Catalogue
 from ..core.errors import GenerationError, Overloaded, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, TextDelta
 from ..core.request import Request
 from ..engine.client import EngineClient
+from ..engine.found_models import FoundModels
 from .bodies import B, Call, D, JSONRoute, decoded
 from .config import ServerConfig
 from .error_handlers import CLIENT_GONE, ClientGone
@@ -406,38 +407,52 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) -> APIRouter:
+def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | None, *, searches: bool) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
     def card(name: str, scope: Scope) -> ModelCard:
-        name, position = models.resolve(name)
-        entry, front, state = models.entries[position], engine.fronts[position], engine.state_of(position)
-        info = front.info
+        one = models.on_disk(name)
+        if one is None or one.position is not None:
+            name, position = models.resolve(name)
+            entry, front, state = models.entries[position], engine.fronts[position], engine.state_of(position)
+            created, root, length = front.info.created, front.info.model, front.info.max_model_len
+            facts: dict[str, Any] = {"load_bytes": front.info.weights_bytes, "capabilities": front.capabilities}
+            facts |= {"pinned": entry.pin, "aliases": [other for other in entry.names if other != name]}
+            facts |= {"task": "completion" if front.tokenizer.chat_template is None else "chat"}
+        else:
+            state = "unloaded" if one.fault is None else "failed"
+            created = max((time_ns for _, time_ns, _ in one.stamp), default=0) // 10**9
+            root, length = str(one.folder), one.max_model_len or 0
+            facts = {"load_bytes": one.file_bytes, "capabilities": [], "pinned": False}
+        if one is not None and one in models.others:
+            name, *aliases = one.names
+            task = one.task if one.fault is None or one.task in ("embedding", "rerank") else "not served"
+            facts |= {"aliases": aliases, "task": task, "found": True} | given(cause=one.fault)
         return ModelCard(
             id=name,
-            created=info.created,
+            created=created,
             owned_by="vllm-mlx",
-            root=shown_model(scope, info.model),
-            max_model_len=info.max_model_len,
+            root=shown_model(scope, root),
+            max_model_len=length,
             display_name=name,
-            created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
-            max_input_tokens=info.max_model_len,
+            created_at=datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+            max_input_tokens=length,
             state="ready" if state == "leaving" else state,
             status=LoadStatus(value=LOADED[state]),
-            load_bytes=info.weights_bytes,
-            pinned=entry.pin,
-            aliases=[other for other in entry.names if other != name],
-            task="completion" if front.tokenizer.chat_template is None else "chat",
-            capabilities=front.capabilities,
             web_search=searches,
+            **facts,
         )
 
     @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models/", include_in_schema=False)
     @router.get("/v1/models", responses={200: {"model": ModelList}})
     async def list_models(http: HTTPRequest) -> Response:
-        cards = [card(name, http.scope) for name in models.names]
-        return as_json(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
+        if found is not None:
+            await found.look()
+        names = [name for entry in models.named for name in entry.names] + [each.name for each in models.others]
+        cards = [card(name, http.scope) for name in names]
+        ends = (cards[0].id, cards[-1].id) if cards else (None, None)
+        return as_json(ModelList(data=cards, first_id=ends[0], last_id=ends[1]))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str, http: HTTPRequest) -> Response:
@@ -451,9 +466,12 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
         The answer comes at once, or with `wait` at the end. A model in use stays: 409.
         """
         require_admin(http.scope)
+        if found is not None:
+            await found.need(model_id)
         _, position = models.resolve(model_id)
         is_load = http.url.path.endswith("/load")
         await (engine.load_model if is_load else engine.unload_model)(position, wait=wait)
-        return as_json(card(models.entries[position].name, http.scope))
+        name = model_id if models.on_disk(model_id) is not None else models.entries[position].name
+        return as_json(card(name, http.scope))
 
     return router

@@ -21,6 +21,7 @@ from starlette.types import Scope
 from .. import __version__
 from ..api.error_replies import OpenAIError
 from ..cache.stats import Entry
+from ..core.catalogue import Catalogue
 from ..core.errors import VLLMMLXError, shown
 from ..engine.client import EngineClient
 from ..engine.monitoring.schema import EngineStatus
@@ -64,8 +65,8 @@ class Recent:
         status = {
             "time": round(time.time(), 3),
             **engine,
-            "model": shown_model(scope, engine["model"]),
-            "model_facts": {**engine["model_facts"], "model": shown_model(scope, engine["model_facts"]["model"])},
+            "model": (facts := engine["model_facts"]) and shown_model(scope, facts["model"]),
+            "model_facts": facts and {**facts, "model": shown_model(scope, facts["model"])},
             "served_model_names": list(names),
             "requests": [_visible(viewer, entry["tenant"], entry) for entry in engine["requests"]],
             "last_replies": [reply for owner, reply in reversed(self._replies) if viewer in (None, owner)],
@@ -93,20 +94,17 @@ def _visible(viewer: str | None, owner: str, entry: Mapping[str, Any]) -> Mappin
     return hidden
 
 
-def status_routes(engine: EngineClient, names: Sequence[str], recent: Recent, history: History) -> APIRouter:
-    """`names`: the names under which the checkpoint is served."""
+def status_routes(engine: EngineClient, models: Catalogue, recent: Recent, history: History) -> APIRouter:
     router = APIRouter(tags=["Server"])
-    _add_status(router, engine, names, recent, history)
+    _add_status(router, engine, models, recent, history)
     _add_management(router, engine)
     _add_health(router, engine)
     return router
 
 
-def _add_status(
-    router: APIRouter, engine: EngineClient, names: Sequence[str], recent: Recent, history: History
-) -> None:
+def _add_status(router: APIRouter, engine: EngineClient, models: Catalogue, recent: Recent, history: History) -> None:
     async def told(scope: Scope) -> bytes:
-        return to_json(recent.status_for(scope, await engine.status(), names))
+        return to_json(recent.status_for(scope, await engine.status(), models.names))
 
     async def events(scope: Scope, interval_s: float) -> AsyncIterator[bytes]:
         """Yield the status again and again. The last event is `error` and says why the stream ends."""

@@ -386,7 +386,7 @@ class CompletionBody(GenerationBody):
     max_tokens: EchoLimit = Field(default=None, description="As for chats; 0 with `echo`: the prompt alone.")
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
-    suffix: str | None = Field(default=None, description="The text behind the one to generate; an empty one counts as absent.")
+    suffix: str | None = Field(default=None, description="The text behind the reply; an empty one counts as absent.")
     best_of: int | None = None
 
 
