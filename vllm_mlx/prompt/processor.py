@@ -161,7 +161,8 @@ class RequestProcessor:
         """Set the context for requests that come from now on."""
         self._window.max_model_len = max_model_len
         if self._texts is not None:
-            self._texts.facts = replace(facts := self._texts.facts, max_tokens=min(facts.max_tokens, max_model_len))
+            facts = self._texts.facts
+            self._texts.facts = replace(facts, max_tokens=min(facts.max_tokens, max_model_len))
 
     @property
     def takes_images(self) -> bool:
