@@ -15,7 +15,7 @@ from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
-from ..core.encoding import EncoderFacts
+from ..core.encoding import EncoderFacts, Task
 from ..core.errors import ConfigError, about, setting
 from ..core.memory import Budget, MemoryBudget, readable
 from ..core.stage import UNSEEN, LoadStage
@@ -420,7 +420,8 @@ def assemble(
     """
     config = one_chunk(config, checkpoint, measured, budget)
     attention = attention_cost(config, checkpoint, measured, budget)
-    facts = engine_facts(config, checkpoint, measured, attention, budget)
+    task: Task = "rerank" if planner is RerankScheduler else "chat"
+    facts = engine_facts(config, checkpoint, measured, attention, budget, task)
     pacer = PrefillPacer(
         max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
         max_chunk=config.max_prefill_chunk,
