@@ -212,12 +212,9 @@ def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: 
 
 
 def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
-    config, vision, facts, encoder, texts = source.config, source.vision, model.facts, source.encoder, None
-    thread, pool, decoders = parts
+    config, vision, facts, (thread, pool, decoders) = source.config, source.vision, model.facts, parts
     assert source.tokenizer is not None and source.formats is not None
-    if encoder is not None:
-        kind = RerankPrompts if encoder.is_causal else TextTokenizer
-        texts = kind(source.tokenizer, encoder, facts.info.vocab_size)
+    kind = RerankPrompts if source.encoder is not None and source.encoder.is_causal else TextTokenizer
     if vision is not None:
         vision.set_memory(facts.memory)
     processor = RequestProcessor(
@@ -232,7 +229,7 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
-        texts=texts,
+        texts=None if source.encoder is None else kind(source.tokenizer, source.encoder, facts.info.vocab_size),
     )
     limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
