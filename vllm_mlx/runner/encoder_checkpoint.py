@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from ..core.config import ModelConfig
 from ..core.encoding import EncoderFacts
-from ..core.errors import ModelLoadError, first_line
+from ..core.errors import ModelLoadError, first_line, setting
 from ..formats.tokenizer import read_json
 from .checkpoint import Checkpoint
 
@@ -65,7 +65,7 @@ class _Reader:
         settings, is_classifier = self._settings, "ForSequenceClassification " in self._classes
         task: Any = settings.task or self._task(is_classifier)
         if task != "embedding" and (settings.pooling or settings.normalize is not None):
-            self._refuse(f"has the task {task}, to which no pooling belongs", "Set --task embedding")
+            self._refuse(f"has the task {task}, to which no pooling belongs", f"Set {setting('task')} embedding")
         if task == "chat":
             return None
         if not (is_causal := task == "rerank" and not is_classifier):
@@ -122,9 +122,14 @@ class _Reader:
                 if dense[folder] not in _ACTIVATIONS[: 1 if is_gemma else None] or config.get("use_residual"):
                     self._refuse(f"has a dense layer that is not served ({dense[folder]} in {folder})")
         if pooling is None:
-            self._refuse("does not say how it pools", 'Set --pooling, or `pooling = "cls"` if its authors pool so')
+            self._refuse(
+                "does not say how it pools",
+                f'Set {setting("pooling")} or write `pooling = "cls"`, by its authors\' rule',
+            )
         if normalize is None and "Transformer" not in self._kinds:
-            self._refuse("does not say if vectors have length 1", "Set --normalize, or `normalize = true`")
+            self._refuse(
+                "does not say if vectors have length 1", f"Set {setting('normalize')} or write `normalize = true`"
+            )
         sizes = self._config.get("matryoshka_dimensions") or range(1, width if self._config.get("is_matryoshka") else 1)
         return {
             "pooling": pooling, "normalize": "Normalize" in self._kinds if normalize is None else normalize,
@@ -151,7 +156,11 @@ class _Reader:
         named = read_json(self._path / "tokenizer_config.json").get("model_max_length")
         declared = (self._transformer.get("max_seq_length"), named) if given is None else (given,)
         limits = [value for value in (table, *declared) if isinstance(value, int) and 0 < value < _MAX_TOKENS]
-        return min(limits) if limits else self._refuse("does not say how long an input may be", "Set --max-model-len")
+        return (
+            min(limits)
+            if limits
+            else self._refuse("does not say how long an input may be", f"Set {setting('max_model_len')}")
+        )
 
     def _refuse(self, reason: str, advice: str = "Use another checkpoint") -> NoReturn:
         raise ModelLoadError(f"{self._path} {reason}. {advice}.")
