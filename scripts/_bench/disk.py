@@ -122,7 +122,7 @@ def started(model: Path, folder: Path) -> Iterator[Driver]:
     driver = loaded(model, folder)
     yield driver
     end_s = time.monotonic() + _STOP_S
-    driver.engine.close(lambda: end_s - time.monotonic(), lambda updates: None)
+    driver.engine.close(lambda: end_s - time.monotonic())
 
 
 def first_token(driver: Driver, prompt: list[int]) -> tuple[float, int]:
@@ -259,7 +259,7 @@ class Beside:
         return self._first
 
     def close(self) -> None:
-        self._engine.close(lambda: 0.0, lambda updates: None)
+        self._engine.close(lambda: 0.0)
 
     def figures(self) -> list[Figure]:
         found = []

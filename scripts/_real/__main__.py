@@ -21,7 +21,6 @@ PARTS: dict[str, tuple[Callable[[Source, str], tuple[bool, list[str]]], str]] = 
         talks.check_drafts,
         "replies with drafts beside those without; what drafts are worth, by the kind of text",
     ),
-    "bench": (talks.check_speed, "ratios to mlx-lm's server; SmolLM2 alone, which has a chat template"),
 }
 MODELS = {
     f"{source.name}-{form}": (source, form)
@@ -29,7 +28,6 @@ MODELS = {
         (SMOLLM2, "float32"), (GEMMA3, "float32"), (SMOLLM2, "bfloat16"), (GEMMA3, "bfloat16"), (SMOLLM2, "4bit"),
     )
 }  # fmt: skip
-BENCHED = ("smollm2-float32",)  # unless --model names another
 SLOW_ON_CPU = ("conversation", "content", "drafts")  # in float32 alone there, unless --model names another type
 
 
@@ -47,8 +45,6 @@ def main() -> int:
 
 
 def _models(part: str) -> Iterable[str]:
-    if part == "bench":
-        return BENCHED
     is_float32 = part in SLOW_ON_CPU and mx.default_device() != mx.gpu
     return [name for name, (_, form) in MODELS.items() if form == "float32" or not is_float32]
 

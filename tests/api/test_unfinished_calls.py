@@ -9,7 +9,7 @@ import pytest
 from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, chat_fold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 from .anthropic.test_replies import accumulated
 from .anthropic.test_replies import folded as folded_message
@@ -62,7 +62,7 @@ def responses(events: list[GenerationEvent]) -> list[str]:
 def test_arguments_are_whole_wherever_the_model_ended_its_turn(protocol: Any, text: str) -> None:
     start = text.index("</tool_call>") + len("</tool_call>")
     for end in range(start, len(text) + 1):
-        parser = make_parser(None, "hermes", call_ids=iter("12").__next__)
+        parser = OutputParser(None, "hermes", call_ids=iter("12").__next__)
         events = [event for character in text[:end] for event in parser.feed(character)]
         events += parser.finish(is_end=True)
         if not isinstance(events[-1], ToolCallEnd):
@@ -86,7 +86,7 @@ def chat_reply(events: list[GenerationEvent]) -> tuple[dict[str, Any], dict[str,
 def test_a_complete_reply_has_the_text_of_a_broken_call(text: str) -> None:
     for end in range(0, len(text) + 1, 3):
         for rest in ("", " oops", "</tool_call> so"):
-            parser = make_parser(None, "hermes", call_ids=iter("12").__next__)
+            parser = OutputParser(None, "hermes", call_ids=iter("12").__next__)
             events = [*parser.feed(text[:end] + rest), *parser.finish(is_end=True)]
             broken = tuple(str(e.index + 1) for e in events if isinstance(e, ToolCallEnd) and e.is_broken)
             end_event = replace(finished(FinishReason.STOP), broken_calls=broken)

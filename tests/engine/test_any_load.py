@@ -97,7 +97,7 @@ def run_request(path: Path, driver: Driver, planned_request: PlannedRequest, pla
 
 
 def check_any_load(path: Path, num_draft_tokens: int = 0) -> None:
-    room = Driver(path).engine.facts.footprint
+    room = Driver(path).engine.default.facts.footprint
     accepted: Counter[str] = Counter()
 
     @settings(max_examples=examples(2))

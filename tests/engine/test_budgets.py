@@ -240,7 +240,7 @@ def test_a_budget_without_known_tags_is_refused(path) -> None:
 def test_budgets_hold_across_a_preemption(path, guiding, marks) -> None:
     start, end = marks
     roomy = Driver(path)
-    tight = Driver(path, rows_bytes=3 * roomy.engine.facts.footprint.bytes_at(350))
+    tight = Driver(path, rows_bytes=3 * roomy.engine.default.facts.footprint.bytes_at(350))
     sampling = dataclasses.replace(HOT, logit_bias=banned(start, end))
     budgets = (150, 130, 170, 160)
     for seq_id, budget in enumerate(budgets):

@@ -167,7 +167,7 @@ def test_shutdown_drains_then_fails_what_is_left(checkpoint):
 def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkeypatch):
     engine = start_engine(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
 
-    def die(self, deliver):
+    def die(self):
         raise KeyboardInterrupt
 
     async def run() -> None:

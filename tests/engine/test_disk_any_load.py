@@ -69,7 +69,7 @@ class Server:
 
     def stop(self, *, killed: bool = False) -> None:
         end_s = time.monotonic() + (0 if killed else 30)
-        self.engine.close(lambda: end_s - time.monotonic(), self.driver.deliver)
+        self.engine.close(lambda: end_s - time.monotonic())
         self.folder.close()
 
 

@@ -290,7 +290,7 @@ def test_a_fault_that_a_question_between_steps_meets_is_everyones_too(checkpoint
         driver.step()
     assert driver.engine.num_rows == 1
     with pytest.raises(RuntimeError, match="Impacting"):
-        driver.engine.ask(meets_a_fault, driver.deliver)
+        driver.engine.ask(meets_a_fault)
     assert driver.engine.num_rows == 0
     driver.run()
     assert [driver.replies[seq_id].token_ids] == expected and driver.engine.report().lanes[0].num_restarts == 1

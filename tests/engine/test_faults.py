@@ -255,7 +255,7 @@ def test_a_look_up_that_fails_half_way_pins_nothing(path: Path, expected: list[l
 def test_what_cannot_be_kept_is_not(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a row ends, or gives way for a while: both plan to keep what it computed."""
     roomy = Driver(path)
-    driver = Driver(path, rows_bytes=2 * roomy.engine.facts.footprint.bytes_at(240))
+    driver = Driver(path, rows_bytes=2 * roomy.engine.default.facts.footprint.bytes_at(240))
     works = getattr(MemoryAwarePrefixCache, name)
 
     def failing(self: MemoryAwarePrefixCache, *args: Any) -> Any:

@@ -209,7 +209,7 @@ def test_a_constraint_that_fails_ends_its_own_row(driver, guiding, path, monkeyp
 
 def test_a_preempted_row_goes_on_in_its_grammar(path, guiding) -> None:
     roomy = Driver(path)
-    tight = Driver(path, rows_bytes=3 * roomy.engine.facts.footprint.bytes_at(270))
+    tight = Driver(path, rows_bytes=3 * roomy.engine.default.facts.footprint.bytes_at(270))
     stop = guiding.tokenizer.eos_token_ids
     starts = [prompt(150 + 20 * row) for row in range(4)]
     for one in (roomy, tight):

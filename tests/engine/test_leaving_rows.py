@@ -18,7 +18,7 @@ class Device:
     """A device whose pool holds some rows of `num_tokens` each. It measures memory from the first token of a row on."""
 
     def __init__(self, path: Path, rows: float, num_tokens: int):
-        self.row_bytes = Driver(path).engine.facts.footprint.bytes_at(num_tokens)
+        self.row_bytes = Driver(path).engine.default.facts.footprint.bytes_at(num_tokens)
         mx.clear_cache()
         self._before = mx.get_active_memory()
         self.driver = Driver(path, rows_bytes=int(rows * self.row_bytes))
@@ -89,5 +89,28 @@ def test_rows_that_leave_together_are_handed_over_one_after_the_other(
     device.driver.engine.abort(seq_ids)
     assert device.peak_rows(monkeypatch) <= 2.2 + 0.25
     cache = device.driver.engine.report().cache
-    copies = 2 * device.driver.engine.facts.footprint.copy_bytes(len(LONG))
+    copies = 2 * device.driver.engine.default.facts.footprint.copy_bytes(len(LONG))
     assert cache is not None and cache.used_bytes >= copies, "both are kept"
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["while it replies", "while it reads"])
+def test_a_request_whose_client_has_left_delays_the_next_one_by_no_step(
+    checkpoint: Callable[..., Path], reads: bool
+) -> None:
+    """There is one place. The next request has its first token after as many steps as alone."""
+    path, num_steps = checkpoint("qwen3"), []
+    for has_left in (False, True):
+        driver = Driver(path, max_num_seqs=1)
+        if has_left:
+            left = driver.add([7] * (9000 if reads else 50), 5000)
+            for _ in range(4):
+                driver.step()
+            heard = len(driver.replies[left].token_ids)
+            assert heard == 0 if reads else heard > 0
+            driver.engine.abort([left])
+        seq_id, before = driver.add(PROMPT, 5000), driver.engine.num_steps
+        while not driver.replies[seq_id].token_ids:
+            driver.step()
+        num_steps.append(driver.engine.num_steps - before)
+        assert not has_left or len(driver.replies[left].token_ids) == heard
+    assert num_steps[0] == num_steps[1]

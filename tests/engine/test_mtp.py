@@ -31,7 +31,7 @@ def headed(architecture: str) -> Path:
 
 def model_of(driver: Driver) -> HeadedModel:
     model = driver.engine.runner.model
-    assert isinstance(model, HeadedModel) and driver.engine.facts.no_drafts is None
+    assert isinstance(model, HeadedModel) and driver.engine.default.facts.no_drafts is None
     return model
 
 
@@ -190,7 +190,7 @@ def test_the_head_computes_what_the_model_computes_in_a_long_conversation(
 ) -> None:
     """Four turns beside another tenant's, with preemption, eviction to disk and a restart."""
     path, prompts, counts = headed(FAMILIES[0]), RandomPrompts(9), Counts()
-    room = Driver(path).engine.facts.footprint
+    room = Driver(path).engine.default.facts.footprint
     plain = Driver(path, num_draft_tokens=0, prefix_cache=False)
     text: list[int] = []
     num_preempted = num_from_disk = 0

@@ -83,7 +83,7 @@ def test_without_drafts_no_head_is_loaded() -> None:
     without = weights_bytes(load(path, num_draft_tokens=0).weights)
     assert weights_bytes(load(path, repeatable=True).weights) == without
     assert weights_bytes(load(path).weights) == without + head_bytes + 4 * 8, "and the frequencies of its positions"
-    facts = {number: Driver(path, num_draft_tokens=number).engine.facts for number in (0, 1)}
+    facts = {number: Driver(path, num_draft_tokens=number).engine.default.facts for number in (0, 1)}
     assert facts[1].memory.weights_bytes - facts[0].memory.weights_bytes == head_bytes + 4 * 8
     assert facts[1].footprint.bytes_per_token > facts[0].footprint.bytes_per_token
 
@@ -110,7 +110,7 @@ def test_a_config_that_names_a_head_without_tensors_is_served_and_says_so(
     config = json.loads((path / "config.json").read_text())
     config["text_config"]["mtp_num_hidden_layers"] = 1
     (path / "config.json").write_text(json.dumps(config))
-    facts = Driver(path).engine.facts
+    facts = Driver(path).engine.default.facts
     assert facts.no_drafts is None and facts.no_head is not None
     assert facts.no_head.endswith("holds no mtp.* tensors. Use a conversion that keeps them.")
 
@@ -156,7 +156,7 @@ def test_a_changed_library_gives_plain_decoding_with_a_reason(change: Any, monke
     with pytest.raises(ConfigError, match=r"--draft-model .* cannot be used: "):
         load(path, draft_model=str(path))
     driver = Driver(checkpoint(FAMILY, mtp=True, seed=1))
-    assert driver.engine.facts.no_head is not None
+    assert driver.engine.default.facts.no_head is not None
     assert expected == Driver(path, num_draft_tokens=0).generate([PROMPT], max_tokens=8)
 
 

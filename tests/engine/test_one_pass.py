@@ -54,7 +54,7 @@ def test_rows_that_join_and_leave_share_one_forward_pass(
 
 def test_no_row_is_preempted_for_the_padding_of_a_group(checkpoint: Callable[..., Path]) -> None:
     path, lengths, num_tokens = checkpoint("qwen3"), (640, 440), 20
-    row = Driver(path).engine.facts.footprint
+    row = Driver(path).engine.default.facts.footprint
     driver = Driver(path, rows_bytes=sum(row.bytes_at(length + num_tokens + 1) for length in lengths))
     driver.generate([[3 * place % 500 for place in range(length)] for length in lengths], max_tokens=num_tokens)
     assert [seq.num_preemptions for seq in driver.seqs.values()] == [0, 0]

@@ -27,7 +27,7 @@ def test_chunks_and_cache_and_rows_give_way(checkpoint: Callable[..., Path], nam
     free = Driver(path)
     expected = [free.generate([ids], max_tokens=40)[0] for ids in PROMPTS]
     tight = Driver(path)
-    row_bytes = tight.engine.facts.footprint.bytes_at(640)
+    row_bytes = tight.engine.default.facts.footprint.bytes_at(640)
     assert tight.generate([PROMPTS[0]], max_tokens=40) == [expected[0]]
     tight.engine.watch.limit_bytes = mx.get_active_memory() + 2 * row_bytes
     seq_ids = [tight.add(ids, 40) for ids in PROMPTS]
@@ -61,13 +61,13 @@ def test_an_idle_engine_gives_memory_back_under_pressure(checkpoint: Callable[..
     for rise in range(2):
         driver.engine.watch.system = lambda: SystemMemory(pressure=Pressure.CRITICAL)
         before = tree.used_bytes
-        driver.engine.yield_memory(driver.deliver)
+        driver.engine.yield_memory()
         assert tree.used_bytes <= before // 2, f"rise {rise}"
         num_steps = driver.engine.num_steps
-        driver.engine.yield_memory(driver.deliver)
+        driver.engine.yield_memory()
         assert driver.engine.num_steps == num_steps, "only a change counts"
         driver.engine.watch.system = lambda: SystemMemory(pressure=Pressure.NORMAL)
-        driver.engine.yield_memory(driver.deliver)
+        driver.engine.yield_memory()
 
 
 def test_the_thread_looks_at_the_memory_while_nobody_asks(checkpoint: Callable[..., Path]) -> None:

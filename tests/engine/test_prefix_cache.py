@@ -171,7 +171,7 @@ def test_sampling_does_not_matter_to_the_cache(model, driver):
 def test_small_caches_evict_and_stay_exact(model):
     path = model[1]
     free = Driver(path)
-    footprint = free.engine.facts.footprint
+    footprint = free.engine.default.facts.footprint
     window = sum(window * size for window, size in footprint.windows)
     limit = 260 * (footprint.bytes_per_token + 8) + 5 * (footprint.fixed_bytes + window)
     driver = Driver(path, cache_memory_bytes=limit)

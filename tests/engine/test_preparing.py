@@ -139,4 +139,5 @@ def test_long_is_what_takes_long_to_tokenise():
     assert is_long(Request(request_id="r", messages=messages))
     assert not is_long(Request(request_id="r", messages=messages[:1]))
     assert is_long(Request(request_id="r", prompt=half * 2))
+    assert is_long(Request(request_id="r", prompt=half, suffix=half))
     assert not is_long(Request(request_id="r", prompt=(5,) * LONG_CHARS))

@@ -107,7 +107,7 @@ def test_a_restart_loses_none_and_repeats_none(model, settings):
         rows = scored(driver, max_tokens=2)
         for _ in range(num_steps):
             driver.step()
-        driver.engine.recover(ValueError("a step failed"), driver.deliver)
+        driver.engine.recover(ValueError("a step failed"))
         driver.run()
         check_all(driver, rows, expected, max_tokens=2)
         assert driver.engine.scheduler.num_restarts
@@ -115,7 +115,7 @@ def test_a_restart_loses_none_and_repeats_none(model, settings):
 
 def test_rows_that_give_way_for_memory(checkpoint):
     path, prompts = checkpoint("qwen3"), [PROMPTS[3][start : start + 100 + start] for start in (0, 20, 40, 60)]
-    driver = Driver(path, rows_bytes=3 * Driver(path).engine.facts.footprint.bytes_at(170))
+    driver = Driver(path, rows_bytes=3 * Driver(path).engine.default.facts.footprint.bytes_at(170))
     rows = [driver.add(prompt, 50, **SCORED) for prompt in prompts]
     driver.run()
     assert driver.engine.scheduler.num_preemptions
@@ -153,6 +153,6 @@ def test_a_prompt_alone_takes_no_decode_step(checkpoint):
     driver.run()
     assert driver.replies[row].finish_reason is FinishReason.LENGTH and driver.replies[row].token_ids == []
     assert driver.engine.num_steps - num <= 2  # its chunk, and one in which the row leaves
-    row = driver.add([5], 0, stop_token_ids=frozenset(range(driver.engine.facts.info.vocab_size)), **SCORED)
+    row = driver.add([5], 0, stop_token_ids=frozenset(range(driver.engine.default.facts.info.vocab_size)), **SCORED)
     driver.run()
     assert driver.replies[row].finish_reason is FinishReason.LENGTH and driver.replies[row].token_ids == []

@@ -56,7 +56,7 @@ def test_a_preempted_row_continues_with_the_same_bits(folder, monkeypatch):
     monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     driver = Driver(folder, repeatable=True)
     alone = ask(driver)
-    driver = Driver(folder, repeatable=True, rows_bytes=2 * driver.engine.facts.footprint.bytes_at(412))
+    driver = Driver(folder, repeatable=True, rows_bytes=2 * driver.engine.default.facts.footprint.bytes_at(412))
     driver.add(prompt(400), max_tokens=30)
     assert ask(driver) == alone
     assert sum(seq.num_preemptions for seq in driver.seqs.values())

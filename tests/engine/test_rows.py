@@ -115,7 +115,7 @@ def test_preempted_rows_continue_exactly(checkpoint, name):
     free = Driver(path)
     expected = [free.generate([ids], max_tokens=50)[0] for ids in prompts]
     hot = free.generate([prompts[0]], max_tokens=50, sampling=HOT)[0]
-    tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(170))
+    tight = Driver(path, rows_bytes=3 * free.engine.default.facts.footprint.bytes_at(170))
     seq_ids = [tight.add(ids, 50) for ids in prompts] + [tight.add(prompts[0], 50, HOT)]
     tight.run()
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
@@ -131,7 +131,7 @@ def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
         driver.add(prompt(1_000), max_tokens=3_000)
     while driver.seqs[long].num_output_tokens < 10:
         driver.step()
-    footprint = driver.engine.facts.footprint
+    footprint = driver.engine.default.facts.footprint
     unpadded = sum(footprint.bytes_per_token * seq.num_computed_tokens for seq in driver.seqs.values())
     assert driver.engine.num_rows == 8
     assert driver.engine.runner.live_bytes() <= 1.3 * unpadded

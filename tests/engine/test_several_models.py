@@ -261,7 +261,8 @@ def test_two_lone_rows_that_outgrow_the_memory_together_keep_within_it() -> None
     tight = {"memory_budget_bytes": 5_200_000, "max_prefill_chunk": 64, "max_model_len": 512}
     with serving("qwen3", "llama", **tight) as (served, runner):
         runner.run(served.client.ask(watch.begin))
-        pool_bytes, row = runner.run(served.client.ask(lambda engine: (free_bytes(engine), engine.facts.footprint)))
+        pool_bytes = runner.run(served.client.ask(free_bytes))
+        row = runner.run(served.client.ask(lambda engine: engine.default.facts.footprint))
         prompts = [prompt_of(1, 64), prompt_of(2, 64)]
         num_tokens = row.max_tokens(int(0.6 * pool_bytes)) - 64
         assert 2 * row.bytes_at(64 + num_tokens) > pool_bytes > row.bytes_at(64 + num_tokens) + row.bytes_at(66)

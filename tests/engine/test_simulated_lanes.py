@@ -75,3 +75,22 @@ def test_three_models_that_all_read_and_reply_get_a_third_each() -> None:
     lanes.run(until_s=20)
     served_s = [end - begin for begin, end in zip(begun_s, lanes.busy_s, strict=True)]
     assert all(0.25 <= one / sum(served_s) <= 0.42 for one in served_s)
+
+
+@pytest.mark.parametrize(
+    ("chip", "large", "small"), [PAIRS[1], *(pytest.param(*PAIRS[at], marks=pytest.mark.full) for at in (0, 2, 3))]
+)
+def test_the_first_token_of_a_fill_in_beside_a_long_prompt_of_another_model(chip: str, large: str, small: str) -> None:
+    """It comes at any moment of the prefill of 20,000 tokens."""
+    alone = lanes_of(chip, large, small)
+    alone_s = alone.first_token_s(alone.send(1, 300, 10))
+    beside = lanes_of(chip, large, small)
+    chat = beside.send(0, 20_000, 10)
+    while True:
+        beside.run(until_s=beside.clock.now_s + 1.3)
+        sent_s = beside.clock.now_s
+        if beside.heard[chat]:
+            break
+        first_s = beside.first_token_s(beside.send(1, 300, 10)) - sent_s
+        assert first_s <= 2 * alone_s + beside.engine.models[0].scheduler.prefill.stall_s
+    assert beside.num_sent > 5

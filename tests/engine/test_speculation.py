@@ -82,7 +82,7 @@ def test_replies_with_drafts_equal_those_without(path, plain, right, num_rows):
         assert [reply.token_ids for reply in replies] == [plain[index].token_ids for index in indices]
         assert [logprobs(reply) for reply in replies] == [logprobs(plain[index]) for index in indices]
     speculation = driver.engine.scheduler.speculation
-    can_share = driver.engine.facts.no_shared_forward is None
+    can_share = driver.engine.default.facts.no_shared_forward is None
     if speculation is not None and right and (can_share or num_rows == 1):
         assert speculation.num_accepted["prediction"] > 0
     assert driver.engine.num_rows == driver.engine.scheduler.num_restarts == 0

@@ -23,7 +23,7 @@ def num_calls(driver: Driver) -> int:
     sys.setprofile(count)
     try:
         driver.step()
-        driver.engine.move(driver.deliver)
+        driver.engine.move()
     finally:
         sys.setprofile(None)
     return calls

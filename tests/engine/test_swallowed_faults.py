@@ -37,14 +37,14 @@ def test_the_end_of_the_engine_in_a_question_ends_its_next_step(num_steps: int) 
         driver.step()
     for _ in range(MAX_FAULTS - 1):
         with pytest.raises(RuntimeError, match="Interactivity"):
-            driver.engine.ask(fail, driver.deliver)
+            driver.engine.ask(fail)
     with pytest.raises(EngineDead, match="in a row"):
-        driver.engine.ask(fail, driver.deliver)
-    for work in (driver.step, lambda: driver.engine.move(driver.deliver)):
+        driver.engine.ask(fail)
+    for work in (driver.step, lambda: driver.engine.move()):
         with pytest.raises(EngineDead, match="in a row"):
             work()
     with pytest.raises(EngineDead, match="in a row"):
-        driver.engine.ask(LLMEngine.report, driver.deliver)
+        driver.engine.ask(LLMEngine.report)
     told = driver.replies[seq_id].token_ids
     assert told == plain_loop(checkpoint("qwen3"), PROMPT, LENGTH)[0][: len(told)]
     assert driver.replies[seq_id].finish_reason is None
@@ -101,11 +101,11 @@ class Pair:
 
     def move(self, until: str) -> None:
         while self.engine.models[1].residence.state != until:
-            self.engine.move(self.driver.deliver)
+            self.engine.move()
 
 
 def unload(pair: Pair) -> None:
-    pair.engine.ask(lambda engine: engine.unload(engine.models[1]), pair.driver.deliver)
+    pair.engine.ask(lambda engine: engine.unload(engine.models[1]))
     pair.move("unloaded")
 
 
@@ -116,7 +116,7 @@ def break_a_step(pair: Pair) -> None:
         raise TypeError("no plan today")
 
     pair.engine.models[1].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
-    pair.engine.step(pair.driver.deliver, pair.engine.models[1])
+    pair.engine.step(pair.engine.models[1])
 
 
 @pytest.mark.parametrize(("work", "text"), [(unload, INTERACTIVITY), (break_a_step, OUT_OF_MEMORY)])
@@ -140,7 +140,7 @@ def test_nor_does_a_load_take_its_fault(text: str) -> None:
     model.assembly = replace(model.assembly, begin=begin)  # type: ignore[arg-type]
 
     def load(pair: Pair) -> None:
-        pair.engine.ask(lambda engine: engine.load(model), pair.driver.deliver)
+        pair.engine.ask(lambda engine: engine.load(model))
         pair.move("failed")
 
     pair.play(load, text)
@@ -155,7 +155,7 @@ def test_loads_without_memory_while_nothing_runs_do_not_end_the_engine(text: str
     with failing_device(pair.engine.runner) as device:
         for _ in range(MAX_FAULTS + 1):
             device.fail_next("other", 1, text)
-            pair.engine.ask(lambda engine: engine.load(engine.models[1]), pair.driver.deliver)
+            pair.engine.ask(lambda engine: engine.load(engine.models[1]))
             while pair.engine.models[1].residence.state == "loading":
-                pair.engine.move(pair.driver.deliver)
+                pair.engine.move()
     assert pair.driver.generate([PROMPT], max_tokens=LENGTH) == [plain_loop(checkpoint("qwen3"), PROMPT, LENGTH)[0]]

@@ -85,8 +85,8 @@ def test_a_cached_image_gives_the_librarys_tokens_and_the_tower_runs_once(model,
     for prompt, reply in zip(prompts, expected, strict=True):
         again, num_cached = run(driver, prompt)
         assert again == reply
-        is_windowed = bool(driver.engine.facts.footprint.windows)  # windows are held again where prompts diverge
-        assert is_windowed or num_cached == len(prompt.token_ids) - 1
+        windows = driver.engine.default.facts.footprint.windows  # they are held again where prompts diverge
+        assert windows or num_cached == len(prompt.token_ids) - 1
     assert driver.engine.report().images["encoded"] == encoded
 
 
@@ -116,7 +116,7 @@ def test_a_next_prompt_is_computed_ahead_up_to_an_image_without_features(model, 
     placed = tuple(replace(item, inputs={}) for item in prompt.media)
     driver.engine.keep(seq, seq.num_tokens, replace(prompt, media=placed, snapshot_points=()))
     driver.run()
-    driver.engine.yield_memory(lambda updates: None)
+    driver.engine.yield_memory()
     driver.run()
     assert driver.engine.report().images["encoded"] == encoded
     end = len(prompt.token_ids) - 1 if image == 5 else prompt.media[1].offset

@@ -7,7 +7,7 @@ from typing import Any
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta
 from vllm_mlx.formats import SchemaBudget, Schemas, read_schemas
 from vllm_mlx.formats.families import calls_by_name, reasoning_by_name
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 REASONING_FORMATS = reasoning_by_name()
 TOOL_FORMATS = {name: calls.reads for name, calls in calls_by_name().items()}
@@ -82,7 +82,7 @@ def run(
     """The folded events of the pieces; a piece alone is plain text. Calls are named c0, c1, …"""
     numbers = itertools.count()
     options = {"schemas": schemas_of(tool_specs) if tool_specs else None, **options}
-    parser = make_parser(reasoning, tools, call_ids=lambda: f"c{next(numbers)}", **options)
+    parser = OutputParser(reasoning, tools, call_ids=lambda: f"c{next(numbers)}", **options)
     events: list[ContentEvent] = []
     for piece in pieces:
         text, special = piece if isinstance(piece, tuple) else (piece, False)

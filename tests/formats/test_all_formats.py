@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.drawing import examples
 from tests.support.rows import row
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 from .families import FAMILIES
 from .support import REASONING_FORMATS, TOOL_FORMATS, Piece, as_special, run, schemas_of, tool
@@ -146,7 +146,7 @@ def test_text_spans_say_what_a_text_stands_for(case: Any, places: list[int]) -> 
     (tools, reasoning), text = case
     if REASONING_FORMATS[reasoning].is_shown:
         return  # its first tag may be added
-    parser = make_parser(reasoning, tools, schemas=schemas_of(TOOLS))
+    parser = OutputParser(reasoning, tools, schemas=schemas_of(TOOLS))
     shown_to = num_fed = 0
     for piece in [*cut(text, places), None]:
         num_fed += len(piece or "")

@@ -2,7 +2,7 @@
 
 from tests.support.rows import row
 from vllm_mlx.core.events import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 PIECES = ["<tool_call>", "\n", "<function=", "Read>\n", "<parameter=", "path>\nnotes.txt\n", "</parameter>", "\n"]
 ENDS = ["</function>", "\n", "</tool_call>"]
@@ -11,7 +11,7 @@ TOKENS = frozenset({"<tool_call>", "</tool_call>", "<function=", "</function>", 
 
 @row("S0-7")
 def test_tags_inside_a_call_may_be_tokens():
-    parser = make_parser("qwen3", "qwen3_xml", marker_tokens=TOKENS, call_ids=lambda: "call_1")
+    parser = OutputParser("qwen3", "qwen3_xml", marker_tokens=TOKENS, call_ids=lambda: "call_1")
     events = [event for piece in (*PIECES, *ENDS) for event in parser.feed(piece, special=piece in TOKENS)]
     events += parser.finish()
     arguments = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 from .families import DSML, FAMILIES, NS, Arguments, Family
 from .support import as_special, cuts, run, schemas_of, tool
@@ -119,13 +119,13 @@ def test_layout_around_a_call_is_dropped(family: Family) -> None:
 
 @families
 def test_undeclared_tool_is_a_call_if_the_server_says_so(family: Family) -> None:
-    parser = make_parser(None, family.name, schemas=schemas_of(TOOLS), takes_undeclared=True)
+    parser = OutputParser(None, family.name, schemas=schemas_of(TOOLS), takes_undeclared=True)
     events = [*parser.feed(family.calls(("rm", {"path": "/"}), ("now", {}))), *parser.finish()]
     assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["rm", "now"]
 
 
 def test_calls_in_other_formats_are_calls_of_declared_tools_only() -> None:
-    parser = make_parser(None, "kimi_k2", schemas=schemas_of(TOOLS), takes_undeclared=True)
+    parser = OutputParser(None, "kimi_k2", schemas=schemas_of(TOOLS), takes_undeclared=True)
     text = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
     events = [*parser.feed(text), *parser.finish()]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text

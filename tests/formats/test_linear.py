@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.formats.family import Family as ProductFamily
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 from .families import Family
 from .support import schemas_of, tool
@@ -78,7 +78,7 @@ def check(family: ProductFamily, writer: Family, shape: Shape) -> None:
     name = family.call_choices[0]
 
     def total(size: int) -> int:
-        parser = make_parser(reasoning_name(family), name, schemas=schemas_of(TOOLS))
+        parser = OutputParser(reasoning_name(family), name, schemas=schemas_of(TOOLS))
         return work(parser.feed, shape(family, writer, size))
 
     small, large = total(SIZE), total(4 * SIZE)

@@ -10,7 +10,7 @@ from vllm_mlx.formats.bodies.compose import Name, Tag
 from vllm_mlx.formats.call_formats import named
 from vllm_mlx.formats.family import Calls, NamedCall, Spelling
 from vllm_mlx.formats.layouts import between
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.formats.written import written_calls
 
 from .support import TOOLS, schemas_of
@@ -29,7 +29,7 @@ def calls_in(left: str, right: str) -> Calls:
 def test_calls_in_these_brackets_are_read_as_they_are_written(brackets: str, size: int) -> None:
     calls = calls_in(*brackets)
     text = f"Look.{written_calls(calls.writes[0], CALLS)}{calls.reads.closes[0]}"  # the last tag closes nothing
-    parser = make_parser(None, calls, schemas=schemas_of(TOOLS))
+    parser = OutputParser(None, calls, schemas=schemas_of(TOOLS))
     events = [event for at in range(0, len(text), size) for event in parser.feed(text[at : at + size])]
     events += parser.finish(is_end=True)
     assert [event.name for event in events if isinstance(event, ToolCallStart)] == [call.name for call in CALLS]
@@ -42,6 +42,6 @@ def test_calls_in_these_brackets_are_read_as_they_are_written(brackets: str, siz
 @pytest.mark.parametrize("brackets", ["⟦⟧", "«»"])
 def test_a_tag_that_closes_nothing_is_not_shown(brackets: str) -> None:
     calls = calls_in(*brackets)
-    parser = make_parser(None, calls, schemas=schemas_of(TOOLS))
+    parser = OutputParser(None, calls, schemas=schemas_of(TOOLS))
     events = [*parser.feed(f"Done.{calls.reads.closes[0]} Next>"), *parser.finish(is_end=True)]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Done. Next>"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 from .support import REASONING, REASONING_FORMATS, as_special, cuts, run, tool
 
@@ -309,7 +309,7 @@ def test_a_call_ends_unfinished_reasoning(reasoning: str, tools: str) -> None:
 
 
 def ids(text: str, tools: str) -> list[str]:
-    events = [*(parser := make_parser(None, tools)).feed(text), *parser.finish()]
+    events = [*(parser := OutputParser(None, tools)).feed(text), *parser.finish()]
     return [event.call_id for event in events if isinstance(event, ToolCallStart)]
 
 
@@ -393,5 +393,5 @@ def test_a_tag_that_carries_no_word_is_none() -> None:
     check("hy_v4", "Hi\n</think:Q<x", [Text("Hi\nQ<x")])
     check("hy_v4", f"Hi\n<think:{'Q' * 65}>", [Text(f"Hi\n{'Q' * 65}>")])
     check("hy_v4", "Hi\n</think:Q", [Text("Hi\n")])
-    parser = make_parser("hy_v4", None)
+    parser = OutputParser("hy_v4", None)
     assert parser.feed("Hi\n<think:a b") == [Text("Hi\n"), Text("a b")]

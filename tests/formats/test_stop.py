@@ -1,9 +1,12 @@
 """Stop strings, at every cut."""
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_mlx.core.request import MAX_STOP_STRINGS
 from vllm_mlx.formats.stop import StopMatcher, _Search
 
 
@@ -80,3 +83,28 @@ def test_a_stop_string_that_nearly_matches_everywhere_takes_linear_time() -> Non
     text = ("a" * 499 + "b") * 20
     assert search.feed(text) is None
     assert steps <= 3 * len(text)
+
+
+def test_a_piece_in_which_no_stop_string_begins_costs_the_same_for_any_number_of_them() -> None:
+    """The calls of Python functions are counted, from a piece that could have continued a stop string on."""
+
+    def num_calls(stop: list[str], pieces: list[str]) -> int:
+        matcher, calls = StopMatcher(stop), 0
+        assert matcher.feed("\n") == ("", None) and matcher.feed("x") == ("\nx", None)
+
+        def count(frame: object, event: str, value: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(count)
+        try:
+            for piece in pieces:
+                matcher.feed(piece)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    many = ["\n\n", *(f"<|{number}|>" for number in range(MAX_STOP_STRINGS - 1))]
+    pieces = ["def ", "fox", "(a):", "    return"] * 100
+    assert num_calls(many, pieces) == num_calls(many[:1], pieces) == len(pieces)
+    assert run(["fox", "\n", "<|6", "2|", ">a"], many) == ("fox\n", "<|62|>")

@@ -7,13 +7,13 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 
 from .support import MARKERS, TOOLS, run, schemas_of
 
 
 def feed(*pieces: str, **options):
-    parser = make_parser("qwen3", "hermes", schemas=schemas_of(TOOLS), call_ids=lambda: "c", **options)
+    parser = OutputParser("qwen3", "hermes", schemas=schemas_of(TOOLS), call_ids=lambda: "c", **options)
     return [parser.feed(piece) for piece in pieces]
 
 
@@ -58,7 +58,7 @@ def test_xml_call_streams_strings_and_holds_other_values() -> None:
 
 
 def test_a_json_block_of_kimi_k3_streams() -> None:
-    parser = make_parser(None, "kimi_k3", schemas=schemas_of(TOOLS), call_ids=lambda: "c")
+    parser = OutputParser(None, "kimi_k3", schemas=schemas_of(TOOLS), call_ids=lambda: "c")
     call = '<|open|>call tool="write" index="1"<|sep|><|open|>json type="object"<|sep|>'
     pieces = (call, '{"text": "a', "b", '", "n": [1', ", 2]", "}", "<|close|>json<|sep|>", "<|close|>call<|sep|>")
     assert [parser.feed(piece) for piece in pieces] == [
@@ -129,7 +129,7 @@ def test_reply_that_starts_inside_reasoning() -> None:
 )
 def test_in_reasoning_counts_nested_reasoning(starts: bool, states: dict[str, bool]) -> None:
     """`states` behind each piece. An opening tag inside reasoning needs a closing tag of its own."""
-    parser = make_parser("qwen3", "hermes", starts_in_reasoning=starts)
+    parser = OutputParser("qwen3", "hermes", starts_in_reasoning=starts)
     for piece, state in states.items():
         parser.feed(piece)
         assert parser.in_reasoning is state, piece
@@ -143,7 +143,7 @@ def test_call_ids_are_unique() -> None:
 
 
 def run_with_own_ids():
-    parser = make_parser("qwen3", "hermes")
+    parser = OutputParser("qwen3", "hermes")
     return parser.feed('<tool_call>{"name": "f"}')
 
 
@@ -155,7 +155,7 @@ def test_without_formats_all_is_text() -> None:
 @row("S4-30")
 def test_plain_text_takes_no_more_calls_with_tools_than_without() -> None:
     def num_calls(tools: str | None) -> int:
-        parser = make_parser("qwen3", tools, schemas=schemas_of(TOOLS if tools else ()))
+        parser = OutputParser("qwen3", tools, schemas=schemas_of(TOOLS if tools else ()))
         parser.feed("a ")
         calls = 0
 
@@ -185,7 +185,7 @@ def test_plain_text_takes_no_more_calls_with_tools_than_without() -> None:
 )
 def test_cost_of_a_piece_does_not_grow(opening: str) -> None:
     def seconds(num_pieces: int) -> float:
-        parser = make_parser("qwen3", "hermes", schemas=schemas_of(TOOLS))
+        parser = OutputParser("qwen3", "hermes", schemas=schemas_of(TOOLS))
         parser.feed(opening)
         start = time.process_time()
         for _ in range(num_pieces):

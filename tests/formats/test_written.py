@@ -9,7 +9,7 @@ from vllm_mlx.core.messages import ToolCallPart
 from vllm_mlx.formats import SchemaBudget, read_schemas
 from vllm_mlx.formats.families import FAMILIES
 from vllm_mlx.formats.family import Family, Spelling
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.formats.written import written_calls
 
 CALLS = (
@@ -32,7 +32,7 @@ def test_they_are_read_as_they_were(family: Family, spelling: Spelling) -> None:
     calls = CALLS[:1] if spelling.is_single else CALLS
     text = written_calls(spelling, calls)
     tools = ((call.name, SCHEMA, "tools") for call in calls)
-    parser = make_parser(None, family.call_choices[0], schemas=read_schemas(tools, SchemaBudget()))
+    parser = OutputParser(None, family.call_choices[0], schemas=read_schemas(tools, SchemaBudget()))
     events = [*parser.feed(text), *parser.finish(is_end=True)]
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
     found = ["" for _ in names]

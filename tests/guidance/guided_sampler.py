@@ -12,7 +12,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.formats import SchemaBudget, read_schemas
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.runner.row_constraint import RowConstraint
@@ -99,7 +99,7 @@ class GuidedSampler:
 
     def read(self, prompt: str, ids: Ids[int], specs: Ids[ToolSpec] = ()) -> "ReadReply":
         reasoning, tools = self._formats
-        parser = make_parser(
+        parser = OutputParser(
             reasoning,
             tools if specs else None,
             schemas=read_schemas(((spec.name, spec.parameters, spec.name) for spec in specs), SchemaBudget()),

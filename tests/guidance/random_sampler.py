@@ -15,7 +15,7 @@ from tests.support.checkpoints import train_tokenizer
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget, read_schemas
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.formats.tokenizer import Tokenizer as OurTokenizer
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.grammars import LarkWriter
@@ -89,7 +89,7 @@ class RandomSampler:
                 yield text, False
 
     def read(self, ids: Iterable[int], tools: str, specs: Iterable[ToolSpec]) -> "Read":
-        parser = make_parser(
+        parser = OutputParser(
             None,
             tools,
             schemas=read_schemas(((spec.name, spec.parameters, spec.name) for spec in specs), SchemaBudget()),

@@ -13,7 +13,7 @@ from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget, detect_formats, families, read_schemas, reasoning_format
 from vllm_mlx.formats.family import NO_HEADER, Family
 from vllm_mlx.formats.layouts import json_list, tags
-from vllm_mlx.formats.pipeline import make_parser
+from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.guidance.grammars import GuidedTool, calls_in_text, required_calls
 
 from ..formats.families import FAMILIES as SPELLED
@@ -252,7 +252,7 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     assert detect_formats("{{ x }}<acme:muse>{{ y }}<acme:calls>[", ()) == ("acme", "acme")
     assert reasoning_format("acme").bounds.starts == ("<acme:muse>",)
     schemas = read_schemas(((tool.name, tool.parameters, tool.name) for tool in TOOLS), SchemaBudget())
-    parser = make_parser("acme", "acme", schemas=schemas)
+    parser = OutputParser("acme", "acme", schemas=schemas)
     written = '<acme:muse>hm</acme:muse><acme:calls>[{"name": "noop", "arguments": {}}]</acme:calls>'
     events = [*parser.feed(written), *parser.finish()]
     assert events[0] == ReasoningDelta("hm")

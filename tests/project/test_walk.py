@@ -30,7 +30,7 @@ MAX_FILES = {"chat": 15, "cached turn": 10, "turn after a restart": 6}
 MAX_MAKERS = {"chat": 11, "cached turn": 5, "turn after a restart": 3}
 # Where a hand-over value is constructed, beside the file on the walk.
 OTHER_MAKERS = {
-    "Request": {"llm.py", "api/anthropic/decode.py", "api/responses/decode.py"},  # other protocols
+    "Request": {"llm.py", *(f"api/{name}/decode.py" for name in ("anthropic", "encoders", "responses"))},  # other protocols
     "PromptInputs": {
         *("prompt/processor.py", "media/rendered.py", "media/vision.py"),  # completions, images, a probe
         *("runner/proofs.py", "runner/calibrate.py"),  # at load
@@ -40,8 +40,11 @@ OTHER_MAKERS = {
         *("runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"),  # at load
         "scheduler/ahead.py",  # for no client
     },
-    "StepPlan": {"core/step.py", "runner/calibrate.py", "ranks/wire.py"},  # one that does nothing; at load; received
-    "StepOutput": {"engine/engine.py"},  # of a step without a model
+    "StepPlan": {
+        *("core/step.py", "runner/calibrate.py", "ranks/wire.py"),  # one that does nothing; at load; received
+        "scheduler/encoder.py",  # of a model that generates nothing
+    },
+    "StepOutput": {"engine/engine.py", "runner/encoder_runner.py"},  # of a step without a model, of texts
     "Restore": {"ranks/wire.py"},
     "Match": {"ranks/wire.py"},
     "EncodedText": set(),

@@ -52,7 +52,7 @@ def once(ranks: Ranks, path: str, cut: list[str], num_plans: int, seed: int) -> 
         return follow(ranks, path, memory_budget_bytes=1 << 29)
     driver = RankedDriver(ranks, path)
     found["unlike"] = held_by_some(driver, path)
-    found["memory"] = driver.engine.facts.memory.total_bytes
+    found["memory"] = driver.engine.default.facts.memory.total_bytes
     driver.replies, driver.seqs = {}, {}
     found["replies"] = work_of(driver, path)
     found["one"] = work_of(Driver(Path(path), max_model_len=4096), path)
@@ -120,7 +120,7 @@ def work_of(driver: Driver, path: str) -> dict[str, Any]:
     rows = [driver.add(prompt(length), 5) for length in (40, 55)]
     while len(driver.replies[rows[0]].token_ids) < 2:
         driver.step()
-    driver.engine.recover(ValueError("a step failed before its plan was sent"), driver.deliver)
+    driver.engine.recover(ValueError("a step failed before its plan was sent"))
     driver.run()
     found["restarted"] = [driver.replies[row].token_ids for row in rows]
     found["preempted"], found["preemptions"] = preempted(driver, path, [prompt(60), prompt(70), prompt(80)])
@@ -135,7 +135,7 @@ def drawn(reply: Reply) -> list[Any]:
 def preempted(driver: Driver, path: str, prompts: list[list[int]], num: int = 10) -> tuple[list[list[int]], int]:
     """Replies of `num` tokens of rows for which memory is short, and how often one was preempted."""
     engine = driver.engine
-    row = engine.facts.footprint
+    row = engine.default.facts.footprint
     lengths = [*(len(prompt) for prompt in prompts[:-1]), len(prompts[-1]) + num, num]
     rows_bytes = sum(map(row.bytes_at, lengths[:-1])) + num * row.bytes_per_token
     driver.engine = squeezed(config_of(path), engine.runner.model, engine, rows_bytes)
@@ -257,7 +257,7 @@ def unlike_ranks(ranks: Ranks, path: str, rank: int) -> Any:
     if ranks.rank:
         return follow(ranks, path, memory_budget_bytes=1 << 29)
     driver = RankedDriver(ranks, path, memory_budget_bytes=1 << 30)
-    memory = driver.engine.facts.memory.total_bytes
+    memory = driver.engine.default.facts.memory.total_bytes
     return {**held_by_some(driver, path), "memory": memory, "notes": all_notes(driver, notes)}
 
 
@@ -323,8 +323,9 @@ def interrupted_step(ranks: Ranks, path: str) -> Any:
     def fail(updates: Any) -> None:
         raise ValueError("nobody listens")
 
+    driver.engine.listen(fail)
     try:
-        driver.engine.step(fail)
+        driver.engine.step()
     except RuntimeError as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -336,7 +337,7 @@ def play(driver: Driver, path: str, num_plans: int, dice: random.Random, most: i
     Returns the replies that are not those of a bare loop, and counts of what happened.
     """
     engine, prompt = driver.engine, RandomPrompts(dice.randrange(1000))
-    row = engine.facts.footprint
+    row = engine.default.facts.footprint
     driver.engine = squeezed(config_of(path), engine.runner.model, engine, 4 * row.bytes_at(120))
     bases, gone = [prompt(90) for _ in range(3)], set()
     scheduler, tree = driver.engine.scheduler, driver.engine.cache_tree

@@ -85,5 +85,5 @@ def test_mlx_keeps_as_many_as_a_chunk_takes() -> None:
 @row("S4-5")
 def test_an_engine_sets_the_limit_that_it_watches(checkpoint: Callable[..., Path]) -> None:
     driver = Driver(checkpoint("qwen3"), memory_budget_bytes=4 * GB)
-    expected = cache_limit_bytes(4 * GB, driver.engine.facts.memory.transient_bytes)
+    expected = cache_limit_bytes(4 * GB, driver.engine.default.facts.memory.transient_bytes)
     assert mx.set_cache_limit(expected) == expected

@@ -30,7 +30,7 @@ def model(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Vi
 
 
 def test_layers_keep_their_kinds_of_cache(model: VisionModel) -> None:
-    rule = model.driver().engine.facts.resume_rule
+    rule = model.driver().engine.default.facts.resume_rule
     has_windows = "sliding" in model.path.joinpath("config.json").read_text()
     assert rule is not None and rule.window == (24 if has_windows else None)
 

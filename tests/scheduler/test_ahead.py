@@ -11,6 +11,7 @@ from tests.support.device_serving import Serving
 from tests.support.rows import cases
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
+from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.scheduler.ahead import MAX_CHUNK_S
 
@@ -92,6 +93,73 @@ def test_its_own_conversation_goes_on_from_what_is_done(rule: ResumeRule) -> Non
     assert seq.num_cached_tokens == len(HEAD) + used
     assert bench.scheduler.ahead.next is None
     bench.check_replies()
+
+
+def test_it_counts_up_to_where_it_was_computed_also_if_it_has_just_begun_again() -> None:
+    bench = begun(SLICEABLE, 2)
+    bench.add(ids(90, 5))
+    bench.run()
+    bench.scheduler.look_ahead()
+    seq = bench.add([*HEAD, *SHORT, *ids(30, 3)])
+    bench.run()
+    assert tokens(bench)[1] == tokens(bench)[0] == seq.receipt.ahead_tokens > 0
+
+
+def test_tokens_that_another_request_has_computed_do_not_count() -> None:
+    bench = Bench(SLICEABLE)
+    bench.add([*HEAD, *SHORT[:300]])
+    bench.run()
+    answered(bench)
+    bench.scheduler.look_ahead()
+    bench.run()
+    seq = bench.add([*HEAD, *SHORT, *ids(30, 3)])
+    bench.run()
+    assert tokens(bench) == (100, 100, 0) and seq.num_cached_tokens == len(HEAD + SHORT)
+
+
+@RULES
+@pytest.mark.parametrize("beside", [{"looks_ahead": False}, {"is_alone": False}])
+def test_it_gives_way_to_other_models_and_goes_on_later(rule: ResumeRule, beside: dict[str, bool]) -> None:
+    bench = begun(rule, 2)
+    done = tokens(bench)[0]
+    plan = bench.scheduler.schedule(99.0, **beside)
+    assert not plan.prefill and bench.scheduler.ahead.running is None
+    bench.scheduler.update(bench.runner.decode(plan))
+    bench.run()
+    assert tokens(bench)[0] > done and bench.scheduler.ahead.next is not None
+    bench.scheduler.look_ahead()
+    bench.run()
+    assert tokens(bench) == (len(SHORT), 0, 0)
+
+
+def test_a_step_that_fails_ends_it_and_tells_no_client() -> None:
+    bench = begun(SLICEABLE, 2)
+    assert bench.scheduler.recover(GenerationError("It broke.")) == []
+    assert tokens(bench)[0] == tokens(bench)[2] > 0 and bench.scheduler.ahead.next is None
+
+
+def test_it_ends_for_good_where_other_models_leave_too_little_memory() -> None:
+    bench = Bench(SLICEABLE)
+    answered(bench)
+    bench.scheduler.look_ahead()
+    bench.scheduler.room.is_shared = True
+    bench.scheduler.pool.plan(1000)
+    bench.step()
+    assert not bench.scheduler.has_work and bench.scheduler.ahead.next is None
+
+
+def test_the_newest_of_many_conversations_are_remembered() -> None:
+    bench = Bench(SLICEABLE)
+    for number in range(20):
+        seq = bench.add(HEAD + RUN)
+        seq.cache_salt = str(number)
+        bench.run()
+        bench.scheduler.keep(seq, seq.num_tokens, following(HEAD + SHORT))
+    salts = []
+    while (beginning := bench.scheduler.ahead.next) is not None:
+        salts.append(beginning.seq.cache_salt)
+        bench.scheduler.ahead.forget(beginning)
+    assert salts == [str(number) for number in range(19, 3, -1)]
 
 
 def test_nothing_is_computed_while_requests_keep_coming() -> None:

@@ -7,6 +7,7 @@ from tests.support.device_lanes import Lanes
 from tests.support.device_model import Device
 from tests.support.device_serving import BUDGET_SHARE, pacer_of
 from vllm_mlx.core.step import ChunkTiming
+from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 
 from .computed_runner import device
 from .test_turns import Tenants
@@ -68,6 +69,17 @@ def test_a_chunk_alone_takes_three_seconds_and_beside_a_request_that_waits_one(m
     shortest_s = machine.chunk_s(64, LENGTH)
     assert max(chunks_s(machine)) <= max(shortest_s, GROWTH * ALONE_S)
     assert max(chunks_s(machine, is_alone=False)) <= max(shortest_s, 2 * GROWTH * SHARED_S), "as the line is out"
+
+
+def test_a_length_is_tried_on_no_prompt_that_is_shorter() -> None:
+    """The trial would be cut by the end of the prompt, teach nothing, and be repeated with each prompt."""
+    pacer = PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=1000, overhead_s=0.001)
+    alone = pacer.budget(decoding=False, is_alone=True)
+    lengths = []
+    for num_left in (2000, 2000, 2000, 2048, 2048):
+        lengths.append(min(num_left, pacer.chunk_end(0, alone, num_left)))
+        pacer.observe_chunk(ChunkTiming(0, lengths[-1], lengths[-1] * (0.001 if lengths[-1] < 1024 else 0.0014)))
+    assert lengths == [1024, 512, 512, 2048, 512]
 
 
 def first_token_s(machine: Device, *, with_chat: bool) -> float:

@@ -8,6 +8,8 @@ import pytest
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelUnavailable
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
+from vllm_mlx.core.request import TokenSampling
+from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.residence import (
     FIRST_PAUSE_S,
@@ -34,6 +36,23 @@ def resident(name: str = "m", weights_bytes: int = WEIGHTS, **settings: Any) -> 
     return Resident(
         name=name, scheduler=scheduler, memory=memory, weights_bytes=weights_bytes, room_bytes=ROOM, **settings
     )
+
+
+def send(model: Resident, seq_id: int, *, runs: bool = False, num_tokens: int = 10) -> None:
+    """Send a sequence, and with `runs` let it begin."""
+    prompt = PromptInputs(token_ids=(1,) * num_tokens)
+    model.scheduler.add(Sequence(seq_id=seq_id, prompt=prompt, sampling=TokenSampling(), max_tokens=600))
+    if runs:
+        model.scheduler.schedule()
+
+
+def leaving(owner: Residency, *times_s: float) -> list[str | None]:
+    """Return the names of the models that leave at these times; by default, before and after a long wait."""
+    found = []
+    for now in times_s or (1.0, 100.0):
+        owner.measure(now)
+        found.append(owner.model_to_leave(now))
+    return [model and model.name for model in found]
 
 
 def residency(**settings: Any) -> tuple[Residency, Resident]:
@@ -146,3 +165,105 @@ def test_a_load_by_command_has_room_or_an_idle_model_leaves(
     else:
         found = owner.model_to_leave_for(model, 0.0)
         assert (found and found.name) == leaves
+
+
+@pytest.mark.parametrize("more_bytes", [0, 1])
+def test_a_load_by_command_leaves_the_memory_for_which_rows_were_admitted(more_bytes: int) -> None:
+    busy = resident("busy", state="ready")
+    send(busy, 0, runs=True)
+    left_bytes = TOTAL - 500 - busy.held_bytes - busy.scheduler.room.growth_bytes
+    model = resident("asked", left_bytes - ROOM + more_bytes)
+    owner = Residency([model, busy])
+    if more_bytes:
+        with pytest.raises(ModelUnavailable, match="no room beside busy"):
+            owner.model_to_leave_for(model, 0.0)
+    else:
+        assert owner.model_to_leave_for(model, 0.0) is None
+
+
+@pytest.mark.parametrize("more_bytes", [0, 1])
+@pytest.mark.parametrize("state", ["unloaded", "ready"])
+def test_beside_a_busy_pinned_model_others_leave_only_if_that_makes_room(state: State, more_bytes: int) -> None:
+    """The rows of another model leave with it, and what they would have grown by is free."""
+    pinned, other = resident("pinned", state="ready", is_pinned=True), resident("other", state="ready")
+    for number, model in enumerate((pinned, other)):
+        send(model, number, runs=True)
+    left_bytes = TOTAL - 500 - pinned.held_bytes
+    row_bytes = other.scheduler.room.rows_bytes() + other.scheduler.room.growth_bytes
+    if state == "unloaded":
+        left_bytes -= pinned.scheduler.room.growth_bytes
+    asked = resident("asked", left_bytes - row_bytes + more_bytes, state=state)
+    send(asked, 2)
+    owner = Residency([pinned, other, asked])
+    assert leaving(owner) == [None, None]
+    assert other.is_yielding == (not more_bytes)
+
+
+@pytest.mark.parametrize("other", ["pinned", "idle", "busy"])
+def test_a_model_that_never_has_room_is_tried_once_nothing_else_runs(other: str) -> None:
+    beside = resident(other, state="ready", is_pinned=other == "pinned")
+    asked = resident("asked", TOTAL - 550)
+    if other == "busy":
+        send(beside, 0, runs=True)
+    send(asked, 1)
+    owner = Residency([beside, asked])
+    names = leaving(owner)
+    found = asked.due(100.0, is_written=True), names, beside.is_yielding
+    expected = {"pinned": ("load", [None, None], False), "idle": (None, ["idle", "idle"], False)}
+    assert found == expected.get(other, (None, [None, None], True))
+
+
+def test_a_model_whose_sequences_all_lack_room_leaves_for_an_older_one() -> None:
+    asked, stuck = resident("asked", 3000), resident("stuck", 3000, state="ready")
+    send(asked, 0)
+    send(stuck, 1, num_tokens=2000)
+    assert leaving(Residency([asked, stuck])) == ["stuck", "stuck"]
+
+
+def test_the_smallest_idle_model_leaves_that_makes_room() -> None:
+    sizes = {"small": 400, "right": 1000, "unused": 1200}
+    idle = [resident(name, size, state="ready", used_s=float(size < 1200)) for name, size in sizes.items()]
+    asked = resident("asked", 2000)
+    send(asked, 0)
+    assert leaving(Residency([asked, *idle])) == ["right", "right"]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_an_idle_model_leaves_immediately_for_rows_that_have_outgrown_their_memory(is_asked: bool) -> None:
+    growing, idle, asked = resident("growing"), resident("idle", 1500), resident("asked", 2500)
+    growing.state = idle.state = "ready"
+    send(growing, 0, runs=True, num_tokens=2000)
+    if is_asked:  # the idle model alone would not make room for it
+        send(asked, 1)
+    assert leaving(Residency([growing, idle, asked])) == ["idle", "idle"]
+
+
+def test_one_busy_model_yields_at_a_time_that_which_is_loaded_longest() -> None:
+    busy = [resident(str(begun_s), state="ready", begun_s=float(begun_s)) for begun_s in (3, 2)]
+    for number, model in enumerate(busy):
+        send(model, number, runs=True)
+    asked = resident("asked", 4000)
+    send(asked, 2)
+    owner = Residency([*busy, asked])
+    assert leaving(owner, 1.0, 100.0, 200.0) == [None] * 3
+    assert [model.is_yielding for model in busy] == [False, True]
+    asked.abort(2)
+    assert leaving(owner, 300.0) == [None] and not any(model.is_yielding for model in busy)
+
+
+def test_no_busy_model_yields_for_one_whose_own_rows_run() -> None:
+    asked, busy = resident("asked", state="ready"), resident("busy", state="ready")
+    send(asked, 0, runs=True)
+    send(busy, 1, runs=True)
+    send(asked, 2, num_tokens=2000)
+    assert leaving(Residency([asked, busy])) == [None, None]
+    assert asked.is_short and not busy.is_yielding
+
+
+def test_a_model_that_waits_for_a_busy_pinned_one_delays_no_other() -> None:
+    pinned, large, small = resident("pinned", state="ready", is_pinned=True), resident("large", 4000), resident("small")
+    for number, model in enumerate((pinned, large, small)):
+        send(model, number, runs=model is pinned)
+    owner = Residency([pinned, large, small])
+    assert leaving(owner, 1.0) == [None]
+    assert [model.due(1.0, is_written=True) for model in (large, small)] == [None, "load"]

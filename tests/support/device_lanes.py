@@ -48,6 +48,7 @@ class Lanes:
         self.busy_s = [0.0] * len(devices)
         models = [self._model(device) for device in devices]
         self.engine = LLMEngine(models, cast(Any, Watch()), clock=lambda: self.clock.now_s)
+        self.engine.listen(self._deliver)
 
     def _model(self, device: Device) -> ServedModel:
         weights_bytes = int(device.shape.weights_bytes)
@@ -114,11 +115,11 @@ class Lanes:
 
     def step(self) -> None:
         before_s, before = self.clock.now_s, [self._num_calls(model) for model in self.engine.models]
-        self.engine.step(self._deliver)
+        self.engine.step()
         for at, (model, num_calls) in enumerate(zip(self.engine.models, before, strict=True)):
             if self._num_calls(model) > num_calls:
                 self.busy_s[at] += self.clock.now_s - before_s
-        self.engine.move(self._deliver)
+        self.engine.move()
 
     @staticmethod
     def _num_calls(model: ServedModel) -> int:
@@ -170,6 +171,7 @@ class Actions:
     def record(self) -> list[str]:
         """Return one line for each action."""
         lanes, drawn = self.lanes, random.Random(self.seed)
+        lanes.engine.listen(self._deliver)
         with patch.object(time, "monotonic", lambda: lanes.clock.now_s):
             self._settle()
             self._before = self._states()
@@ -216,9 +218,9 @@ class Actions:
         lanes, engine = self.lanes, self.lanes.engine
         while lanes.clock.now_s < end_s:
             if engine.has_work:
-                engine.step(self._deliver)
+                engine.step()
                 self._note()
-            engine.move(self._deliver)
+            engine.move()
             self._note()
             if not engine.is_busy:
                 lanes.clock.now_s += _LOOK_S

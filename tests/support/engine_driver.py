@@ -33,6 +33,7 @@ from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.mtp import FAMILIES
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
+from vllm_mlx.scheduler.scheduler import Scheduler
 
 GREEDY = TokenSampling(temperature=0)
 _NEAR_TIE = 1e-3  # in standard deviations of the logits; the two likeliest tokens are some 0.3 apart
@@ -68,6 +69,7 @@ class Driver:
         rows_bytes: int | None = None,
         probe: VisionProbe | None = None,
         calibration: Calibration | None = None,
+        planner: type[Scheduler] = Scheduler,
         **settings: object,
     ):
         """`calibration`: in place of measurements, which take most of the time of a large checkpoint."""
@@ -77,7 +79,7 @@ class Driver:
         measured = measured_once(config, checkpoint, probe, calibration)
         budget = budget_of(config)
         watch = device_watch(budget)
-        served = ServedModel(assemble(config, checkpoint, measured, budget, watch))
+        served = ServedModel(assemble(config, checkpoint, measured, budget, watch, planner=planner))
         served.start(measured.model)
         self.engine = LLMEngine([served], watch)
         if rows_bytes is not None:
@@ -103,8 +105,17 @@ class Driver:
         self.engine.add([seq])
         return seq_id
 
+    @property
+    def engine(self) -> LLMEngine:
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        engine.listen(self.deliver)
+
     def step(self) -> None:
-        self.engine.step(self.deliver)
+        self.engine.step()
 
     def run(self) -> None:
         while self.engine.has_work:
@@ -165,7 +176,7 @@ def squeezed(config: EngineConfig, model: Model, engine: LLMEngine, rows_bytes: 
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    facts, runner = replace(engine.facts, memory=memory), engine.runner
+    facts, runner = replace(engine.default.facts, memory=memory), engine.runner
     assembly = replace(engine.default.assembly, scheduler=scheduler, facts=facts, weights_bytes=1, run=lambda _: runner)
     served = ServedModel(assembly)
     served.start(model)

@@ -110,9 +110,9 @@ class CachedModel:
 
 
 def cache_folder() -> Path:
-    from huggingface_hub.constants import HF_HUB_CACHE
+    from ..runner.places import HUB, folders_of
 
-    return Path(HF_HUB_CACHE)
+    return folders_of([HUB])[-1]
 
 
 def cached_models() -> list[CachedModel]:
@@ -120,20 +120,13 @@ def cached_models() -> list[CachedModel]:
 
     Hugging Face's own listing takes what macOS writes beside files, with a dot before the name, for damage.
     """
-    from ..runner.checkpoint import LM_STUDIO
+    from ..runner.places import HUB, checkpoints_in, folders_of
 
     found: dict[str, CachedModel] = {}
-    for snapshots in cache_folder().glob("models--*/snapshots"):
-        name = snapshots.parent.name.removeprefix("models--").replace("--", "/")
-        files = {folder: _files_in(folder) for folder in snapshots.glob("[!.]*") if folder.is_dir()}
-        if any(files.values()):
-            latest = max(files, key=lambda folder: max((stat.st_mtime for stat in files[folder].values()), default=0))
-            sizes = {inode: stat.st_size for stats in files.values() for inode, stat in stats.items()}
-            found[name] = _cached(name, sum(sizes.values()), latest)
-    for folder in (path for root in LM_STUDIO for path in Path(root).expanduser().glob("[!.]*/[!.]*")):
-        if folder.is_dir():
-            name = f"{folder.parent.name}/{folder.name}"
-            found[name] = _cached(name, sum(stat.st_size for stat in _files_in(folder).values()), folder)
+    for name, folder in (each for root in folders_of([HUB]) for each in checkpoints_in(root)):
+        if name not in found:
+            files = _files_in(folder.parent if folder.parent.name == "snapshots" else folder)
+            found[name] = _cached(name, sum(stat.st_size for stat in files.values()), folder)
     return sorted(found.values(), key=lambda model: model.name.lower())
 
 
@@ -268,13 +261,17 @@ def _line(card: Mapping[str, Any]) -> str:
     aliases = ", ".join(card.get("aliases") or ())
     facts = [str(card.get("state")), *(["pinned"] if card.get("pinned") else []), str(card.get("task", "chat"))]
     size = f", {readable(card['load_bytes'])} of weights" if card.get("load_bytes") else ""
-    return f"  {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}."
+    texts, tokens = card.get("total_encoded_inputs"), card.get("total_encoded_tokens")
+    read = f"; {texts:,} texts with {tokens:,} tokens read" if texts else ""
+    return f"  {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}{read}."
 
 
 def _served() -> list[dict[str, Any]]:
-    """Return the models of the server with the settings of this machine; none if no server runs."""
+    """Return the models of the server with the settings of this machine and their counts; none if no server runs."""
     with suppress(CommandFailed, ConfigError):
-        return replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S).entries("/v1/models")
+        server = replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S)
+        counts = {row.get("name"): row for row in server.status().get("models") or ()}
+        return [{**counts.get(card.get("id"), {}), **card} for card in server.entries("/v1/models")]
     return []
 
 

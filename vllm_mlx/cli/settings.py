@@ -51,8 +51,8 @@ GROUPS: tuple[type[SettingsGroup], ...] = (
 )
 PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and the settings below each
     "Model": (
-        "model", "served_model_name", "revision", "trust_remote_code", "text_only", "chat_template", "enable_thinking",
-        "reasoning_parser", "tool_grammar", "undeclared_calls", "reasoning_config",
+        "model", "models_from", "served_model_name", "revision", "trust_remote_code", "text_only", "chat_template",
+        "enable_thinking", "reasoning_parser", "tool_grammar", "undeclared_calls", "reasoning_config",
         "tool_call_parser",
     ),
     "Embedding and reranking": ("task", "pooling", "normalize", "prompts"),
@@ -90,7 +90,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
 COMMON = frozenset({  # what `--help` shows; `--help-all` shows every setting
     "served_model_name", "text_only", "chat_template", "enable_thinking", "host", "port", "api_key", "api_key_file",
     "log_level", "max_model_len", "max_num_seqs", "memory_budget", "cache_memory", "cache_disk", "cache_dir",
-    "temperature", "max_tokens",
+    "temperature", "max_tokens", "models_from",
 })  # fmt: skip
 
 _BYTES = Form("SIZE", "Write bytes, such as `20MB`.", read_bytes)
@@ -102,6 +102,7 @@ FORMS: Mapping[str, Form] = {
     "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
     "cache_dir": Form("DIR", "", lambda value: value),
     "join": Form("HOST:PORT", "", lambda value: value),
+    "models_from": Form("hub|FOLDER", "", read_list),
     "record_requests": Form("FILE", "", lambda value: value),
     "num_draft_tokens": Form("auto|0-7", "", lambda value: value),
     "speculative_config": Form("JSON", "", read_speculative_config),
@@ -161,6 +162,9 @@ class Settings(_Values):
     """Several models, each with settings of its own. The settings outside describe the first."""
     model: str = "demo"
     """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one."""
+    models_from: tuple[str, ...] = ()
+    """Serve every checkpoint that lies in this folder, by its name: in Hugging Face's cache and LM Studio's folders
+    (`hub`), or in a folder that holds checkpoints. Each is loaded when a request asks for it first."""
     served_model_name: tuple[str, ...] = ()
     """Name by which clients ask for the model; replies carry the first name. Default: the model's own name."""
     host: str = "127.0.0.1"
@@ -231,6 +235,10 @@ class Settings(_Values):
 
     def catalogue(self) -> Catalogue:
         """Return the models that are served. Raises ConfigError."""
+        if self.only_found:
+            for name in sorted(_OF_ONE & self.model_fields_set):
+                raise ConfigError(f"{flag_name(name)} describes one model. Name the model, or leave it out.")
+            return Catalogue((), self.models_from, self.engine_config())
         entries = []
         for one, table in zip(self.each(), self.models or (None,), strict=True):
             name, *aliases = one.served_model_names
@@ -238,7 +246,12 @@ class Settings(_Values):
                 config = one.engine_config()
             more: dict[str, Any] = {} if table is None else {"patterns": table.match, "pin": table.pin}
             entries.append(Entry(config=config, name=name, aliases=tuple(aliases), **more))
-        return Catalogue(tuple(entries))
+        return Catalogue(tuple(entries), self.models_from, EngineConfig(model="") if self.models_from else None)
+
+    @property
+    def only_found(self) -> bool:
+        """Return whether all models are those of `models_from`, and none is named."""
+        return bool(self.models_from) and not self.models and "model" not in self.model_fields_set
 
     @property
     def keys(self) -> tuple[APIKey, ...]:
@@ -320,6 +333,7 @@ def takes_several(field: FieldInfo) -> bool:
 
 
 NAMES = frozenset(name for names in PANELS.values() for name in names)
+_OF_ONE = {"served_model_name", "revision", "chat_template", "draft_model", "trust_remote_code"}  # checkpoint alone
 OF_A_MODEL = NAMES & {
     *ModelConfig.__pydantic_fields__, *SamplingDefaults.__pydantic_fields__, "served_model_name", "speculative_config",
 }  # fmt: skip

@@ -1,10 +1,15 @@
 """The models that a server offers, by the names that requests use. It knows no memory and no protocol."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
 
 from .config import ModelConfig
 from .errors import ConfigError, ModelNotFound, setting, shown
+
+ModelTask = Literal["chat", "completion", "vision", "embedding", "rerank", "not served"]
+_MOST_SHOWN = 20  # names in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +35,40 @@ class Entry:
         return tuple(dict.fromkeys((self.name, *self.aliases)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
+class Found:
+    """A checkpoint in a folder of `models_from`, as the headers of its files describe it."""
+
+    name: str  # ORG/NAME
+    folder: Path
+    names: tuple[str, ...] = ()  # the short one first, unless it stands for another model too
+    stamp: tuple[tuple[str, int, int], ...] = ()  # name, modification time in ns and size of each file
+    file_bytes: int = 0
+    max_model_len: int | None = None
+    task: ModelTask = "not served"
+    fault: str | None = None  # why it is not served
+    position: int | None = None  # of its entry; None before it was asked for
+
+    @property
+    def short(self) -> str:
+        return self.name.rpartition("/")[2]
+
+
+@dataclass(slots=True)
 class Catalogue:
-    """The entries in their order. The first is the model of requests that name none.
+    """The entries by their positions. The first is the model of requests that name none.
 
     Raises ConfigError if there is no entry, or if a text is empty or stands for two entries.
     """
 
     entries: tuple[Entry, ...]
+    places: tuple[str, ...] = ()  # `models_from`
+    config_of_found: ModelConfig | None = None
+    found: tuple[Found, ...] = ()  # at the last look
+    named: tuple[Entry, ...] = field(init=False)  # the first entries; others were found, and asked for
 
     def __post_init__(self) -> None:
+        self.named = self.entries
         owners: dict[str, Entry] = {}
         for entry in self.entries:
             for text in (*entry.names, *entry.patterns):
@@ -50,13 +79,24 @@ class Catalogue:
                         f"`{text}` stands for two models, {owners[text].config.model} and {entry.config.model}. "
                         "Give one of them another name."
                     )
-        if not owners:
+        if not owners and not self.places:
             raise ConfigError("No model is named that could be served.")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that are listed, in the order of the entries."""
-        return tuple(name for entry in self.entries for name in entry.names)
+        """All names that are listed, in the order of the entries, and then of checkpoints that can be served."""
+        found = (each.names[0] for each in self.others if each.fault is None)
+        return *(name for entry in self.named for name in entry.names), *found
+
+    @property
+    def others(self) -> list[Found]:
+        """Return the checkpoints that nobody named: models that were asked for, others, and those that cannot serve."""
+        others = [each for each in self.found if each.position is None or each.position >= len(self.named)]
+        return sorted(others, key=lambda each: (each.fault is not None, each.position is None, each.position))
+
+    def on_disk(self, name: str | None) -> Found | None:
+        """Return the checkpoint that was found with this name; None for a name of something else."""
+        return next((each for each in self.found if name in each.names), None)
 
     def resolve(self, name: str | None) -> tuple[str, int]:
         """Return the name for the reply, and the position of the model: by its exact name, else by the longest pattern.
@@ -64,16 +104,21 @@ class Catalogue:
         Of patterns of one length, the one with fewer `*` wins, and then the one that is listed first. Without a name it
         is the default. Raises ModelNotFound.
         """
-        if name is None:
+        if name is None and self.entries:
             return self.entries[0].name, 0
-        for position, entry in enumerate(self.entries):
+        name = name or ""
+        for position, entry in enumerate(self.named):
             if name in entry.names:
                 return name, position
+        if (found := self.on_disk(name)) is not None and found.position is not None:
+            return name, found.position
         patterns = ((pattern, at) for at, entry in enumerate(self.entries) for pattern in entry.patterns)
-        fitting = [found for found in patterns if fnmatchcase(name, found[0])]
+        fitting = [each for each in patterns if fnmatchcase(name, each[0])]
         if fitting:
-            return name, max(fitting, key=lambda found: (len(found[0]), -found[0].count("*")))[1]
-        known = ", ".join(f"`{listed}`" for listed in self.names)
+            return name, max(fitting, key=lambda each: (len(each[0]), -each[0].count("*")))[1]
+        names = [listed for listed in self.names if listed.endswith(f"/{name}")] or self.names
+        known = ", ".join(f"`{listed}`" for listed in names[:_MOST_SHOWN]) or "nothing now"
+        known += f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         if not name:
             raise ModelNotFound(f"The name of the model is empty. This server serves {known}.", param="model")
         raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")

@@ -345,6 +345,7 @@ class ModelInfo:
     weights_bytes: int
     vocab_size: int
     takes_images: bool = False
+    task: Task = "chat"
     created: int  # unix seconds of the load
     temperature: float = 1.0  # of requests that give none
     top_p: float = 1.0

@@ -93,6 +93,10 @@ class AttentionCost:
         num_pairs = self.room_bytes // self.bytes_per_pair
         return max(1, (math.isqrt(start * start + 4 * num_pairs) - start) // 2)
 
+    def most_rows(self, length: int) -> int:
+        """Return the number of whole texts of `length` tokens whose scores have room together."""
+        return self.room_bytes // (self.bytes_per_pair * length**2) if self.bytes_per_pair else 1 << 40
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

@@ -125,6 +125,7 @@ class Encoded:
 
     seq_id: int
     start: int  # position of its first token
+    num_tokens: int
     vector: Any  # numpy, (dimensions,), float32; one number for a score
 
 

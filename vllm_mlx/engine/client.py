@@ -30,18 +30,20 @@ from ..core.errors import (
 )
 from ..core.events import Counted, Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started, Usage
 from ..core.receipt import Expectation
-from ..core.request import Request
+from ..core.request import ROW_IDS, Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
+from ..disk.kept import Memories
 from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
-from ..prompt.processor import PreparedRequest
-from ..scheduler.residence import State
+from ..formats.vectors import VectorOutput
+from ..prompt.processor import PreparedRequest, RequestProcessor
+from ..scheduler.residence import Resident, State
 from ..util.fence import clear_locals
 from ..util.tasks import Deadline
 from .admission import AdmissionQueue, users
-from .engine import EngineThread, LLMEngine
-from .front import Front, ReplyKeeper
+from .engine import LLMEngine
+from .front import Front, Parts, ReplyKeeper
 from .macos import KeepAwake
 from .monitoring.counters import OUTCOMES, Outcome, ReplyStats
 from .monitoring.monitor import Monitor
@@ -59,8 +61,6 @@ _STOP_S = 10.0  # time for the running step to finish
 _SAVE_S = 20.0  # time to write what is not on disk yet
 _HURRIED_SAVE_S = 1.0
 _LOOK_S = 0.02  # between two looks at a model that comes or leaves
-
-
 IndexedEvent = tuple[int, GenerationEvent]
 
 
@@ -154,7 +154,7 @@ class _Preparation:
 class Reply:
     """One of the n replies to a request."""
 
-    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats):
+    def __init__(self, index: int, seq: Sequence, output: OutputPipeline | VectorOutput, stats: ReplyStats):
         self.index = index
         self.seq = seq
         self.stats = stats
@@ -179,6 +179,8 @@ class Reply:
             events += [*counted, *deltas]
         elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:
             events.append(PromptProgress(update.num_computed_tokens, num_prompt_tokens))
+        if isinstance(self._output, VectorOutput):
+            self._output.vectors = update.vectors
         if self._output.stopped:
             return events + self._finish(FinishReason.STOP, None)
         if update.finish_reason is not None:
@@ -242,7 +244,7 @@ class Generation:
         self.request = prepared.request
         self._prepared = prepared
         self._keeper = keeper
-        self.num_prompt_tokens = len(prepared.prompt.token_ids)
+        self.num_prompt_tokens = prepared.prompt.num_tokens
         self.prompt_change = None if prepared.compared is None else prepared.compared.change
         self.seq_ids = tuple(replies)
         self.by_sequence = replies
@@ -341,24 +343,16 @@ def _join(updates: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate |
 class EngineClient:
     """Serves requests. All methods are called on one event loop, except the callbacks of the engine thread."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        fronts: Items[Front],
-        thread: EngineThread,
-        pool: PromptPool,
-    ):
-        """`thread` has started. `fronts` are the models by their positions; the first is the default."""
-        self.fronts, default = tuple(fronts), fronts[0]
-        self.memories = default.memories
-        self.processor, self.preparations = default.processor, Preparations(self.fronts, pool)
-        self._thread = thread
-        self.pool = pool
-        self._monitor = Monitor(config, self.fronts, thread, pool)
+    def __init__(self, config: EngineConfig, fronts: list[Front], memories: Memories, parts: Parts):
+        """`parts` are those of the fronts, which are the models by their positions; the first is the default."""
+        self.fronts, self.memories, self.parts = fronts, memories, parts
+        self._thread, self.pool, _ = thread, pool, _ = parts
+        self.preparations = Preparations(fronts, pool)
+        self._monitor = Monitor(config, fronts, thread, pool)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self.generations: dict[int, Generation] = {}  # by sequence id
-        self._seq_ids = itertools.count()
+        self._seq_ids = itertools.count(step=ROW_IDS)
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
         self._residents = [model.residence for model in thread.models]
@@ -366,9 +360,19 @@ class EngineClient:
         for resident in self._residents:  # loads of other models do not count as time without a request
             resident.use(time.monotonic())
 
+    def add(self, front: Front, resident: Resident) -> None:
+        """Serve a model that the engine has just got, at the next position."""
+        resident.use(time.monotonic())
+        self.fronts.append(front)
+        self._residents.append(resident)
+        self._monitor.add()
+
+    @property
+    def processor(self) -> RequestProcessor:
+        return self.fronts[0].processor
+
     @property
     def model_facts(self) -> ModelFacts:
-        """Return the facts of the default model."""
         return self.fronts[0].model_facts
 
     @property
@@ -397,13 +401,8 @@ class EngineClient:
             prepared, progress = await self.preparations.prepare(request)
         self._check_open()
         replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
-        generation = Generation(
-            prepared,
-            replies,
-            self.fronts[request.model].keeper,
-            abort=self._thread.abort,
-            closed=self._forget,
-        )
+        keeper = self.fronts[request.model].keeper
+        generation = Generation(prepared, replies, keeper, abort=self._thread.abort, closed=self._forget)
         self.queue.watch(generation)
         self._awake.hold()
         self.generations |= dict.fromkeys(generation.seq_ids, generation)
@@ -429,7 +428,7 @@ class EngineClient:
             if error.is_least:
                 raise
             return error.num_prompt_tokens
-        return len(prepared.prompt.token_ids)
+        return prepared.prompt.num_tokens
 
     async def status(self) -> EngineStatus:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""

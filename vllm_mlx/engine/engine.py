@@ -34,7 +34,7 @@ from ..util.fence import Fence, clear_locals
 from ..util.tasks import call_at_exit, do_nothing, raise_in, settle
 from .lane import Lane, LaneChoice, ServedModel
 from .macos import is_on_battery, return_freed_memory
-from .monitoring.schema import EngineFacts, EngineReport
+from .monitoring.schema import EngineReport
 from .monitoring.status import draft_status, image_status
 
 logger = logging.getLogger(__name__)
@@ -53,10 +53,11 @@ class LLMEngine:
     def __init__(self, models: Items[ServedModel], watch: DeviceWatch, clock: Callable[[], float] = time.monotonic):
         """`models` by their positions. They share one tree of cached state, if they cache any."""
         self._clock = clock
+        self._deliver: Deliver = do_nothing  # to the client, on the engine thread
         self.models = tuple(models)
         self.residency = Residency([model.residence for model in models])
         self._choice = LaneChoice(len(models))
-        self._last = self.default  # it ran the last step
+        self._last: ServedModel | None = None  # it ran the last step
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
         self._has_disk_work = False  # whether it has more to do at once
@@ -69,6 +70,10 @@ class LLMEngine:
         self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
         for model in models:
             model.residence.use(self._returned_s)
+
+    def listen(self, deliver: Deliver) -> None:
+        """Set the function that is called with the updates of all steps."""
+        self._deliver = deliver
 
     @property
     def has_work(self) -> bool:
@@ -96,17 +101,13 @@ class LLMEngine:
         return self.models[0]
 
     @property
-    def facts(self) -> EngineFacts:
-        return self.default.facts
-
-    @property
     def scheduler(self) -> Scheduler:
         return self.default.scheduler
 
     @property
     def runner(self) -> Runner:
         """Return the runner of the default model, whose weights are in memory."""
-        assert self.default.lane is not None
+        assert self.default.lane is not None and isinstance(self.default.lane.runner, Runner)
         return self.default.lane.runner
 
     @property
@@ -147,7 +148,7 @@ class LLMEngine:
         for cache in self._caches:
             cache.disk = disk
 
-    def close(self, rest_s: Callable[[], float], deliver: Deliver) -> None:
+    def close(self, rest_s: Callable[[], float]) -> None:
         """End the work on other threads. While `rest_s` returns a time, write state that is not on disk yet."""
         if self.disk is None:
             return
@@ -155,7 +156,7 @@ class LLMEngine:
             if rest_s() > 0:
                 self._aborts += [seq_id for cache in self._caches for seq_id in cache.seq_ids]
                 for model in self.models:
-                    self.step(deliver, model)  # rows leave their state behind
+                    self.step(model)  # rows leave their state behind
                 self.disk.write_all(rest_s)
         finally:
             self.disk.close()
@@ -204,13 +205,13 @@ class LLMEngine:
 
     def report(self) -> EngineReport:
         """Describe the present state."""
-        tree, now = self.cache_tree, self._clock()
+        tree, now, off_reason = self.cache_tree, self._clock(), self.default.facts.no_drafts if self.models else None
         return EngineReport(
             num_steps=self.num_steps,
             device=self.watch.usage(),
             lanes=tuple(model.report(now) for model in self.models),
             images=image_status(*(model.images for model in self.models)),
-            drafts=draft_status(self.facts.no_drafts, *(model.scheduler.speculation for model in self.models)),
+            drafts=draft_status(off_reason, *(model.scheduler.speculation for model in self.models)),
             cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reader.reading,
@@ -219,7 +220,7 @@ class LLMEngine:
 
     # -- weights come and leave
 
-    def move(self, deliver: Deliver) -> None:
+    def move(self) -> None:
         """Let weights leave, or bring them nearer, if it is time. Called between two steps. Raises EngineDead."""
         self._faults.check_alive()
         if len(self.models) > 1:
@@ -230,10 +231,10 @@ class LLMEngine:
             is_written = self.disk is None or self.disk.is_written
             event = model.residence.due(self._clock(), is_written=is_written)
             if event is not None or model.residence.state in ("loading", "failed"):
-                with self._contained(model, deliver):
-                    self._move(model, event, deliver)
+                with self._contained(model):
+                    self._move(model, event)
 
-    def _move(self, model: ServedModel, event: Event | None, deliver: Deliver) -> None:
+    def _move(self, model: ServedModel, event: Event | None) -> None:
         fault = None
         if event is not None:
             self._take_event(model, event)
@@ -244,11 +245,11 @@ class LLMEngine:
         elif model.residence.state == "loading":
             fault = self._advance(model)
             if model.lane is not None:
-                self._take(model, StepOutput(failed=tuple(model.cut_waiting())), deliver)
+                self._take(model, StepOutput(failed=tuple(model.cut_waiting())))
         if (refusal := model.residence.refusal(self._clock())) is not None:
             model.residence.release(model.residence.held)
             waiting = tuple((seq.seq_id, refusal) for seq in model.scheduler.waiting)
-            self._take(model, StepOutput(failed=waiting), deliver)
+            self._take(model, StepOutput(failed=waiting))
         if device_fault(fault) is Fault.OUT_OF_MEMORY:  # the load has failed by it, but it may be that of a row's step
             fault = DeviceFault(f"A step may have failed while weights were read: {fault}") if self.num_rows else None
         if fault is not None:
@@ -306,10 +307,10 @@ class LLMEngine:
     def _model_of(self, resident: Resident) -> ServedModel:
         return next(model for model in self.models if model.residence is resident)
 
-    def yield_memory(self, deliver: Deliver) -> None:
+    def yield_memory(self) -> None:
         """Give memory back at rest, and under pressure. A step without work sees the pressure."""
-        if self.watch.has_news:
-            self.step(deliver)
+        if self.watch.has_news and self.models:
+            self.step()
         for lane in self._lanes:
             lane.runner.rest()
         if (now := self._clock()) >= self._returned_s + _RETURN_EVERY_S:
@@ -325,7 +326,7 @@ class LLMEngine:
         """Return whether next prompts may be computed: no model comes or leaves, and memory and power suffice."""
         return self.residency.is_calm and not self.watch.is_under_pressure and not is_on_battery()
 
-    def step(self, deliver: Deliver, model: ServedModel | None = None) -> None:
+    def step(self, model: ServedModel | None = None) -> None:
         """Run one step of a model; without one, of the model that was served least.
 
         Tokens are delivered before the prefill of the same step runs. If a step fails as a whole, its sequences restart
@@ -335,7 +336,7 @@ class LLMEngine:
         self.num_steps += 1
         now = self._clock()
         if self._aborts:
-            with self._contained(self._last, deliver):
+            with self._contained(self._last or self.default):
                 while self._aborts:
                     seq_id = self._aborts.pop()
                     for resident in self.residency.models:
@@ -347,40 +348,40 @@ class LLMEngine:
             model = self.models[self._choice.next(lanes, now)] if lanes else unloaded
         if busy and model.residence.state == "ready":
             model.residence.use(now)
-        with self._contained(model, deliver):
-            self._step(model, deliver, now, is_alone=len(busy) < 2)
+        with self._contained(model):
+            self._step(model, now, is_alone=len(busy) < 2)
         if lanes and len(self.models) > 1:
             tenants = {at: lane.scheduler.turns.tenants for at, lane in lanes.items()}
             self._choice.turns.charge(self.models.index(model), self._clock() - now, tenants)
         self._last = model
 
-    def _step(self, model: ServedModel, deliver: Deliver, now: float, *, is_alone: bool) -> None:
+    def _step(self, model: ServedModel, now: float, *, is_alone: bool) -> None:
         """Run a step. If other models are busy, it waits for its own samples, so that no other model's step does."""
         if (lane := model.lane) is None:
-            self._take(model, StepOutput(overrun=self.watch.overrun()), deliver)  # trims are done, and caches give way
+            self._take(model, StepOutput(overrun=self.watch.overrun()))  # trims are done, and caches give way
             return
         lane.is_stalled = False
         looks_ahead = model.scheduler.ahead.running is not None and self._looks_ahead
         plan = model.scheduler.schedule(now, is_alone=is_alone, looks_ahead=looks_ahead)
         self._raise_fault(model)
-        has_news = self._take(model, lane.runner.decode(plan), deliver)
+        has_news = self._take(model, lane.runner.decode(plan))
         lane.decoded_s = self._clock()
         lane.is_stalled = plan == NO_WORK and not has_news and model.scheduler.awaits_inputs
         if plan.prefill:
             self._longest_chunk = max(chunk.end - chunk.start for chunk in plan.prefill)
-            self._take(model, lane.runner.prefill(plan.prefill), deliver)
+            self._take(model, lane.runner.prefill(plan.prefill))
         self._look_after_disk(is_idle=False)
 
     @contextmanager
-    def _contained(self, model: ServedModel, deliver: Deliver) -> Iterator[None]:
+    def _contained(self, model: ServedModel) -> Iterator[None]:
         """Recover from the error that ends a model's work: the model's own, or the device's. Raises EngineDead."""
         self._longest_chunk = 0
         with Fence("the engine, which continues with its next step") as fence:
             yield
         if fence.error is not None:
-            self.recover(fence.error, deliver, self._longest_chunk, model)
+            self.recover(fence.error, self._longest_chunk, model)
 
-    def ask(self, question: Callable[["LLMEngine"], T], deliver: Deliver) -> T:
+    def ask(self, question: Callable[["LLMEngine"], T]) -> T:
         """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too.
 
         Raises EngineDead. The next step raises it again: the end belongs to the engine, not to the question alone.
@@ -390,12 +391,10 @@ class LLMEngine:
             return question(self)
         except RuntimeError as error:
             if device_fault(error) is not None:
-                self.recover(error, deliver)
+                self.recover(error)
             raise
 
-    def recover(
-        self, error: Exception, deliver: Deliver, num_tokens: int = 0, model: ServedModel | None = None
-    ) -> None:
+    def recover(self, error: Exception, num_tokens: int = 0, model: ServedModel | None = None) -> None:
         """Drop the rows, so that the next step starts clean, and let their sequences restart or fail.
 
         A device fault is everyone's; another error is that of `model`. `num_tokens`: the longest chunk that ran, if any
@@ -415,14 +414,14 @@ class LLMEngine:
         self._faults.count(fault, error)
         failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
         for each in models:
-            deliver(each.scheduler.recover(failure, fault, num_tokens if each is model else 0))
+            self._deliver(each.scheduler.recover(failure, fault, num_tokens if each is model else 0))
 
-    def _take(self, model: ServedModel, output: StepOutput, deliver: Deliver) -> bool:
+    def _take(self, model: ServedModel, output: StepOutput) -> bool:
         """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
-        if output.tokens or output.prefilled:
+        if output.tokens or output.prefilled or output.encoded:
             self._faults.num = 0
         if updates := model.scheduler.update(output):
-            deliver(updates)
+            self._deliver(updates)
         self._raise_fault(model)
         return bool(updates)
 
@@ -452,7 +451,6 @@ class EngineThread:
 
     def __init__(self, load: Callable[[], LLMEngine]):
         self._load = load
-        self._deliver: Deliver = do_nothing
         self._died: Callable[[EngineDead], None] = do_nothing
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._loaded: Future[tuple[ServedModel, ...]] = Future()
@@ -474,8 +472,9 @@ class EngineThread:
         self.models = self._loaded.result()
 
     def listen(self, deliver: Deliver, died: Callable[[EngineDead], None]) -> None:
-        """Set what the thread calls with updates and when it dies, before any sequence is added."""
-        self._deliver, self._died = deliver, died
+        """Set the functions called with updates, and when the thread dies, before any sequence is added."""
+        self._died = died
+        self._tell(LLMEngine.listen, deliver)
 
     def check_alive(self) -> None:
         """Raise EngineDead if the thread has ended by an error."""
@@ -551,10 +550,10 @@ class EngineThread:
             while self._take_messages(engine, engine.idle_s if is_idle and not engine.is_busy else 0.0):
                 self.step_started_s = time.monotonic()
                 if is_idle := not engine.has_work:
-                    engine.yield_memory(self._deliver)
+                    engine.yield_memory()
                 else:
-                    engine.step(self._deliver)
-                engine.move(self._deliver)
+                    engine.step()
+                engine.move()
                 self.step_started_s = None
         except BaseException as error:
             logger.exception("The engine thread ended")
@@ -563,7 +562,7 @@ class EngineThread:
             self._died(self.error)
         with Fence("the end of the process"):
             try:
-                engine.close(self._rest_s, self._deliver)
+                engine.close(self._rest_s)
             finally:
                 engine.free()
         self._end = self.error or EngineDead("The engine has been shut down.")
@@ -593,7 +592,7 @@ class EngineThread:
                 case None:
                     return False
                 case _Question(ask, answer):
-                    settle(answer, engine.ask, ask, self._deliver)
+                    settle(answer, engine.ask, ask)
                 case act, args:
                     act(engine, *args)
             wait_s = 0.0

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.config import Capability, EngineConfig, ModelInfo
 from ..core.errors import TemplateError
@@ -14,11 +16,16 @@ from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer
 from ..media.vision import VisionProcessor
 from ..prompt.processor import PreparedRequest, RequestProcessor
+from ..util.fair_queue import FairThreads
 from ..util.fence import Fence
 from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts, ModelFacts
 from .preparing import PromptPool
 
+if TYPE_CHECKING:
+    from .engine import EngineThread
+
+Parts = tuple["EngineThread", PromptPool, FairThreads]  # the threads of the engine, for prompts, and for images
 Keep = Callable[[Sequence, int, PromptInputs | None], None]
 
 
@@ -46,7 +53,7 @@ class ReplyKeeper:
         if self._keep is None:
             return
         if not finished.token_ids:
-            self._keep(seq, seq.num_prompt_tokens, None)
+            self._keep(seq, prepared.num_kept, None)
             return
         args = (self._keep, prepared, seq, finished, is_last)
         trim = self._pool.submit(self._trim, *args, tenant=prepared.request.tenant)
@@ -57,7 +64,7 @@ class ReplyKeeper:
         self, keep: Keep, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply, is_last: bool
     ) -> None:
         """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
-        num_tokens = max(self._processor.kept_tokens(prepared, finished), seq.num_prompt_tokens)
+        num_tokens = max(self._processor.kept_tokens(prepared, finished), prepared.num_kept)
         keep(seq, num_tokens, None)
         if is_last and (following := self._processor.next_prompt(prepared, finished)) is not None:
             keep(seq, num_tokens, following)
@@ -83,6 +90,7 @@ class Front:
     media: MediaRequests
     keeper: ReplyKeeper
     memories: Memories
+    path: Path  # of the checkpoint
     model_facts: ModelFacts = field(init=False)  # as `/v1/status` reports them
     capabilities: list[Capability] = field(init=False)  # as `/v1/models` reports them
 
@@ -107,6 +115,8 @@ class Front:
 
 
 def _capabilities(info: ModelInfo, processor: RequestProcessor) -> Iterator[tuple[Capability, bool]]:
+    if info.task != "chat":
+        return
     yield "images", info.takes_images
     yield "videos", processor.no_videos is None
     with suppress(TemplateError):  # a rendering may take too long

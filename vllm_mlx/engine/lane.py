@@ -16,6 +16,8 @@ import mlx.core as mx
 from ..cache.media import MediaCache
 from ..core.errors import ContextLengthExceeded, ModelLoadError, first_line
 from ..core.memory import readable
+from ..runner.encoder import EncoderModel
+from ..runner.encoder_runner import EncoderRunner
 from ..runner.loading import Loading
 from ..runner.model import Model
 from ..runner.runner import Runner
@@ -36,19 +38,19 @@ class Assembly:
 
     scheduler: Scheduler
     facts: EngineFacts
-    begin: Callable[[], Loading[Model]]  # raises ModelLoadError, also for a checkpoint that has changed on disk
-    run: Callable[[Model], Runner]
+    begin: Callable[[], Loading[Any]]  # raises ModelLoadError, also for a checkpoint that has changed on disk
+    run: Callable[[Any], Runner | EncoderRunner]  # of the model that was loaded
     weights_bytes: int
     room_bytes: int  # for what is in memory in addition to the weights while they are read
     load_s: float = 0.0  # of the first load
     # Measures a model of which sizes are assumed, at its first load, in parts; None for a model that was measured.
-    measure: "Callable[[Model], Generator[None, None, Assembly]] | None" = None
+    measure: "Callable[[Any], Generator[None, None, Assembly]] | None" = None
 
 
 class Lane:
     """Runs the steps of a model whose weights are in memory. Belongs to the engine thread."""
 
-    def __init__(self, residence: Resident, runner: Runner):
+    def __init__(self, residence: Resident, runner: Runner | EncoderRunner):
         self.residence, self.scheduler, self.runner = residence, residence.scheduler, runner
         self.is_stalled = False  # whether its rows wait for images, or for state that is read from disk
         self.decoded_s = 0.0  # when its replies got their last tokens, by the engine's clock
@@ -125,12 +127,12 @@ class ServedModel:
         self.lane: Lane | None = None
         self.media: MediaCache[Any] | None = None  # features of images; None for a model that takes none
         self.tell: Callable[[EngineFacts], None] | None = None  # called with what the first load has measured
-        self._loading: Loading[Model] | None = None
+        self._loading: Loading[Any] | None = None
         self._parts: Iterator[None] = iter(())  # of the load
         self.build_s = 0.0  # of the last load: the pause in which the model is built
         self._missing_bytes = 0
 
-    def start(self, model: Model) -> None:
+    def start(self, model: Model | EncoderModel) -> None:
         """Take over the weights that the start of the server has read."""
         self.residence.state, self.residence.loads["start"] = "ready", 1
         self._serve(model)
@@ -190,6 +192,7 @@ class ServedModel:
             },
             num_preemptions=scheduler.num_preemptions,
             num_restarts=scheduler.num_restarts,
+            keeps_room=residence.keeps_room,
             live_bytes=0 if self.lane is None else self.lane.runner.live_bytes(),
             lacking_bytes=scheduler.pool.planned_bytes - scheduler.pool.num_bytes,
             num_shortened=scheduler.pool.num_shortened,
@@ -204,6 +207,8 @@ class ServedModel:
         """Cut replies to the context, which the first load may have found shorter. Yield prompts that are too long."""
         limit = self.facts.info.max_model_len
         for seq in self.scheduler.waiting:
+            if seq.prompt.texts is not None:  # each of the texts has room, or runs alone
+                continue
             if seq.num_prompt_tokens >= limit:
                 error = ContextLengthExceeded(num_prompt_tokens=seq.num_prompt_tokens, max_model_len=limit)
                 yield seq.seq_id, error
@@ -233,7 +238,7 @@ class ServedModel:
         """Read the next slice, or measure a part. Returns whether the lane is ready. Raises ConfigError."""
         return next(self._parts, self) is self
 
-    def _load(self, loading: Loading[Model]) -> Iterator[None]:
+    def _load(self, loading: Loading[Any]) -> Iterator[None]:
         while (model := loading.advance()) is None:
             yield
         if self.assembly.measure is not None:
@@ -256,7 +261,7 @@ class ServedModel:
         if self.tell is not None:
             self.tell(assembly.facts)
 
-    def _serve(self, model: Model) -> None:
+    def _serve(self, model: Model | EncoderModel) -> None:
         self.lane = Lane(self.residence, self.assembly.run(model))
         self.media = self.lane.runner.media
 

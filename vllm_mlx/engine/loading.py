@@ -15,6 +15,7 @@ from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
+from ..core.encoding import EncoderFacts, Task
 from ..core.errors import ConfigError, about, setting
 from ..core.memory import Budget, MemoryBudget, readable
 from ..core.stage import UNSEEN, LoadStage
@@ -29,6 +30,7 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
+from ..prompt.texts import RerankPrompts, TextTokenizer
 from ..ranks.figures import figures
 from ..ranks.leader import Leader
 from ..ranks.lockstep import Ranks
@@ -37,7 +39,9 @@ from ..ranks.worker import Worker
 from ..runner.attention import memory_saving
 from ..runner.calibrate import ImageCost, warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
-from ..runner.device import DeviceWatch, cache_limit_bytes, device_memory, max_stored_buffers
+from ..runner.device import DeviceWatch, apply_limits, cache_limit_bytes, device_memory, max_stored_buffers
+from ..runner.encoder import EncoderModel
+from ..runner.encoder_checkpoint import read_encoder
 from ..runner.load_model import advising
 from ..runner.loading import Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays
@@ -47,12 +51,13 @@ from ..scheduler.depth import DepthController
 from ..scheduler.image_planner import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
+from ..scheduler.reranking import RerankScheduler
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
-from ..util.fair_queue import FairThreads
 from .client import EngineClient
+from .encoding import Encoder
 from .engine import EngineThread, LLMEngine
-from .front import Front, ReplyKeeper
+from .front import Front, Parts, ReplyKeeper
 from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
@@ -86,11 +91,9 @@ class OpenDisk:
     report: DiskReport
     folder: Folder | None = None
 
-    def memories(self, fingerprint: str) -> Memories:
-        """Return the memories that a restarted server needs for the same prompts, from the same folder."""
-        if self.folder is None:
-            return NO_MEMORIES
-        return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
+    def memories(self) -> Memories:
+        """Return the memories that a restarted server needs for the same prompts; `of` gives those of a checkpoint."""
+        return NO_MEMORIES if self.folder is None else Memories.at(self.folder, "", cap_bytes=self.report.max_bytes)
 
     def start(self, memory: MemoryAwarePrefixCache, names: Mapping[str, str]) -> DiskTier | None:
         """Put the tier together, on the engine thread. `names` are those of the tree's models, by fingerprint."""
@@ -156,6 +159,7 @@ class Source:
     tokenizer: Tokenizer | None = None  # None where no prompt is prepared, like the next ones
     formats: CheckpointFormats | None = None
     vision: VisionProcessor | None = None
+    encoder: EncoderFacts | None = None  # None for a model that generates
     pin: bool = False  # its weights leave for no other model
     stage: LoadStage = UNSEEN  # told what is done during the start
 
@@ -177,35 +181,43 @@ def start_engine(
     with ExitStack() as undone:
         if disk is not None:
             undone.callback(disk.close)
-        if len(entries) > 1 and config.no_unload is not None:
+        if (len(entries) > 1 or (models is not None and models.places)) and config.no_unload is not None:
             raise ConfigError(f"{config.no_unload} Serve one model only, or leave it out.")
+        memories = NO_MEMORIES if disk is None else disk.memories()
+        undone.callback(memories.close)
         sources: list[Source] = []
         for entry in entries:
             with about(entry.name if len(entries) > 1 else None):
                 own = config.with_model(entry.config)
                 check_settings(own)
                 checkpoint = find_checkpoint(own.model, own.revision, trust_remote_code=own.trust_remote_code)
-                if sources:
-                    memories = sources[0].memories.of(checkpoint.fingerprint())
-                else:
-                    memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
-                    undone.callback(memories.close)
-                tokenizer = checked_tokenizer(own, checkpoint)
-                formats, vision = reply_formats(own, tokenizer), load_vision(own, checkpoint, tokenizer)
-                source = Source(name=entry.name, config=own, checkpoint=checkpoint, memories=memories, pin=entry.pin)
-                sources.append(replace(source, tokenizer=tokenizer, formats=formats, vision=vision, stage=stage))
-        thread = EngineThread(lambda: load_engines(sources, disk, ranks))
+                own_memories = memories.of(checkpoint.fingerprint())
+                source = prepared(entry.name, own, checkpoint, own_memories)
+                sources.append(replace(source, pin=entry.pin, stage=stage))
+        thread = EngineThread(lambda: load_engines(sources, disk, ranks, config))
         thread.start()
-        pool, decoders = PromptPool(), image_decoders()
-        parts = zip(sources, thread.models, strict=True)
-        fronts = [_front(source, model, thread, pool, decoders) for source, model in parts]
+        parts = thread, PromptPool(), image_decoders()
+        fronts = [front_of(source, model, parts) for source, model in zip(sources, thread.models, strict=True)]
         undone.pop_all()
-    return EngineClient(sources[0].config, fronts, thread, pool)
+    return EngineClient(sources[0].config if sources else config, fronts, memories, parts)
 
 
-def _front(source: Source, model: ServedModel, thread: EngineThread, pool: PromptPool, decoders: FairThreads) -> Front:
-    config, vision, facts = source.config, source.vision, model.facts
+def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: Memories) -> Source:
+    """Load what prepares prompts for a model, on any thread. Raises ConfigError."""
+    tokenizer = checked_tokenizer(config, checkpoint)
+    formats, encoder = reply_formats(config, tokenizer), read_encoder(checkpoint, config)
+    vision = None if encoder is not None else load_vision(config, checkpoint, tokenizer)
+    source = Source(name=name, config=config, checkpoint=checkpoint, memories=memories)
+    return replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
+
+
+def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
+    config, vision, facts, encoder, texts = source.config, source.vision, model.facts, source.encoder, None
+    thread, pool, decoders = parts
     assert source.tokenizer is not None and source.formats is not None
+    if encoder is not None:
+        kind = RerankPrompts if encoder.is_causal else TextTokenizer
+        texts = kind(source.tokenizer, encoder, facts.info.vocab_size)
     if vision is not None:
         vision.set_memory(facts.memory)
     processor = RequestProcessor(
@@ -220,6 +232,7 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
+        texts=texts,
     )
     limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
@@ -232,8 +245,9 @@ def _front(source: Source, model: ServedModel, thread: EngineThread, pool: Promp
         vision=vision,
         processor=processor,
         media=MediaRequests(vision, loader, thread.wake),
-        keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache else None),
+        keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache and source.encoder is None else None),
         memories=source.memories,
+        path=source.checkpoint.path,
     )
     front.measured(facts)
     model.tell = front.measured
@@ -254,7 +268,9 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
         )
 
 
-def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None) -> LLMEngine:
+def load_engines(
+    sources: Items[Source], disk: OpenDisk | None = None, ranks: Ranks | None = None, config: EngineConfig | None = None
+) -> LLMEngine:
     """Load and measure the models that have room, pinned ones first, and size everything to the available memory.
 
     Any other model is measured at its first load. Raises ConfigError. With `ranks`, there is one model, and nothing of
@@ -265,7 +281,8 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
         if disk is not None:
             engine.attach(None, disk.report)
         return engine
-    budget = budget_of(sources[0].config)
+    budget = budget_of(config or sources[0].config)
+    apply_limits(budget.total_bytes)
     watch, found = device_watch(budget), dict[str, ServedModel]()
     for source in sorted(sources, key=lambda source: not source.pin):
         pinned_bytes = sum(other.checkpoint.file_bytes for other in sources if other.pin and other is not source)
@@ -275,7 +292,7 @@ def load_engines(sources: Items[Source], disk: OpenDisk | None = None, ranks: Ra
             if not is_read:
                 least = least_memory(source.config, source.checkpoint, own_budget, weights_bytes)
                 is_read = not _lacks_room(found.values(), budget, least)
-            found[source.name] = _load(source, own_budget, watch, list(found.values()), is_read=is_read)
+            found[source.name] = load(source, own_budget, watch, list(found.values()), is_read=is_read)
     engine = LLMEngine([found[source.name] for source in sources], watch)
     for model in reversed(found.values()):
         if model.residence.may_leave and _lacks_room(engine.models, budget):
@@ -297,35 +314,58 @@ def _lacks_room(models: Iterable[ServedModel], budget: Budget, coming: MemoryBud
     return held_bytes + max(each.transient_bytes for each in memory) > budget.total_bytes
 
 
-def _load(
+def load(
     source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel], *, is_read: bool
 ) -> ServedModel:
     """Load and measure a model, or assemble it by the headers of its files."""
+    if source.encoder is not None and not source.encoder.is_causal:
+        return _load_encoder(source, source.encoder, budget, watch, is_read=is_read)
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
-    source.stage.model = source.name
+    source.stage.model, kind = source.name, Scheduler if source.encoder is None else RerankScheduler
 
     def measure(model: Model) -> Generator[None, None, Assembly]:
         measured = yield from measuring(config, checkpoint, model, probe, UNSEEN)
         yield
         warm_up(model, has_drafts=no_drafts(config, model) is None)
         stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
-        return assemble(config, checkpoint, measured, budget, watch, stored)
+        return assemble(config, checkpoint, measured, budget, watch, stored, planner=kind)
 
     if is_read:
         measured = load_measured(config, checkpoint, probe, budget, stage=source.stage)
         source.stage.begin("trying replies")
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-        assembly = assemble(config, checkpoint, measured, budget, watch, tree)
+        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=kind)
     else:
         measured = unread(config, checkpoint, budget, takes_images=probe is not None)
-        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree), measure=measure)
-    served = ServedModel(
-        assembly, name=source.name, pin=source.pin, no_unload=config.no_unload, idle_unload_s=config.idle_unload_s
+        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree, planner=kind), measure=measure)
+    return _served(source, assembly, measured.model if is_read else None)
+
+
+def _load_encoder(
+    source: Source, facts: EncoderFacts, budget: Budget, watch: DeviceWatch, *, is_read: bool
+) -> ServedModel:
+    checkpoint = source.checkpoint
+    encoder = Encoder(
+        config=source.config,
+        checkpoint=checkpoint,
+        facts=facts,
+        budget=budget,
+        watch=watch,
+        identity=checkpoint.fingerprint(),
     )
-    if is_read:
-        served.start(measured.model)
+    source.stage.begin("reading weights", 0.0)
+    model, assembly = encoder.load() if is_read else (None, encoder.unread())
+    return _served(source, assembly, model)
+
+
+def _served(source: Source, assembly: Assembly, model: Model | EncoderModel | None) -> ServedModel:
+    """Return the served model, with its weights if they were read."""
+    no_unload, idle_unload_s = source.config.no_unload, source.config.idle_unload_s
+    served = ServedModel(assembly, name=source.name, pin=source.pin, no_unload=no_unload, idle_unload_s=idle_unload_s)
+    if model is not None:
+        served.start(model)
     return served
 
 
@@ -375,6 +415,7 @@ def assemble(
     watch: DeviceWatch,
     tree: MemoryAwarePrefixCache | None = None,
     ranks: Ranks | None = None,
+    planner: type[Scheduler] = Scheduler,
 ) -> Assembly:
     """Build what runs a measured model, except its weights. `tree` is that of the other models, if there is one.
 
@@ -382,7 +423,8 @@ def assemble(
     """
     config = one_chunk(config, checkpoint, measured, budget)
     attention = attention_cost(config, checkpoint, measured, budget)
-    facts = engine_facts(config, checkpoint, measured, attention, budget)
+    task: Task = "rerank" if planner is RerankScheduler else "chat"
+    facts = engine_facts(config, checkpoint, measured, attention, budget, task)
     pacer = PrefillPacer(
         max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
         max_chunk=config.max_prefill_chunk,
@@ -394,7 +436,7 @@ def assemble(
         whole_prompts=measured.model.no_chunks is not None,
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory, tree)
-    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
+    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images, planner)
     watch.raise_cache_limit(cache_limit_bytes(budget.total_bytes, facts.memory.transient_bytes))
     saving = prefill_context(measured, budget)
     run: Callable[[Model], Runner]
@@ -448,8 +490,9 @@ def make_scheduler(
     pacer: PrefillPacer,
     cache: PrefixPlanner | None,
     images: ImageCost | None = None,
+    planner: type[Scheduler] = Scheduler,
 ) -> Scheduler:
-    return Scheduler(
+    return planner(
         config,
         memory=memory,
         footprint=model.footprint,

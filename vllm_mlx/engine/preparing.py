@@ -35,7 +35,8 @@ _LOOK_S = 5.0  # between two looks at whether a hung thread made room
 
 
 def is_long(request: Request) -> bool:
-    num_chars = len(request.prompt) if isinstance(request.prompt, str) else 0
+    texts = () if request.texts is None else request.texts.texts
+    num_chars = sum(len(text) for text in (request.prompt, request.suffix, *texts) if isinstance(text, str))
     return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
 
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
+from ..core.encoding import Task
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint, readable
 from ..core.request import checkpoint_defaults, usual_sampling
@@ -39,7 +40,7 @@ _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
 _MOST_SLICES = 50  # of the weights at the start, after each of which it can tell how far it is
 _MAX_IMAGES_BYTES = 512 << 20
 _MAX_RENDERED_BYTES = 64 << 20
-_ASSUMED_TOKENS_PER_S = 1000.0  # of the prefill of a model that was never loaded
+ASSUMED_TOKENS_PER_S = 1000.0  # of the prefill of a model that was never loaded
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
 
@@ -124,9 +125,9 @@ def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, *, take
     _check_weights(config, checkpoint, budget, None)
     model = begin_drafting(config, checkpoint, proofs=Proofs()).unread()
     calibration = Calibration(
-        tokens_per_s=_ASSUMED_TOKENS_PER_S,
+        tokens_per_s=ASSUMED_TOKENS_PER_S,
         overhead_s=0.0,
-        chunk_bytes_per_token=_least_bytes_per_token(checkpoint),
+        chunk_bytes_per_token=least_bytes_per_token(checkpoint),
         attention=assumed(checkpoint.config) if model.footprint.bytes_per_token else frozenset(),
     )
     pixels = config.max_pixels or DEFAULT_MAX_PIXELS
@@ -275,7 +276,12 @@ def forced_bytes(budget: Budget, measured: MeasuredModel) -> int:
 
 
 def engine_facts(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost, budget: Budget
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    measured: MeasuredModel,
+    attention: AttentionCost,
+    budget: Budget,
+    task: Task = "chat",
 ) -> EngineFacts:
     """Raise ConfigError if the context that was asked for does not fit."""
     model = measured.model
@@ -287,6 +293,7 @@ def engine_facts(
         weights_bytes=memory.weights_bytes,
         vocab_size=model.vocab_size,
         takes_images=measured.images is not None,
+        task=task,
         created=int(time.time()),
         **usual_sampling(config.defaults, checkpoint_defaults(read_json(checkpoint.path / "generation_config.json"))),
     )
@@ -336,7 +343,7 @@ def _divided(
 def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, weights: int) -> MemoryBudget:
     """Return the sizes before a load, which measures a step: here a step takes the least. Raises ConfigError."""
     chunk = within_kernels(config, checkpoint).max_prefill_chunk
-    chunk_bytes = chunk * _least_bytes_per_token(checkpoint)
+    chunk_bytes = chunk * least_bytes_per_token(checkpoint)
     if not mx.metal.is_available():  # scores are kept
         wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
         pair_bytes = score_bytes(assumed(checkpoint.config), on_metal=False)
@@ -347,7 +354,7 @@ def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, w
     return _divided(config, budget, weights, step_bytes, takes_images=takes_images)
 
 
-def _least_bytes_per_token(checkpoint: Checkpoint) -> int:
+def least_bytes_per_token(checkpoint: Checkpoint) -> int:
     """Return the least activations of a chunk: two states and three results of a feed-forward layer, in 16 bits."""
     text = text_config(checkpoint.config)
     width = text.get("intermediate_size") or 0  # gemma3n has a list, with the width of each layer

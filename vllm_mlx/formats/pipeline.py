@@ -28,7 +28,7 @@ from .call import CallParser, new_call_id
 from .call_formats import GENERIC
 from .content import MAX_MARGIN, ContentWriter, Pending
 from .families import CallChoice, ReasoningChoice, call_format, reasoning_format, with_tags_only
-from .family import ReasoningFormat, ReasoningOpening, ToolFormat
+from .family import ReasoningOpening, ToolFormat
 from .logprobs import LogprobQueue, echo_logprobs, echoed_text
 from .reasoning import ReasoningWriter
 from .reply import FinishedReply, ReplyBuilder, content_of
@@ -235,29 +235,43 @@ class OutputParser:
 
     def __init__(
         self,
-        reasoning: ReasoningFormat | None,
-        tools: tuple[ToolFormat, ...],
+        reasoning: ReasoningChoice | None,
+        tools: CallChoice | None,
         *,
-        schemas: Schemas | None = None,  # the declared tools; without them, every call counts
-        tokens: frozenset[str] = frozenset(),  # the tokenizer's; tags among them count only as special pieces
+        schemas: Schemas | None = None,
         starts_in_reasoning: bool = False,
         opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
-        call_ids: Callable[[], str] = new_call_id,
-        takes_undeclared: bool = False,  # a call in the model's own format is a call to any tool
+        marker_tokens: frozenset[str] = frozenset(),
+        call_ids: Callable[[], str] | None = None,
+        takes_undeclared: bool = False,
     ):
-        tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=bool(schemas))
+        """`reasoning`, `tools`: formats or their names, for the parts that the reply has.
+
+        `schemas`: the schemas of the declared tools. Without them, calls to all names are calls; if they are empty,
+        every call is text.
+        `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special
+        piece.
+        `call_ids` makes ids for calls without one; by default, they have the form that the format's templates accept.
+        `takes_undeclared`: a call in the format of `tools` is a call to any tool.
+        """
+        formats = () if tools is None else _tool_formats(call_format(tools).reads, schemas)
+        spelling = None if reasoning is None else reasoning_format(reasoning)
+        if formats and spelling is None:
+            spelling = formats[0].reasoning
+        tags = tag_vocabulary(spelling, formats, marker_tokens, has_schemas=bool(schemas))
         self.markers = tags.markers  # the tags that this parser may consume
         self._codec = tags.codec
-        is_plain, is_bounded = reasoning is None and not tools, opening is not ReasoningOpening.ANYWHERE
+        is_plain, is_bounded = spelling is None and not formats, opening is not ReasoningOpening.ANYWHERE
         self._writer = ContentWriter(self._codec, is_plain=is_plain, is_bounded=is_bounded)
         self._content = self._writer.framing
         self._pending = Pending(self._codec, self._writer)
         self._reasoning = ReasoningWriter(
-            reasoning, self._writer, self._codec, starts_open=starts_in_reasoning, opening=opening
+            spelling, self._writer, self._codec, starts_open=starts_in_reasoning, opening=opening
         )
         self._calls = CallParser(
             tags, self._pending, self._writer, self._reasoning,
-            schemas=schemas, call_ids=call_ids, takes_undeclared=takes_undeclared,
+            schemas=schemas, takes_undeclared=takes_undeclared,
+            call_ids=call_ids or _new_ids(formats[0].id_length if formats else None),
         )  # fmt: skip
 
     @property
@@ -494,44 +508,11 @@ def merged(events: Iterable[ContentEvent]) -> list[ContentEvent]:
     return result
 
 
-def make_parser(
-    reasoning: ReasoningChoice | None,
-    tools: CallChoice | None,
-    *,
-    schemas: Schemas | None = None,
-    starts_in_reasoning: bool = False,
-    opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
-    marker_tokens: frozenset[str] = frozenset(),
-    call_ids: Callable[[], str] | None = None,
-    takes_undeclared: bool = False,
-) -> OutputParser:
-    """Make the parser of one reply. `reasoning`, `tools`: formats or their names, for the parts that the reply has.
-
-    `schemas`: the schemas of the declared tools. Without them, calls to all names are calls; if they are empty, every
-    call is text.
-    `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
-    `call_ids` makes ids for calls without one; by default, they have the form that the format's templates accept.
-    `takes_undeclared`: a call in the format of `tools` is a call to any tool.
-    """
-    spelling = None if reasoning is None else reasoning_format(reasoning)
-    tool_format = None if tools is None else call_format(tools).reads
-    if tool_format is not None and schemas is not None and not schemas:
-        tool_format = with_tags_only(tool_format)
-    formats = () if tool_format is None else (tool_format,)
-    if tool_format is not None and not tool_format.is_fallback and schemas:
-        formats = (*formats, GENERIC)
-    if tool_format is not None and spelling is None:
-        spelling = tool_format.reasoning
-    return OutputParser(
-        spelling,
-        formats,
-        schemas=schemas,
-        tokens=marker_tokens,
-        starts_in_reasoning=starts_in_reasoning,
-        opening=opening,
-        call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
-        takes_undeclared=takes_undeclared,
-    )
+def _tool_formats(own: ToolFormat, schemas: Schemas | None) -> tuple[ToolFormat, ...]:
+    """Return the formats of calls that are read: the model's own, and the generic one if tools are declared."""
+    if schemas is not None and not schemas:
+        return (with_tags_only(own),)
+    return (own,) if own.is_fallback or not schemas else (own, GENERIC)
 
 
 def _new_ids(length: int | None) -> Callable[[], str]:
@@ -552,9 +533,9 @@ def reply_parser(
 ) -> OutputParser:
     """Make the parser for one reply to the request. `schemas`: those of the declared tools; None reads them here."""
     if request.messages is None:
-        return make_parser(None, None)
+        return OutputParser(None, None)
     schemas = declared_schemas(request, SchemaBudget()) if schemas is None else schemas
-    return make_parser(
+    return OutputParser(
         formats.reasoning,
         formats.calls,
         schemas=schemas,

@@ -58,16 +58,20 @@ class StopStage:
 class StopMatcher:
     """Finds the match that ends first; of two that end together, the longer one. Cuts of the text do not matter.
 
-    The time is linear in the length of the text, for any text and any stop strings.
+    The time is linear in the length of the text, for any text and any stop strings. A piece in which no stop string can
+    begin or continue costs the same for any number of them.
     """
 
     def __init__(self, stop: Iterable[str], *, include_match: bool = False):
         self._stop = [_Search(text) for text in sorted(stop, key=len, reverse=True)]
+        self._firsts = frozenset(search.stop[0] for search in self._stop)
         self._include_match = include_match
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return (text that no stop string can remove, the matched stop string). Feed nothing after a match."""
+        if not self._held and self._firsts.isdisjoint(text):
+            return text, None
         ends = [(end, search.stop) for search in self._stop if (end := search.feed(text)) is not None]
         num_held = len(self._held)
         text = self._held + text

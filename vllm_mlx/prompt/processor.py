@@ -18,22 +18,30 @@ from ..core.config import CacheReasoning, EngineConfig
 from ..core.errors import ContextLengthExceeded, InvalidParameter, RequestError, TemplateError, Unsupported
 from ..core.events import TokenLogprob
 from ..core.messages import ImagePart, MediaPart, Message, VideoPart
-from ..core.request import Request, ResolvedSampling, checkpoint_defaults, resolve_sampling
+from ..core.request import (
+    Request,
+    ResolvedSampling,
+    TextInputs,
+    TokenSampling,
+    checkpoint_defaults,
+    resolve_sampling,
+)
 from ..core.sequence import Constraint, MediaItem, PromptInputs, Sequence
 from ..disk.kept import NO_MEMORIES, Memories
-from ..formats import ReplyFormats, SchemaBudget, Schemas
+from ..formats import SchemaBudget, Schemas
 from ..formats.pipeline import OutputPipeline, declared_schemas
 from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer, read_json
+from ..formats.vectors import VectorOutput
 from ..guidance.constraint_builder import ConstraintBuilder
 from ..guidance.grammar_compiler import MAX_BYTES
-from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
 from ..media.sources import media_parts, replace_parts
 from ..media.vision import VisionProcessor
 from ..util.tasks import Deadline
 from .context_window import ContextWindow
 from .encoded import EncodedText, common_prefix
+from .fill import FillIn
 from .points import conversation_end, next_requests, plan_points
 from .prompt_changes import ComparedPrompt, PromptChanges
 from .remembered import Boundary, ChatPrompt, KnownPrefix, RememberedReply
@@ -41,8 +49,12 @@ from .reply_formats import CheckpointFormats
 from .reply_memory import RecalledConversation, ReplyMemory, TextDigest
 from .splice import Splicer
 from .template import ChatTemplate, MediaMarkers
+from .texts import TextTokenizer
 
 _SENTINEL = re.compile("sentinel(0*)")
+_NO_SAMPLING = ResolvedSampling(
+    tokens=TokenSampling(), max_tokens=0, clamped_max_tokens=None, min_tokens=0, stop_token_ids=frozenset()
+)
 _LEAST_AHEAD = 64  # tokens; to compute fewer ahead of a question gains nothing that one can see
 
 
@@ -60,6 +72,12 @@ class PreparedRequest:
     prediction: PromptIndex | None = None
     index: PromptIndex | None = None  # of the prompt; None if no drafts are taken from it
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # the replies share what one has computed
+
+    @property
+    def num_kept(self) -> int:
+        """Return the prompt's tokens that stay in the prefix cache: of a fill-in, those before the cursor's line."""
+        points = self.prompt.snapshot_points
+        return points[-1] if points and self.chat is None else self.prompt.num_tokens
 
     def sequence(self, seq_id: int, index: int) -> Sequence:
         """Make the engine's work for reply number `index`. Each reply has a seed of its own."""
@@ -84,7 +102,8 @@ class PreparedRequest:
 class RequestProcessor:
     """Prepares requests, and makes the output pipelines of their replies. Threads may share it.
 
-    A chat request becomes ids in `ChatPrompts`: the template renders it, the tokenizer encodes it.
+    The template renders a chat, the tokenizer encodes it. Each prompt of a conversation extends the one before: the
+    model's own ids of an earlier reply are used wherever the template still writes what they say.
     """
 
     def __init__(
@@ -101,14 +120,16 @@ class RequestProcessor:
         memories: Memories = NO_MEMORIES,
         has_drafts: bool = False,
         resumes_anywhere: bool = True,
+        texts: TextTokenizer | None = None,
     ):
-        """`vision` is None for a model that takes no images; `memories` keep replies for the next start.
+        """`vision` is None for a model that takes no images, `texts` for one that generates.
 
-        `has_drafts`: the engine takes drafts from prompts and predictions. `resumes_anywhere`: the model's cached state
-        serves prompts that begin with any part of it, so it needs no snapshot points.
+        `memories` keep replies for the next start. `has_drafts`: the engine takes drafts from prompts and predictions.
+        `resumes_anywhere`: the model's cached state serves prompts that begin with any part of it, so it needs no
+        snapshot points.
         """
         self.tokenizer = tokenizer
-        self._vision = vision
+        self._vision, self._texts = vision, texts
         self.formats = formats
         self._max_silent_tokens = config.max_silent_tokens
         self._has_drafts = has_drafts
@@ -118,20 +139,14 @@ class RequestProcessor:
         self._cache_reasoning = config.cache_reasoning
         self._looks_ahead = config.looks_ahead
         self._window = ContextWindow(tokenizer, max_model_len)
+        self._fill_in = FillIn(tokenizer)
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
         self.template = ChatTemplate(
             tokenizer, enable_thinking=config.enable_thinking, markers=markers, calls=formats.replies.calls
         )
         self.replies = ReplyMemory(journal=memories.replies)
-        self._chats = ChatPrompts(
-            tokenizer,
-            self.template,
-            self.replies,
-            self._window,
-            formats.replies,
-            formats.judge,
-            resumes_anywhere=resumes_anywhere,
-        )
+        self._splicer = Splicer(tokenizer, formats.replies)
+        self._resumes_anywhere = resumes_anywhere
         self._changes = PromptChanges(tokenizer.decode)
         self._constraints = ConstraintBuilder(
             tokenizer,
@@ -145,6 +160,11 @@ class RequestProcessor:
     def limit_to(self, max_model_len: int) -> None:
         """Set the context for requests that come from now on."""
         self._window.max_model_len = max_model_len
+        if self._texts is not None:
+            facts = self._texts.facts
+            self._texts.facts = replace(facts, max_tokens=min(facts.max_tokens, max_model_len))
+        if self._texts is not None:
+            self._texts.facts = replace(facts := self._texts.facts, max_tokens=min(facts.max_tokens, max_model_len))
 
     @property
     def takes_images(self) -> bool:
@@ -181,20 +201,23 @@ class RequestProcessor:
         Raises RequestError, and Cancelled if the deadline was cancelled. Without `deadline` there is no time limit.
         """
         deadline = Deadline(math.inf, "") if deadline is None else deadline
+        if request.texts is not None:
+            return self._prepare_texts(request, request.texts, deadline)
         rendered_media: tuple[RenderedMedia, ...] = ()
         if rendered is not None:
             rendered_media = tuple(rendered[part] for part in media_parts(request))
             request = replace_parts(request, {part: (_known_part(part, media),) for part, media in rendered.items()})
         budget = SchemaBudget()
         schemas = declared_schemas(request, budget)
-        chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline, runs=runs)
+        chat = None if request.messages is None else self._chat(request, rendered_media, deadline, runs=runs)
         prompt = self._completion(request) if chat is None else chat.inputs
         sampling = resolve_sampling(
             request.sampling,
             num_prompt_tokens=len(prompt.token_ids),
             max_model_len=self._window.max_model_len,
             vocab_size=self._vocab_size,
-            eos_token_ids=self.tokenizer.eos_token_ids,
+            eos_token_ids=self.tokenizer.eos_token_ids
+            | (self._fill_in.end_ids if chat is None and prompt.snapshot_points else frozenset()),
             defaults=self._defaults,
             checkpoint=self._checkpoint_defaults,
         )
@@ -205,6 +228,11 @@ class RequestProcessor:
         prediction = self._prediction(request) if self._has_drafts else None
         index = PromptIndex(prompt.token_ids) if self._has_drafts and runs else None
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint, prediction, index)
+
+    def _prepare_texts(self, request: Request, inputs: TextInputs, deadline: Deadline) -> PreparedRequest:
+        assert self._texts is not None, "other models refuse the request"
+        prompt = PromptInputs(token_ids=(), texts=self._texts.prepare(inputs, deadline))
+        return PreparedRequest(request, prompt, _NO_SAMPLING, {})
 
     def _prediction(self, request: Request) -> PromptIndex | None:
         """Return the tokens of a request's prediction, up to one for which the model has no logit."""
@@ -227,9 +255,13 @@ class RequestProcessor:
         assert prompt is not None
         if isinstance(prompt, str):
             self._window.check_text(prompt, param="prompt")
-            prompt = tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
         else:
             self._check_vocabulary(prompt)
+        if request.suffix:
+            self._window.check_text(request.suffix, param="suffix")
+            prompt = self._fill_in.prompt(prompt, request.suffix)
+        elif isinstance(prompt, str):
+            prompt = tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
         self._window.check_ids(prompt, param="prompt")
         if most := request.max_prompt_logprobs:
             self._check_vocabulary(prompt)
@@ -239,7 +271,8 @@ class RequestProcessor:
                     f"{most}. Lower `logprobs`, send fewer or shorter prompts, or leave `echo` out.",
                     param="logprobs",
                 )
-        return PromptInputs(token_ids=prompt)
+        point = self._fill_in.resume_point(prompt)
+        return PromptInputs(token_ids=prompt, snapshot_points=() if point is None else (point,))
 
     def _check_vocabulary(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
@@ -249,8 +282,12 @@ class RequestProcessor:
                     param="prompt",
                 )
 
-    def output(self, prepared: PreparedRequest) -> OutputPipeline:
-        """Make a pipeline for one of the request's replies."""
+    def output(self, prepared: PreparedRequest) -> OutputPipeline | VectorOutput:
+        """Make the output of one of the request's replies."""
+        if prepared.prompt.texts is not None:
+            inputs, is_scaled = prepared.request.texts, self._texts is not None and self._texts.facts.normalize
+            dimensions = None if inputs is None else inputs.dimensions
+            return VectorOutput(prepared.prompt.num_tokens, dimensions=dimensions, normalize=is_scaled)
         return OutputPipeline(
             self.tokenizer,
             prepared.request,
@@ -267,26 +304,52 @@ class RequestProcessor:
         """Store a reply before its client sees its end, since the client's next request may follow immediately."""
         if prepared.chat is None:
             return
-        self._chats.remember(prepared.chat, reply)
+        if reply.is_complete and reply.token_ids:  # no client sends a reply back that was cut inside a tool call
+            self.replies.add(_remembered(prepared.chat, reply), prepared.chat.token_ids)
         if prepared.compared is not None:
             self._changes.remember(prepared.compared, prepared.chat, reply)
 
     def kept_tokens(self, prepared: PreparedRequest, reply: FinishedReply, policy: CacheReasoning | None = None) -> int:
-        """Return the tokens of prompt + reply that the next turn can begin with, or fewer than the prompt has.
+        """Return the length of the longest start of prompt + reply that a next prompt can begin with.
 
-        `policy` None means the server's, unless the request says whether its reasoning stays.
+        It may end in the prompt; for a text completion, it is everything. `policy` None means the server's, unless the
+        request says whether its reasoning stays.
         """
-        chat = prepared.chat
-        if chat is None:  # the next prompt of a text completion begins with the complete text
-            return len(prepared.prompt.token_ids) + len(reply.token_ids)
-        return self._chats.kept_tokens(chat, reply, policy or self._policy(chat.request.keeps_reasoning))
+        chat, num_prompt = prepared.chat, len(prepared.prompt.token_ids)
+        if chat is None:  # the next prompt of a text completion begins with the complete text, unless it is a fill-in
+            return prepared.num_kept + (0 if prepared.prompt.snapshot_points else len(reply.token_ids))
+        policy = policy or self._policy(chat.request.keeps_reasoning)
+        if policy == "keep" or (policy == "drop" and not reply.has_reasoning):
+            return num_prompt + len(reply.token_ids)
+        return num_prompt if policy == "drop" else self._reproduced_tokens(chat, reply)
 
     def next_prompt(self, prepared: PreparedRequest, reply: FinishedReply) -> PromptInputs | None:
-        """Return the beginning of the next prompt that is worth computing ahead, if the server does that."""
+        """Return the beginning that the prompts of all next questions share, with one token more.
+
+        It ends before an image that cannot be placed. Returns None if the server computes none ahead, it has few tokens
+        that are not stored, the template refuses a question, or the reply has calls.
+        """
         chat = prepared.chat
         if not self._looks_ahead or chat is None or self._policy(chat.request.keeps_reasoning) == "keep":
             return None
-        return self._chats.next_prompt(chat, reply)
+        if reply.calls or not reply.is_complete:
+            return None
+        sentinel = _absent(chat.text, repr(reply.message))
+        later = next(next_requests(chat.request, full_message(chat.request, reply.message), sentinel))
+        try:
+            text = self.template.probe(later)
+            encoded = self._encode(text, self._recall(later), later, Deadline(math.inf, ""))
+        except RequestError:
+            return None
+        end = encoded.before_space(encoded.boundary_before(text.rfind(sentinel))).num_tokens
+        media = tuple(_placed_again(chat.inputs, encoded.token_ids[:end]))
+        if len(media) < len(chat.inputs.media):
+            end = media[-1].end if media else 0
+        num_stored = common_prefix((*chat.token_ids, *reply.token_ids), encoded.token_ids[:end])
+        if end - num_stored < _LEAST_AHEAD:
+            return None
+        points = tuple(point for point in chat.inputs.snapshot_points if point <= num_stored)
+        return PromptInputs(token_ids=encoded.token_ids[: end + 1], media=media, snapshot_points=points)
 
     def _policy(self, keeps_reasoning: bool | None) -> CacheReasoning:
         own = self._cache_reasoning
@@ -294,45 +357,8 @@ class RequestProcessor:
             return own
         return "keep" if keeps_reasoning else "auto" if own == "keep" else own
 
-
-def _known_part(part: MediaPart, rendered: RenderedMedia) -> MediaPart:
-    """Name the part by a digest, so that an image is the same from any source."""
-    return type(part)(rendered.digest, text=rendered.text)
-
-
-class ChatPrompts:
-    """Makes the prompts of a conversation's turns so that each extends the one before. Threads may share it.
-
-    The model's own ids of an earlier reply are used wherever the template still writes what they say.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        memory: ReplyMemory,
-        window: ContextWindow,
-        formats: ReplyFormats,
-        judge: CheckpointReasoning | None,
-        *,
-        resumes_anywhere: bool,
-    ):
-        """`judge`: the reader of open reasoning in prompts. `resumes_anywhere`: prompts get no snapshot points."""
-        self._tokenizer = tokenizer
-        self._template = template
-        self._memory = memory
-        self._window = window
-        self._splicer = Splicer(tokenizer, formats)
-        self._judge = judge
-        self._resumes_anywhere = resumes_anywhere
-
-    def build(
-        self,
-        request: Request,
-        rendered_media: Items[RenderedMedia],
-        deadline: Deadline,
-        *,
-        runs: bool,
+    def _chat(
+        self, request: Request, rendered_media: Items[RenderedMedia], deadline: Deadline, *, runs: bool
     ) -> ChatPrompt:
         """Render, tokenize and check a conversation; `rendered_media` are its images and videos, in order.
 
@@ -344,20 +370,20 @@ class ChatPrompts:
         recalled = self._recall(request)
         request = replace(request, messages=recalled.messages)
         deadline.check()
-        rendered = self._template.render_prompt(request)
+        rendered = self.template.render_prompt(request)
         deadline.check()
         encoded = self._encode(rendered.text, recalled, request, deadline)
         media, edges = _place(encoded, rendered.media_starts, rendered_media)
         points: tuple[Boundary, ...] = ()
         if runs and not self._resumes_anywhere:
-            points = plan_points(self._template, request, encoded, deadline)
+            points = plan_points(self.template, request, encoded, deadline)
         elif runs:
-            edges += conversation_end(self._template, request, encoded)
+            edges += conversation_end(self.template, request, encoded)
         inputs = PromptInputs(
             token_ids=encoded.token_ids,
             media=media,
             snapshot_points=tuple(point.num_tokens for point in points),
-            starts_in_reasoning=self._judge is not None and self._judge.is_open(encoded.token_ids),
+            starts_in_reasoning=self.formats.judge is not None and self.formats.judge.is_open(encoded.token_ids),
         )
         return ChatPrompt(
             request=request,
@@ -369,20 +395,6 @@ class ChatPrompts:
             rules=rendered.rules,
         )
 
-    def remember(self, prompt: ChatPrompt, reply: FinishedReply) -> None:
-        """Store a reply for later prompts, unless it was cut inside a tool call: no client sends such a reply back."""
-        if reply.is_complete and reply.token_ids:
-            self._memory.add(_remembered(prompt, reply), prompt.token_ids)
-
-    def kept_tokens(self, prompt: ChatPrompt, reply: FinishedReply, policy: CacheReasoning) -> int:
-        """Return the length of the longest start of prompt + reply that a next prompt can begin with.
-
-        It may end in the prompt.
-        """
-        if policy == "keep" or (policy == "drop" and not reply.has_reasoning):
-            return len(prompt.token_ids) + len(reply.token_ids)
-        return len(prompt.token_ids) if policy == "drop" else self._reproduced_tokens(prompt, reply)
-
     def _reproduced_tokens(self, prompt: ChatPrompt, reply: FinishedReply) -> int:
         """Render what can follow the reply, at most twice, and compare the ids up to the text that follows."""
         entry, sentinel = _remembered(prompt, reply), _absent(prompt.text, repr(reply.message))
@@ -390,45 +402,20 @@ class ChatPrompts:
         longest = 0
         for later in next_requests(prompt.request, full_message(prompt.request, reply.message), sentinel):
             with suppress(TemplateError):  # the template may refuse that request
-                text = self._template.probe(later).partition(sentinel)[0]
+                text = self.template.probe(later).partition(sentinel)[0]
                 if text.startswith(prompt.text):
-                    encoded = EncodedText(self._tokenizer, text, self._known_prefix(entry, text, later))
+                    encoded = EncodedText(self.tokenizer, text, self._known_prefix(entry, text, later))
                     longest = max(longest, common_prefix(ids, encoded.token_ids))
                 else:
                     longest = max(longest, entry.boundary_before(common_prefix(prompt.text, text)).num_tokens)
         return longest
-
-    def next_prompt(self, prompt: ChatPrompt, reply: FinishedReply) -> PromptInputs | None:
-        """Return the beginning that the prompts of all next questions share, with one token more.
-
-        It ends before an image that cannot be placed. Returns None if it has few tokens that are not stored, the
-        template refuses a question, or the reply has calls.
-        """
-        if reply.calls or not reply.is_complete:
-            return None
-        sentinel = _absent(prompt.text, repr(reply.message))
-        later = next(next_requests(prompt.request, full_message(prompt.request, reply.message), sentinel))
-        try:
-            text = self._template.probe(later)
-            encoded = self._encode(text, self._recall(later), later, Deadline(math.inf, ""))
-        except RequestError:
-            return None
-        end = encoded.before_space(encoded.boundary_before(text.rfind(sentinel))).num_tokens
-        media = tuple(_placed_again(prompt.inputs, encoded.token_ids[:end]))
-        if len(media) < len(prompt.inputs.media):
-            end = media[-1].end if media else 0
-        num_stored = common_prefix((*prompt.token_ids, *reply.token_ids), encoded.token_ids[:end])
-        if end - num_stored < _LEAST_AHEAD:
-            return None
-        points = tuple(point for point in prompt.inputs.snapshot_points if point <= num_stored)
-        return PromptInputs(token_ids=encoded.token_ids[: end + 1], media=media, snapshot_points=points)
 
     def _recall(self, request: Request) -> RecalledConversation:
         """Find remembered replies. A message that the new reply is to continue stays as the client sent it."""
         assert request.messages is not None
         tools = (*request.tools, *request.unlisted_tools)
         num_sent = len(request.messages) - request.continue_final_message
-        recalled = self._memory.recall(request.cache_salt, request.messages[:num_sent], tools)
+        recalled = self.replies.recall(request.cache_salt, request.messages[:num_sent], tools)
         return replace(recalled, messages=(*recalled.messages, *request.messages[num_sent:]))
 
     def _encode(self, text: str, recalled: RecalledConversation, request: Request, deadline: Deadline) -> EncodedText:
@@ -438,7 +425,7 @@ class ChatPrompts:
         num_chars, num_tokens = (0, 0) if known is None else (known.num_chars, known.num_tokens)
         self._window.check_text(text, param="messages", known_chars=num_chars, known_tokens=num_tokens)
         deadline.check()
-        encoded = EncodedText(self._tokenizer, text, known)
+        encoded = EncodedText(self.tokenizer, text, known)
         deadline.check()
         self._window.check_ids(encoded.token_ids, param="messages")
         return encoded
@@ -457,13 +444,18 @@ class ChatPrompts:
         Without an added token after the base, return the ids of the base.
         """
         for index in range(len(entry.tail) - 1, -1, -1):
-            added = self._tokenizer.added_token(entry.tail[index])
+            added = self.tokenizer.added_token(entry.tail[index])
             if added is not None:
                 position = text.rfind(added[0], entry.base_end.num_chars, entry.text_length)
                 if position < 0:
                     break
                 return KnownPrefix(entry, position + len(added[0]), entry.base_end.num_tokens + index + 1)
         return entry.base
+
+
+def _known_part(part: MediaPart, rendered: RenderedMedia) -> MediaPart:
+    """Name the part by a digest, so that an image is the same from any source."""
+    return type(part)(rendered.digest, text=rendered.text)
 
 
 def full_message(request: Request, reply: Message) -> Message:

@@ -21,9 +21,9 @@ from .runner import RowFences, Runner
 from .vision_inputs import encode
 
 # No Mac has verified these constants.
-_PROBE_TOKENS = 256
+PROBE_TOKENS = 256
 _LONG_PROBE_TOKENS = 1024  # enough for an expert of a mixture to get many rows, as in a long chunk
-_SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
+SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
 _MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
 _FEWEST_PIXELS = 256 * 256  # an image may have this many, however slow the encoder
 _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
@@ -55,17 +55,17 @@ def calibrate(model: Model, *, has_experts: bool = False) -> Calibration:
     The line through the times of two lengths begins at the overhead. The times of many experts do not form a line.
     """
     with observed() as attention:
-        _run(model, _PROBE_TOKENS)
+        _run(model, PROBE_TOKENS)
     mx.clear_cache()
-    probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))
-    half_s, short_s = (min(_run(model, n) for _ in range(2)) for n in (_SHORT_PROBE_TOKENS // 2, _SHORT_PROBE_TOKENS))
+    probe_s, peak = peak_of(lambda: _run(model, PROBE_TOKENS))
+    half_s, short_s = (min(_run(model, n) for _ in range(2)) for n in (SHORT_PROBE_TOKENS // 2, SHORT_PROBE_TOKENS))
     long_s = _run(model, _LONG_PROBE_TOKENS) if has_experts else None
     mx.clear_cache()
     overhead_s = overhead_of(short_s, probe_s)
     return Calibration(
-        tokens_per_s=_PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
+        tokens_per_s=PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
         overhead_s=overhead_s,
-        chunk_bytes_per_token=peak / _PROBE_TOKENS,
+        chunk_bytes_per_token=peak / PROBE_TOKENS,
         attention=frozenset(attention),
         half_share=half_s / short_s,
         long_probe_s=long_s,
@@ -74,8 +74,8 @@ def calibrate(model: Model, *, has_experts: bool = False) -> Calibration:
 
 def overhead_of(short_s: float, probe_s: float) -> float:
     """Seconds of a chunk in addition to those of its tokens, from the seconds of a short probe and of a longer one."""
-    per_token_s = (probe_s - short_s) / (_PROBE_TOKENS - _SHORT_PROBE_TOKENS)
-    overhead_s = short_s - _SHORT_PROBE_TOKENS * per_token_s
+    per_token_s = (probe_s - short_s) / (PROBE_TOKENS - SHORT_PROBE_TOKENS)
+    overhead_s = short_s - SHORT_PROBE_TOKENS * per_token_s
     return max(0.0, min(overhead_s, _MOST_OVERHEAD * short_s, _MOST_OVERHEAD * probe_s))
 
 

@@ -2,8 +2,10 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ logger = logging.getLogger(__name__)
 DEMO = "demo"  # names the checkpoint that comes with the package
 DEMO_PATH = Path(__file__).parent.parent / "demo"
 LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")  # folders of LM Studio's models, as ORG/NAME
-_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
 
@@ -36,6 +38,7 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken",
 class Checkpoint:
     path: Path
     config: dict[str, Any]
+    inside: tuple[Path, ...] = ()  # folders that its links must not leave; empty if they may lead anywhere
 
     @property
     def architecture(self) -> str:
@@ -66,6 +69,7 @@ class Checkpoint:
     def check_unchanged(self, fingerprint: str) -> None:
         """Raise ModelLoadError unless the files are those that had this fingerprint."""
         try:
+            check_links(self.path, self.inside)
             if self.fingerprint() == fingerprint:
                 return
             if self.file_bytes:
@@ -110,7 +114,7 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
         path = folder_of(model, revision)
         if path is not None and revision is not None:
             raise ModelLoadError(f"{setting('revision')} is for models on Hugging Face, and {model} is a folder here.")
-        return _read(path or download(model, revision), trust_remote_code=trust_remote_code)
+        return read_checkpoint(path or download(model, revision), trust_remote_code=trust_remote_code)
     except (OSError, RuntimeError) as error:  # a RuntimeError is that of `~NAME` without such a user
         reason = error.strerror if isinstance(error, OSError) else None
         raise ModelLoadError(
@@ -118,8 +122,16 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
         ) from error
 
 
-def _read(path: Path, *, trust_remote_code: bool) -> Checkpoint:
-    """Read the config and all headers. Raises ModelLoadError and OSError."""
+def check_links(path: Path, inside: Sequence[Path]) -> None:
+    """Raise ModelLoadError for a link to a checkpoint, or in it, that leads out of the folders."""
+    for entry in chain([path], path.glob("*"), path.glob("*/*")) if inside else ():
+        if not any(entry.resolve().is_relative_to(folder) for folder in inside):
+            raise ModelLoadError(f"{entry} is a link that leads out of the folders in which models are looked for.")
+
+
+def read_checkpoint(path: Path, *, trust_remote_code: bool = False, inside: tuple[Path, ...] = ()) -> Checkpoint:
+    """Read the config and all headers. Raises ModelLoadError, also for a link out of `inside`, and OSError."""
+    check_links(path, inside)
     small = [file for pattern in FILES for file in files_of(path, pattern) if file.suffix != ".safetensors"]
     check_downloaded([*(file for file in small if file.name != INDEX), *weight_files(path)])
     if (ggufs := files_of(path, "*.gguf")) and not model_files(path):
@@ -137,7 +149,7 @@ def _read(path: Path, *, trust_remote_code: bool) -> Checkpoint:
             f"{path} brings its own Python code ({config['model_file']}). Read it, and if you trust it, "
             f"start with {setting('trust_remote_code')}."
         )
-    checkpoint = Checkpoint(path, config)
+    checkpoint = Checkpoint(path, config, inside)
     # Each header is read here, so that a damaged file is named before anything is loaded.
     logger.debug("%s has %d tensors", path, len(checkpoint.weight_names))
     return checkpoint
@@ -149,7 +161,7 @@ def _is_gguf(model: Path | str) -> ModelLoadError:
 
 
 def _no_weights(path: Path) -> str:
-    pickled = [file.name for file in files_of(path, "*") if file.suffix in _PICKLED]
+    pickled = [file.name for file in files_of(path, "*") if file.suffix in PICKLED]
     if pickled:
         return (
             f"{path} holds its weights only as {pickled[0]}. Such a file can run code when it is read and is not "

@@ -70,11 +70,15 @@ class _Reader:
             return None
         if not (is_causal := task == "rerank" and not is_classifier):
             self._check_family(EMBEDDERS if task == "embedding" else CLASSIFIERS)
+        head = read_json(self._path / dict(self._modules).get("LogitScore", "none") / "config.json")
+        answers: tuple[Any, ...] = (head.get("true_token_id"), head.get("false_token_id")) if head else ()
+        if None in answers:
+            self._refuse("scores by one logit, and rerankers with two are served")
         prompts, default = settings.prompts or self._named.get("prompts") or {}, self._named.get("default_prompt_name")
         if default not in (None, *prompts) and not settings.prompts:
             self._refuse(f"has no prompt {default!r}, which is its default prompt")
         return EncoderFacts(
-            task=task, is_causal=is_causal, max_tokens=self._max_tokens(),
+            task=task, is_causal=is_causal, answer_ids=answers, max_tokens=self._max_tokens(),
             prompts={name: text or "" for name, text in prompts.items()},
             default_prompt=default if default in prompts else None,
             lowercase=bool(self._transformer.get("do_lower_case")),

@@ -1,6 +1,6 @@
 """Decides which model runs the next step. It is pure: seconds are passed in."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 
 _HEAD_START_S = 0.2  # for which a lane that becomes busy goes before the others, so that short requests are quick
@@ -14,20 +14,20 @@ class LaneTurns:
     """
 
     def __init__(self, num_lanes: int):
-        self._served_s = [0.0] * num_lanes
+        self._served_s = defaultdict(float, dict.fromkeys(range(num_lanes), 0.0))  # more lanes may come
         self._busy: set[int] = set()
 
     def next(self, busy: Collection[int]) -> int:
         """Return the lane that was served least. One that has just become busy has missed no more than a head start."""
         coming = set(busy) - self._busy
         if coming == set(busy):  # no lane has waited for another
-            self._served_s = [0.0] * len(self._served_s)
+            self._served_s.clear()
         elif coming:
             least_s = min(self._served_s[lane] for lane in busy if lane not in coming) - _HEAD_START_S
             for lane in coming:  # one that has used its head start lately gets no other one
                 self._served_s[lane] = max(self._served_s[lane], least_s)
         self._busy = set(busy)
-        return min(busy, key=self._served_s.__getitem__)
+        return min(busy, key=lambda lane: self._served_s[lane])
 
     def charge(self, lane: int, seconds: float, tenants: Mapping[int, Collection[str]]) -> None:
         """Note the time that a lane was served. `tenants`: those of each busy lane."""

@@ -109,7 +109,7 @@ def plan_prefill(
             riders.append(seq)
             spent_s += cost_s
     head_budget = Budget(budget.seconds - spent_s) if riders else budget
-    head = chunk(queue[0], pacer.chunk_end(at, head_budget))
+    head = chunk(queue[0], pacer.chunk_end(at, head_budget, queue[0].prefill_end - at))
     chunks = [head, *(chunk(seq, seq.prefill_end) for seq in riders)]
     spent_s += pacer.chunk_s(head.end - head.start, head.start)
     rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]

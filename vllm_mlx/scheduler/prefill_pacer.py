@@ -185,11 +185,14 @@ class PrefillPacer:
             return Budget(seconds, is_idle=seconds == self._idle_s, is_alone=is_alone)
         return Budget(max(0.0, min(seconds, self.max_stall_s - self._decode_s)))
 
-    def chunk_end(self, start: int, budget: Budget) -> int:
-        """Return the position at which a chunk after `start` tokens ends, if nothing cuts it."""
+    def chunk_end(self, start: int, budget: Budget, num_left: int = 1 << 40) -> int:
+        """Return the position at which a chunk after `start` tokens ends, if nothing cuts it.
+
+        `num_left`: tokens up to the end of the prompt. A length that has never run is not tried on fewer.
+        """
         in_memory = min(self._longest_now, self._attention.longest_chunk(start))
         if budget.is_idle:
-            length = self._idle_length(start, _power_of_two(in_memory), is_alone=budget.is_alone)
+            length = self._idle_length(start, _power_of_two(in_memory), num_left, is_alone=budget.is_alone)
             return _edge(start, length, grid=length)
         shortest = self.shortest_chunk(budget.seconds, start)
         to_edge = -start % shortest or shortest
@@ -216,7 +219,7 @@ class PrefillPacer:
         seconds = self.chunk_s(num_tokens, start) - self._speed.overhead_s
         return max(1, int(num_tokens * seconds / (seconds + num_tokens * self._score_s)))
 
-    def _idle_length(self, start: int, most: int, *, is_alone: bool) -> int:
+    def _idle_length(self, start: int, most: int, num_left: int, *, is_alone: bool) -> int:
         """Return tokens of a chunk after `start` others while nothing else runs: the quickest length, or one to try."""
         length = shortest = min(most, self._timely_length(start))
         limit_s = max(self._idle_s, _MAX_ALONE_S) if is_alone else self._idle_s
@@ -235,7 +238,7 @@ class PrefillPacer:
         longer = 2 * length
         while longer in here:
             token_s, longer = here[longer], 2 * longer
-        is_timely = longer <= most and longer * max(token_s, known.get(longer, 0)) <= limit_s
+        is_timely = longer <= min(most, num_left) and longer * max(token_s, known.get(longer, 0)) <= limit_s
         return longer if is_alone and is_timely else length
 
     def _timely_length(self, start: int) -> int:

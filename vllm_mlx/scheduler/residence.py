@@ -65,7 +65,8 @@ class Resident:
     is_yielding: bool = False  # whether new sequences wait until the weights have left for another model and come back
     held: list[Sequence] = field(default_factory=list)  # the sequences that wait for that, or for the first load
     is_measured: bool = True  # whether the weights were loaded before; other sizes are assumed from the files' headers
-    growth_beside_bytes: int = 0  # what rows of other models will take in addition
+    is_found: bool = False  # whether it is one of many that a request has named, of which few are used again
+    growth_bytes: int = 0  # what the rows of all models will take in addition; a model without weights has no rows
 
     # -- sequences
 
@@ -183,7 +184,12 @@ class Resident:
     @property
     def held_bytes(self) -> int:
         """Shared memory that this model uses, excluding its prefix cache."""
-        return self.freed_bytes + self.memory.media_bytes + self.memory.grammars_bytes
+        return self.freed_bytes + (self.memory.media_bytes + self.memory.grammars_bytes) * self.keeps_room
+
+    @property
+    def keeps_room(self) -> bool:
+        """Return whether memory for its images and grammars is kept free, as for a named model without weights."""
+        return self.takes_memory or not self.is_found
 
     def lacking_bytes(self, now: float) -> int:
         """Return the bytes that its first sequence lacks to run, with the weights if they are not in memory."""
@@ -193,12 +199,12 @@ class Resident:
         if self.is_in_memory:
             needed_bytes = self.scheduler.room.rows_bytes(extra=1) + row_bytes
         else:
-            needed_bytes = self.weights_bytes + max(row_bytes, self.room_bytes) + self.growth_beside_bytes
+            needed_bytes = self.weights_bytes + max(row_bytes, self.room_bytes) + self.growth_bytes
         return needed_bytes - self.scheduler.pool.planned_bytes
 
     def fits_after(self, freed_bytes: int) -> bool:
         """Return whether the weights are in memory, or have room there once others free so much."""
-        needed_bytes = self.weights_bytes + self.room_bytes + self.growth_beside_bytes
+        needed_bytes = self.weights_bytes + self.room_bytes + self.growth_bytes
         return self.takes_memory or needed_bytes <= self.scheduler.pool.planned_bytes + freed_bytes
 
     @property
@@ -221,7 +227,8 @@ class Resident:
 class Residency:
     """Owns the state of each model's weights, and the memory that each model may use. Belongs to the engine thread."""
 
-    def __init__(self, models: Items[Resident]):
+    def __init__(self, models: list[Resident]):
+        """`models` by their positions; more may be added."""
         self.models = models
         self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure(0.0)
@@ -268,13 +275,14 @@ class Residency:
         before, so that no model is overtaken again and again. A model that waits for running rows delays no other.
         """
         models = self.models
-        held, step_bytes = [model.held_bytes for model in models], max(m.memory.transient_bytes for m in models)
-        growing = [model.scheduler.room.growth_bytes for model in models]
-        for model, own, growth in zip(models, held, growing, strict=True):
+        held = [model.held_bytes for model in models]
+        step_bytes = max((model.memory.transient_bytes for model in models), default=0)
+        growth_bytes = sum(model.scheduler.room.growth_bytes for model in models)
+        for model, own in zip(models, held, strict=True):
             memory, room, others = model.memory, model.scheduler.room, self.others(model)
             fixed_bytes = model.taken_bytes + memory.media_bytes + memory.grammars_bytes
             model.scheduler.pool.plan(memory.total_bytes - step_bytes - fixed_bytes - (sum(held) - own))
-            model.growth_beside_bytes = sum(growing) - growth
+            model.growth_bytes = growth_bytes
             room.is_shared = any(other.may_leave or other.is_busy for other in others)
             room.first_beside = min((other.scheduler.room.first_id for other in others), default=math.inf)
             model.is_short = room.is_shared and model.lacking_bytes(now) > 0

@@ -155,7 +155,11 @@ class Scheduler:
         self._restart([seq.seq_id for seq in self._seqs], isolated=fault is not Fault.FAILED)
         self._pending = Pending()
         seq_ids = dict.fromkeys(seq.seq_id for seq in (*failing, *(ended or ())) if not seq.is_ahead)
-        return [SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids]
+        return self._news([SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids])
+
+    def _news(self, updates: list[SequenceUpdate]) -> list[SequenceUpdate]:
+        """Return the news of requests. A row is usually a request's own."""
+        return updates
 
     def _ending(self, rows: list[Sequence], fault: Fault | None) -> list[Sequence]:
         """Return the sequences that end because a step failed as a whole.
@@ -220,12 +224,12 @@ class Scheduler:
         for seq, is_over in self._seqs.take_chunks(output):
             if is_over:
                 self._finish(seq, FinishReason.LENGTH)
-            updates.append(_update(seq))
+            updates.append(update_of(seq))
         if self.speculation is not None:
             self.speculation.learn(output)
         updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
         self._pending.ended = None
-        return [update for update in updates if update is not None and update.seq_id >= 0]  # of requests
+        return self._news([update for update in updates if update is not None and update.seq_id >= 0])  # of requests
 
     # -- admission and memory
 
@@ -422,13 +426,13 @@ class Scheduler:
                 self.speculation.take(seq, output.token_id)
             if end is not None:
                 self._finish(seq, end)
-        return [_update(seq, tuple(tokens)) for seq, tokens in taken.items()]
+        return [update_of(seq, tuple(tokens)) for seq, tokens in taken.items()]
 
     def _report_admitted(self) -> list[SequenceUpdate]:
         """Report rows once their state is restored and before a long chunk runs. Tokens of chunks do not count yet."""
         admitted, self._pending.admitted = self._pending.admitted, []
         running = [seq for seq in admitted if seq.seq_id in self._seqs]
-        return [replace(_update(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
+        return [replace(update_of(seq), num_computed_tokens=seq.num_cached_tokens) for seq in running]
 
     def _fail(self, seq_id: int, error: VLLMMLXError) -> SequenceUpdate | None:
         if (seq := self._seqs.find(seq_id)) is None:
@@ -463,7 +467,7 @@ class Scheduler:
             self.prefix_cache.retire(seq, beginning.replaced_key)
 
 
-def _update(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate:
+def update_of(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate:
     """Return the sequence's present state as an update."""
     return SequenceUpdate(
         seq_id=seq.seq_id,

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from .. import __version__
 from ..disk.kept import Journal
 from ..engine.client import EngineClient
+from ..engine.found_models import FoundModels
 from .bodies import BodyLimit, body_turns
 from .config import ServerConfig
 from .connection import refuse_connection
@@ -45,8 +46,12 @@ def create_app(
     config: ServerConfig,
     responses: Journal | None = None,
     recorder: RequestRecorder | None = None,
+    found: FoundModels | None = None,
 ) -> FastAPI:
-    """Build the application. `responses` keeps stored responses for the next start; `recorder` is closed at the end."""
+    """Build the application. `responses` keeps stored responses for the next start; `recorder` is closed at the end.
+
+    `found`: the models of `models_from`, if that is set.
+    """
     recent, history, requests = Recent(), History(), OpenRequests()
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.
@@ -59,7 +64,7 @@ def create_app(
         lifespan=lambda _: _lifespan(history.following(engine.status), recorder),
     )
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
-    app.state.config = config
+    app.state.config, app.state.found = config, found
     app.state.open_requests = requests
     app.state.body_turns = body_turns()
     app.state.queue = engine.queue
@@ -68,8 +73,8 @@ def create_app(
     app.include_router(openai_routes(engine, config))
     app.include_router(anthropic_routes(engine, config))
     app.include_router(responses_routes(engine, config, responses))
-    app.include_router(models_routes(engine, models, searches=config.web_search is not None))
-    app.include_router(status_routes(engine, models.names, recent, history))
+    app.include_router(models_routes(engine, models, found, searches=config.web_search is not None))
+    app.include_router(status_routes(engine, models, recent, history))
     app.include_router(page_routes())
     return app
 

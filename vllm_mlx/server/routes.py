@@ -25,19 +25,23 @@ from starlette.types import Receive, Scope, Send
 from ..api.anthropic.decode import MessageSpec, decode_count_request, decode_messages_request
 from ..api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
 from ..api.anthropic.schema import CountTokensBody, MessagesBody
+from ..api.encoders.decode import EncoderSpec, decode_texts
+from ..api.encoders.encode import EmbeddingList, EncoderFold, RerankReply
+from ..api.encoders.schema import EmbeddingBody, RerankBody
 from ..api.error_replies import OPENAI, AnthropicError, OpenAIError
 from ..api.openai.decode import AnyChatBody, ReplySpec, decode_chat, decode_completion, decode_responses_as_chat
 from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus, ModelCard, ModelList
 from ..api.openai.schema import ChatCompletionBody, CompletionBody, ResponsesAsChatBody
 from ..api.parameters import Decoded
-from ..api.replies import MANY_LOGPROBS, Reply, ReplyFold, StreamEncoder
+from ..api.replies import MANY_LOGPROBS, Reply, ReplyFold, StreamEncoder, given
 from ..api.responses.replies import ResponseSpec
 from ..core.catalogue import Catalogue
 from ..core.errors import GenerationError, Overloaded, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, TextDelta
 from ..core.request import Request
 from ..engine.client import EngineClient
+from ..engine.found_models import FoundModels
 from .bodies import B, Call, D, JSONRoute, decoded
 from .config import ServerConfig
 from .error_handlers import CLIENT_GONE, ClientGone
@@ -51,6 +55,7 @@ ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
 _OF_COMMAND: dict[int | str, dict[str, Any]] = {200: {"model": ModelCard}, "4XX": {"model": OpenAIError}}
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
+Fold = ReplyFold | EncoderFold
 Spec = ReplySpec | MessageSpec | ResponseSpec  # how each protocol writes a reply
 T = TypeVar("T")
 
@@ -73,7 +78,7 @@ class ReplyCall(Call[B, D]):
         """Return the encoder of a streamed reply to the decoded requests."""
 
     @abstractmethod
-    def fold(self, found: D) -> ReplyFold:
+    def fold(self, found: D) -> Fold:
         """Return the fold of a complete reply to the decoded requests."""
 
 
@@ -132,6 +137,19 @@ class MessagesCall(ReplyCall[MessagesBody, Decoded[MessageSpec]]):
         return message_fold(found.reply)
 
 
+class EncoderCall(ReplyCall[EmbeddingBody | RerankBody, Decoded[EncoderSpec]]):
+    """Texts of which an encoder computes the vectors, or documents that it scores."""
+
+    def decode(self) -> Decoded[EncoderSpec]:
+        return decode_texts(self.body, reply_id=f"{self.body.task}-{uuid.uuid4().hex}", model=self.model)
+
+    def stream(self, found: Decoded[EncoderSpec], generation: RequestGeneration) -> StreamEncoder:
+        raise AssertionError("these bodies ask for no stream")
+
+    def fold(self, found: Decoded[EncoderSpec]) -> EncoderFold:
+        return EncoderFold(found.reply)
+
+
 @dataclass(frozen=True, slots=True)
 class CountCall(Call[CountTokensBody, Decoded[None]]):
     """A prompt of Messages whose tokens are counted."""
@@ -154,6 +172,18 @@ def openai_routes(engine: EngineClient, config: ServerConfig) -> APIRouter:
     async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
         """Continue a text, or several."""
         return await reply_to(engine, http, CompletionCall.of(body, engine, config))
+
+    @router.post("/v1/embeddings", responses={200: {"model": EmbeddingList}, "4XX": {"model": OpenAIError}})
+    async def embeddings(body: EmbeddingBody, http: HTTPRequest) -> Response:
+        """Compute the vectors of texts."""
+        return await reply_to(engine, http, EncoderCall.of(body, engine, config))
+
+    @router.post("/rerank", include_in_schema=False)
+    @router.post("/v2/rerank", include_in_schema=False)
+    @router.post("/v1/rerank", responses={200: {"model": RerankReply}, "4XX": {"model": OpenAIError}})
+    async def rerank(body: RerankBody, http: HTTPRequest) -> Response:
+        """Score documents by how well they answer a query. The paths /rerank and /v2/rerank do the same."""
+        return await reply_to(engine, http, EncoderCall.of(body, engine, config))
 
     return router
 
@@ -353,14 +383,14 @@ class _EventWriter:
             await asyncio.sleep(rest)
 
 
-async def fold_reply(submission: Submission, fold: ReplyFold, record: RequestRecord) -> bytes:
+async def fold_reply(submission: Submission, fold: Fold, record: RequestRecord) -> bytes:
     """Generate the complete reply and return its body. Raises the error of the generation."""
     async with submission as generation:
         await feed_all(generation, fold, record)
     return await asyncio.to_thread(fold.finish) if fold.is_long else fold.finish()
 
 
-async def feed_all(generation: RequestGeneration, fold: ReplyFold, record: RequestRecord) -> None:
+async def feed_all(generation: RequestGeneration, fold: Fold, record: RequestRecord) -> None:
     """Fold all events of the generation. Raises its error if it fails."""
     async for index, event in generation:
         raise_if_failed(event)
@@ -406,38 +436,53 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) -> APIRouter:
+def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | None, *, searches: bool) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
     def card(name: str, scope: Scope) -> ModelCard:
-        name, position = models.resolve(name)
-        entry, front, state = models.entries[position], engine.fronts[position], engine.state_of(position)
-        info = front.info
+        one = models.on_disk(name)
+        if one is None or one.position is not None:
+            name, position = models.resolve(name)
+            entry, front, state = models.entries[position], engine.fronts[position], engine.state_of(position)
+            created, root, length = front.info.created, front.info.model, front.info.max_model_len
+            facts: dict[str, Any] = {"load_bytes": front.info.weights_bytes, "capabilities": front.capabilities}
+            facts |= {"pinned": entry.pin, "aliases": [other for other in entry.names if other != name]}
+            has_template = front.tokenizer.chat_template is not None or front.info.task != "chat"
+            facts["task"] = front.info.task if has_template else "completion"
+        else:
+            state = "unloaded" if one.fault is None else "failed"
+            created = max((time_ns for _, time_ns, _ in one.stamp), default=0) // 10**9
+            root, length = str(one.folder), one.max_model_len or 0
+            facts = {"load_bytes": one.file_bytes, "capabilities": [], "pinned": False}
+        if one is not None and one in models.others:
+            name, *aliases = one.names
+            task = one.task if one.fault is None or one.task in ("embedding", "rerank") else "not served"
+            facts |= {"aliases": aliases, "task": task, "found": True} | given(cause=one.fault)
         return ModelCard(
             id=name,
-            created=info.created,
+            created=created,
             owned_by="vllm-mlx",
-            root=shown_model(scope, info.model),
-            max_model_len=info.max_model_len,
+            root=shown_model(scope, root),
+            max_model_len=length,
             display_name=name,
-            created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
-            max_input_tokens=info.max_model_len,
+            created_at=datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+            max_input_tokens=length,
             state="ready" if state == "leaving" else state,
             status=LoadStatus(value=LOADED[state]),
-            load_bytes=info.weights_bytes,
-            pinned=entry.pin,
-            aliases=[other for other in entry.names if other != name],
-            task="completion" if front.tokenizer.chat_template is None else "chat",
-            capabilities=front.capabilities,
             web_search=searches,
+            **facts,
         )
 
     @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models/", include_in_schema=False)
     @router.get("/v1/models", responses={200: {"model": ModelList}})
     async def list_models(http: HTTPRequest) -> Response:
-        cards = [card(name, http.scope) for name in models.names]
-        return as_json(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
+        if found is not None:
+            await found.look()
+        names = [name for entry in models.named for name in entry.names] + [each.name for each in models.others]
+        cards = [card(name, http.scope) for name in names]
+        ends = (cards[0].id, cards[-1].id) if cards else (None, None)
+        return as_json(ModelList(data=cards, first_id=ends[0], last_id=ends[1]))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str, http: HTTPRequest) -> Response:
@@ -451,9 +496,12 @@ def models_routes(engine: EngineClient, models: Catalogue, *, searches: bool) ->
         The answer comes at once, or with `wait` at the end. A model in use stays: 409.
         """
         require_admin(http.scope)
+        if found is not None:
+            await found.need(model_id)
         _, position = models.resolve(model_id)
         is_load = http.url.path.endswith("/load")
         await (engine.load_model if is_load else engine.unload_model)(position, wait=wait)
-        return as_json(card(models.entries[position].name, http.scope))
+        name = model_id if models.on_disk(model_id) is not None else models.entries[position].name
+        return as_json(card(name, http.scope))
 
     return router

@@ -21,9 +21,11 @@ from starlette.types import Scope
 from .. import __version__
 from ..api.error_replies import OpenAIError
 from ..cache.stats import Entry
+from ..core.catalogue import Catalogue
 from ..core.errors import VLLMMLXError, shown
 from ..engine.client import EngineClient
 from ..engine.monitoring.schema import EngineStatus
+from .error_handlers import REPLY_PATHS
 from .guards import is_admin, managed_salts, may_see, shown_model, tenant_of
 from .history import History
 from .schema import CacheEntry, CacheTree, LastError, LastReply, OtherEntries, ServerStatus, StatusHistory
@@ -31,9 +33,6 @@ from .schema import CacheEntry, CacheTree, LastError, LastReply, OtherEntries, S
 MAX_ERRORS = 20
 MAX_REPLIES = 30
 MAX_DISK_ENTRIES = 1000  # a folder may hold many more
-_PATHS = frozenset(
-    f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
-)
 _SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _OTHER_PATH = "/v1/…"  # replaces paths that hold ids or what a client made up
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
@@ -64,8 +63,8 @@ class Recent:
         status = {
             "time": round(time.time(), 3),
             **engine,
-            "model": shown_model(scope, engine["model"]),
-            "model_facts": {**engine["model_facts"], "model": shown_model(scope, engine["model_facts"]["model"])},
+            "model": (facts := engine["model_facts"]) and shown_model(scope, facts["model"]),
+            "model_facts": facts and {**facts, "model": shown_model(scope, facts["model"])},
             "served_model_names": list(names),
             "requests": [_visible(viewer, entry["tenant"], entry) for entry in engine["requests"]],
             "last_replies": [reply for owner, reply in reversed(self._replies) if viewer in (None, owner)],
@@ -86,27 +85,24 @@ def _visible(viewer: str | None, owner: str, entry: Mapping[str, Any]) -> Mappin
     hidden["request_id"] = hidden["client"] = None
     if "message" in hidden:
         hidden["message"] = None
-    if hidden.get("path") not in (None, *_PATHS):
+    if hidden.get("path") not in (None, *REPLY_PATHS):
         hidden["path"] = _OTHER_PATH
     if hidden.get("why_not_cached"):
         hidden["why_not_cached"] = hidden["why_not_cached"].partition(":")[0]  # token ids follow the first word
     return hidden
 
 
-def status_routes(engine: EngineClient, names: Sequence[str], recent: Recent, history: History) -> APIRouter:
-    """`names`: the names under which the checkpoint is served."""
+def status_routes(engine: EngineClient, models: Catalogue, recent: Recent, history: History) -> APIRouter:
     router = APIRouter(tags=["Server"])
-    _add_status(router, engine, names, recent, history)
+    _add_status(router, engine, models, recent, history)
     _add_management(router, engine)
     _add_health(router, engine)
     return router
 
 
-def _add_status(
-    router: APIRouter, engine: EngineClient, names: Sequence[str], recent: Recent, history: History
-) -> None:
+def _add_status(router: APIRouter, engine: EngineClient, models: Catalogue, recent: Recent, history: History) -> None:
     async def told(scope: Scope) -> bytes:
-        return to_json(recent.status_for(scope, await engine.status(), names))
+        return to_json(recent.status_for(scope, await engine.status(), models.names))
 
     async def events(scope: Scope, interval_s: float) -> AsyncIterator[bytes]:
         """Yield the status again and again. The last event is `error` and says why the stream ends."""

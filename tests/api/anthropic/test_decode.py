@@ -263,7 +263,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ({"tools": [{"name": "ls"}]}, "`tools[0].input_schema` is required."),
         ({"tools": [{"input_schema": {}}]}, "`tools[0].name` is required."),
         ({"stop_sequences": [""]}, "`stop_sequences` must not contain an empty string."),
-        ({"stop_sequences": ["a"] * 17}, "`stop_sequences` takes at most 16 entries, got 17."),
+        ({"stop_sequences": ["a"] * 65}, "`stop_sequences` takes at most 64 entries, got 65."),
         ({"temperature": 3}, "`temperature` must be at most 2"),
         ({"mcp_servers": [{"url": "http://a"}]}, "This server calls no MCP servers"),
         (

@@ -208,6 +208,8 @@ def _prediction(prediction: schema.Prediction | None) -> str:
 def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded[ReplySpec]:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Unsupported("`best_of` other than `n` is not supported.", param="best_of")
+    if body.suffix and body.echo:
+        raise InvalidParameter("`echo` does not go with `suffix`: leave one of them out.", param="echo")
     prompts = _prompts(body.prompt)
     sampling = _sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
     scores_prompt = bool(body.echo) and body.logprobs is not None
@@ -215,6 +217,7 @@ def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str,
         Request(
             request_id=reply_id if len(prompts) == 1 else f"{reply_id}-{number}",
             prompt=prompt,
+            suffix=body.suffix or "",
             sampling=sampling,
             echo=bool(body.echo),
             max_prompt_logprobs=max(1, MAX_PROMPT_LOGPROBS // (len(prompts) * sampling.n)) if scores_prompt else 0,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...core.catalogue import ModelTask
 from ...core.config import Capability
 from ...core.events import TokenLogprob, Usage
 from ..replies import CacheShortfall, FinishDetails, Reply, TokenNames, given, predicted, shortfall_of
@@ -192,7 +193,7 @@ class ModelCard(Reply):
     created: int
     owned_by: str
     root: str
-    max_model_len: int
+    max_model_len: int  # 0 if the files of a checkpoint do not say
     type: Literal["model"] = "model"
     display_name: str
     created_at: str
@@ -203,7 +204,9 @@ class ModelCard(Reply):
     load_bytes: int  # that the weights take while they are in memory
     pinned: bool  # whether the weights leave for no other model
     aliases: list[str]  # other names of the same model
-    task: Literal["chat", "completion"]  # chat needs a chat template
+    task: ModelTask  # chat needs a chat template; vision: images too
+    found: bool = False  # whether it is one of `models_from` that nobody named
+    cause: str | None = None  # why it is not served; it is not set for a model that is
     capabilities: list[Capability]  # what the model takes in addition to text, and what it writes
     web_search: bool  # whether this server runs the searches that a model asks for
 
@@ -211,8 +214,8 @@ class ModelCard(Reply):
 class ModelList(Reply):
     object: Literal["list"] = "list"
     data: list[ModelCard]
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None
     has_more: Literal[False] = False
 
 

@@ -34,7 +34,6 @@ BODY_FIELDS: ExtraFields = {
     "audio": Refused("This server generates no audio."),
     "functions": Refused(_TOOLS),
     "function_call": Refused(_TOOLS),
-    "suffix": Refused("Filling in between two texts is not supported."),
     "documents": Refused("Put documents into the messages."),
     "guided_decoding_backend": Ignored("there is one backend"),
     "guided_whitespace_pattern": Refused("White space is always bounded."),
@@ -62,6 +61,7 @@ COMPLETION_FIELDS: ExtraFields = {
 
 CHAT_FIELDS: ExtraFields = {
     **BODY_FIELDS,
+    "suffix": Refused("Completions take it, for models that can fill in."),
     "input": Refused("Send one of the two: `input` alone is read as /v1/responses reads it.", beside="messages"),
 }
 
@@ -386,6 +386,7 @@ class CompletionBody(GenerationBody):
     max_tokens: EchoLimit = Field(default=None, description="As for chats; 0 with `echo`: the prompt alone.")
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
+    suffix: str | None = Field(default=None, description="The text behind the reply; an empty one counts as absent.")
     best_of: int | None = None
 
 

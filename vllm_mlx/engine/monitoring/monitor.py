@@ -9,6 +9,7 @@ from ...core.config import EngineConfig
 from ..engine import EngineThread, LLMEngine
 from ..front import Front
 from ..preparing import PromptPool, place_in, stack_of
+from ..sizing import budget_of
 from .counters import Totals
 from .schema import EngineReport
 from .status import Moment
@@ -24,11 +25,12 @@ class Monitor:
     """
 
     def __init__(self, config: EngineConfig, fronts: Items[Front], thread: EngineThread, pool: PromptPool):
-        started_s, stall_s = time.monotonic(), config.stall_ms / 1000
-        self._whole = Totals(started_s=started_s, stall_threshold_s=stall_s)
-        others = (Totals(started_s=started_s, stall_threshold_s=stall_s, of_all=self._whole) for _ in fronts)
-        self.totals = tuple(others) if len(fronts) > 1 else (self._whole,)
-        self._fronts = fronts
+        self._started_s, self._stall_s = time.monotonic(), config.stall_ms / 1000
+        self._whole = Totals(started_s=self._started_s, stall_threshold_s=self._stall_s)
+        self.totals: list[Totals] = []  # by the positions of the models
+        for _ in fronts:
+            self.add()
+        self._fronts, self._total_bytes = fronts, budget_of(config).total_bytes
         self._thread = thread
         self._pool = pool
         self._watchdog_s = config.watchdog_s
@@ -36,6 +38,10 @@ class Monitor:
         self._pending: asyncio.Future[EngineReport] | None = None
         self._last: EngineReport | None = None
         self._last_s = 0.0
+
+    def add(self) -> None:
+        """Count the replies of one more model."""
+        self.totals.append(Totals(started_s=self._started_s, stall_threshold_s=self._stall_s, of_all=self._whole))
 
     def error(self) -> str | None:
         """Return the reason why no request can be served; None if the engine is well."""
@@ -72,6 +78,7 @@ class Monitor:
             report_age_s=age_s,
             totals=self._whole,
             totals_of_models=self.totals,
+            total_bytes=self._total_bytes,
             now=time.monotonic(),
         )
 

@@ -59,7 +59,7 @@ def _samples(figure: Figure, value: Any) -> Iterator[tuple[str, Mapping[str, str
 def _sections(moment: Moment) -> Iterator[tuple[str, Readings]]:
     """Yield the name of a model with figures of it. The figures of the process have the first model's name."""
     report, models = moment.report, moment.models
-    first = models[0][0]
+    first = models[0][0] if models else ""
     yield from ((name, _vllm(moment, lane, totals)) for name, lane, totals in models)
     yield first, iter([(Figure("info", "build", "Versions of the server and its libraries."), build_facts())])
     yield first, readings(EngineReport, report)
@@ -96,7 +96,7 @@ def _own(totals: Totals, now: float) -> Readings:
     yield from readings(Totals, totals, "requests", "outcomes")
     tiers = {"memory": totals.cached_tokens - totals.disk_tokens, "disk": totals.disk_tokens}
     yield counter("cached_tokens", "Prompt tokens taken from the prefix cache, by tier.", "tier"), tiers
-    yield from readings(Totals, totals, "tiers", "computed_tokens", "shortfalls")
+    yield from readings(Totals, totals, "tiers", "computed_tokens", "shortfalls", "encoded_inputs", "encoded_tokens")
     yield from readings(Stalls, totals.stalls)
     text = "tokens per second over the last ten seconds."
     yield gauge("generation_tokens_per_second", f"Sampled {text}"), totals.completion_rate.per_second(now)

@@ -189,6 +189,8 @@ class Counts(TypedDict):
     total_cached_tokens: int
     total_disk_tokens: int
     total_completion_tokens: int
+    total_encoded_inputs: int  # texts whose vectors or scores were computed
+    total_encoded_tokens: int  # of these texts; part of the prompt tokens
     generation_tps: float
     prompt_tps: float
 
@@ -232,9 +234,9 @@ class EngineFigures(Counts):
     """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
 
     status: str
-    model: str
-    architecture: str
-    max_model_len: int
+    model: str | None  # null, like all facts of the first model, before any was asked for
+    architecture: str | None
+    max_model_len: int | None
     uptime_s: float
     steps_executed: int
     num_running: int
@@ -256,7 +258,7 @@ class EngineFigures(Counts):
     ahead_tokens: dict[Fate, int]  # computed ahead of a next question; those of use; those that never will be
     models: list[ModelRow]
     ranks: NotRequired[list[RankRow]]  # only of a model that several Macs run
-    model_facts: ModelFacts
+    model_facts: ModelFacts | None
     build: dict[str, str]  # versions
     report_age_s: float
 
@@ -296,6 +298,7 @@ class LaneReport:
         counter("vllm:num_preemptions", "Replies that were preempted: they gave their memory back and continue later."),
     ]
     num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
+    keeps_room: bool  # for images and grammars
     live_bytes: int  # state of all rows, including padding
     lacking_bytes: int  # that were planned for rows and caches, and that the device turned out not to have
     num_shortened: int  # times that memory pressure made prefill chunks shorter

@@ -49,36 +49,42 @@ class Moment:
     report_age_s: float
     totals: Totals  # of all models together
     totals_of_models: Items[Totals]
+    total_bytes: int  # of the memory budget
     now: float
 
     @property
     def models(self) -> list[tuple[str, LaneReport, Totals]]:
+        """Return those of which the report tells; a model that has just been added may be missing."""
         names = (front.name for front in self.fronts)
-        return list(zip(names, self.report.lanes, self.totals_of_models, strict=True))
+        return list(zip(names, self.report.lanes, self.totals_of_models, strict=False))
 
     @property
     def memory(self) -> list[MemoryBudget]:
-        """Return the memory budget as each model sees it."""
-        return [front.facts.memory for front in self.fronts]
+        """Return the memory budget as each model for which memory is kept sees it."""
+        pairs = zip(self.fronts, self.report.lanes, strict=False)
+        return [front.facts.memory for front, lane in pairs if lane.keeps_room]
 
     @property
     def rows_bytes(self) -> int:
         """Return the memory that is planned for rows and caches beside the weights that are in memory now."""
         memory, weights_bytes = self.memory, sum(lane.row["weights_bytes"] for lane in self.report.lanes)
         kept_bytes = sum(each.media_bytes + each.grammars_bytes for each in memory)
-        return memory[0].total_bytes - weights_bytes - kept_bytes - max(each.transient_bytes for each in memory)
+        step_bytes = max((each.transient_bytes for each in memory), default=0)
+        return self.total_bytes - weights_bytes - kept_bytes - step_bytes
 
 
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
-    report, totals, now, facts = moment.report, moment.totals, moment.now, moment.fronts[0].model_facts
-    models = [(name, lane.row["state"] in ("ready", "leaving")) for name, lane, _ in moment.models]
+    report, totals, now = moment.report, moment.totals, moment.now
+    facts = moment.fronts[0].model_facts if moment.fronts else None
+    are_there = [lane.row["state"] in ("ready", "leaving") for lane in report.lanes]
+    models = [(front.name, at < len(are_there) and are_there[at]) for at, front in enumerate(moment.fronts)]
     running = [reply.describe(now, models, report.reading) for reply in replies]
     status: EngineStatus = {
         "status": "running" if running else "idle",
-        "model": facts["model"],
-        "architecture": facts["architecture"],
-        "max_model_len": facts["max_model_len"],
+        "model": facts and facts["model"],
+        "architecture": facts and facts["architecture"],
+        "max_model_len": facts and facts["max_model_len"],
         "uptime_s": round(now - totals.started_s, 1),
         "steps_executed": report.num_steps,
         "num_running": sum(lane.row["running"] for lane in report.lanes),
@@ -123,6 +129,8 @@ def _counts(totals: Totals, now: float) -> Counts:
         "total_cached_tokens": totals.cached_tokens,
         "total_disk_tokens": totals.disk_tokens,
         "total_completion_tokens": totals.completion_tokens,
+        "total_encoded_inputs": totals.encoded_inputs,
+        "total_encoded_tokens": totals.encoded_tokens,
         "generation_tps": round(totals.completion_rate.per_second(now), 2),
         "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
     }
@@ -183,10 +191,10 @@ def memory_status(moment: Moment) -> MemoryStatus:
     media_bytes = sum(lane.media_bytes for lane in report.lanes)
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
     free_bytes = max(0, moment.rows_bytes - live_bytes - cache_bytes - media_bytes)
-    lacking_bytes = min(free_bytes, max(lane.lacking_bytes for lane in report.lanes))
-    transient_bytes = max(memory.transient_bytes for memory in moment.memory)
+    lacking_bytes = min(free_bytes, max((lane.lacking_bytes for lane in report.lanes), default=0))
+    transient_bytes = max((memory.transient_bytes for memory in moment.memory), default=0)
     return {
-        "total_bytes": moment.memory[0].total_bytes,
+        "total_bytes": moment.total_bytes,
         "weights_bytes": sum(lane.row["weights_bytes"] for lane in report.lanes),
         "transient_bytes": transient_bytes + sum(memory.grammars_bytes for memory in moment.memory),
         "live_bytes": live_bytes,

@@ -11,7 +11,7 @@ from ...formats import CallChoice, Schemas
 from ...formats.bodies.tool_schema import ANY_ARGUMENTS
 from ...formats.families import spelling
 from ...formats.family import argument_frame, call_frame
-from ...formats.pipeline import make_parser
+from ...formats.pipeline import OutputParser
 from .lark import AddedTokens
 
 _USUAL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # every format carries such a name
@@ -72,7 +72,7 @@ class _Trial:
 
     def read(self, name: str, schemas: Schemas, key: str | None = None) -> list[ContentEvent]:
         """Read a call to the tool `name` with the one argument `key`, or without arguments if `key` is None."""
-        parser = make_parser(None, self._choice, schemas=schemas, marker_tokens=self._tokens.texts)
+        parser = OutputParser(None, self._choice, schemas=schemas, marker_tokens=self._tokens.texts)
         events: list[ContentEvent] = []
         for text, is_token in self._pieces(name, key):
             events += parser.feed(text, is_token)

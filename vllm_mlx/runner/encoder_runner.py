@@ -1,0 +1,109 @@
+"""Carries out the units of an encoder on the device: one padded batch of whole texts a step. It decides nothing."""
+
+import logging
+import time
+from collections.abc import Sequence as Rows
+
+import mlx.core as mx
+import numpy as np
+
+from ..core.step import ChunkTiming, Encoded, PrefillChunk, StepOutput, StepPlan
+from ..util.faults import Fault, device_fault
+from .attention import observed
+from .calibrate import PROBE_TOKENS, SHORT_PROBE_TOKENS, Calibration, overhead_of
+from .device import DeviceWatch, peak_of
+from .encoder import EncoderModel
+from .runner import RowFences
+
+logger = logging.getLogger(__name__)
+
+
+class EncoderRunner:
+    """Keeps no state between two steps."""
+
+    media = None  # an encoder takes no images
+    num_rows = 0  # nothing of a text stays on the device
+
+    def __init__(self, model: EncoderModel, watch: DeviceWatch):
+        self.model = model
+        self._watch = watch
+
+    def live_bytes(self) -> int:
+        """Return 0: bytes of all rows' state."""
+        return 0
+
+    def decode(self, plan: StepPlan) -> StepOutput:
+        """Do nothing: no row decodes."""
+        self._watch.return_buffers()
+        return StepOutput(overrun=self._watch.overrun())
+
+    def prefill(self, chunks: Rows[PrefillChunk]) -> StepOutput:
+        """Run the texts as one batch. A device fault is raised, and no result is reported then."""
+        fences, seqs = RowFences(), list(dict.fromkeys(chunk.seq for chunk in chunks))
+        longest = max(chunk.end - chunk.start for chunk in chunks)
+        started_s = time.perf_counter()
+        try:
+            vectors = fences.run(seqs, self._encode, chunks)
+        except RuntimeError as error:
+            if device_fault(error) is not Fault.OUT_OF_MEMORY:
+                raise
+            logger.warning("The device had no memory for %d texts of %d tokens: %s", len(chunks), longest, error)
+            fences.refused += [(seq.seq_id, longest * len(chunks)) for seq in seqs]
+            vectors = None
+        timing = ChunkTiming(longest, longest * len(chunks), time.perf_counter() - started_s)
+        mx.clear_cache()
+        pairs = () if vectors is None else zip(chunks, vectors, strict=True)
+        return StepOutput(
+            encoded=tuple(Encoded(chunk.seq.seq_id, chunk.start, chunk.end - chunk.start, row) for chunk, row in pairs),
+            failed=tuple(fences.failed),
+            suspects=tuple(fences.suspects),
+            refused=tuple(fences.refused),
+            chunk_timings=() if vectors is None else (timing,),
+            overrun=self._watch.overrun(),
+        )
+
+    def _encode(self, chunks: Rows[PrefillChunk]) -> np.ndarray:
+        """Return `(texts, dimensions)` vectors, or `(texts,)` scores, in float32."""
+        rows, types = [], []
+        for chunk in chunks:
+            texts = chunk.seq.prompt.texts
+            assert texts is not None, "an encoder reads texts"
+            rows.append(texts.ids[chunk.start : chunk.end])
+            if texts.types is not None:
+                types.append(texts.types[chunk.start : chunk.end])
+        return np.array(self.model.encode(rows, types or None))
+
+    def rest(self) -> None:
+        """Give back the freed buffers that MLX keeps for the next step."""
+        mx.clear_cache()
+
+    def reset(self) -> None:
+        """Forget nothing: there are no rows."""
+        mx.clear_cache()
+
+    def drain(self) -> None:
+        """Wait for nothing: each step waits for its own results."""
+
+
+def calibrate_encoder(model: EncoderModel) -> Calibration:
+    """Measure two batches of short texts. The first batch of a shape also compiles kernels and is not counted."""
+    with observed() as attention:
+        _run(model, PROBE_TOKENS)
+    mx.clear_cache()
+    probe_s, peak = peak_of(lambda: _run(model, PROBE_TOKENS))
+    _run(model, SHORT_PROBE_TOKENS)
+    short_s = min(_run(model, SHORT_PROBE_TOKENS) for _ in range(2))
+    mx.clear_cache()
+    overhead_s = overhead_of(short_s, probe_s)
+    return Calibration(
+        tokens_per_s=PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
+        overhead_s=overhead_s,
+        chunk_bytes_per_token=peak / PROBE_TOKENS,
+        attention=frozenset(attention),
+    )
+
+
+def _run(model: EncoderModel, num_tokens: int) -> float:
+    start = time.perf_counter()
+    mx.eval(model.encode([[0] * SHORT_PROBE_TOKENS] * (num_tokens // SHORT_PROBE_TOKENS), None))
+    return time.perf_counter() - start
