@@ -183,6 +183,23 @@ def test_shutdown_drains_then_fails_what_is_left(checkpoint):
     asyncio.run(run())
 
 
+def test_a_reply_that_finds_no_room_in_the_cache_is_counted(checkpoint):
+    engine = start_engine(
+        EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30, cache_memory_bytes=20_000)
+    )
+
+    async def run() -> list[int]:
+        counts = []
+        for number in range(3):
+            counts.append((await engine.status())["cache"]["inserts_refused"])
+            await collect(engine, request(prompt=(number, *range(100))))
+        await engine.shutdown(0)
+        return counts
+
+    first, second, third = asyncio.run(run())
+    assert first == 0 < second < third
+
+
 def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkeypatch):
     engine = start_engine(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
 
