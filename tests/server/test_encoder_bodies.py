@@ -123,9 +123,7 @@ def test_the_best_documents_come_first(http: httpx.Client, path: str) -> None:
 
 def test_documents_are_texts_or_objects_and_come_back_if_asked(http: httpx.Client, engine: FakeEncoders) -> None:
     objects = [{"text": text, "title": "own data"} for text in DOCUMENTS[:2]]
-    answer = http.post(
-        RERANK, json={"query": QUERY, "documents": [*objects, *DOCUMENTS[2:]], "return_documents": True}
-    )
+    answer = http.post(RERANK, json={"query": QUERY, "documents": [*objects, *DOCUMENTS[2:]], "return_documents": True})
     found = {item["index"]: item["document"]["text"] for item in answer.json()["results"]}
     assert found == dict(enumerate(DOCUMENTS)) and answer.headers["x-unknown-fields"] == "documents[].title"
     assert engine.requests[0].texts is not None and engine.requests[0].texts.texts == tuple(DOCUMENTS)
