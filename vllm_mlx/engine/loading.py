@@ -54,10 +54,10 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.reranking import RerankScheduler
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
-from .client import EngineClient
+from .client import EngineClient, Parts
 from .encoding import Encoder
 from .engine import EngineThread, LLMEngine
-from .front import Front, Parts, ReplyKeeper
+from .front import Front, ReplyKeeper
 from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
@@ -244,7 +244,6 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         media=MediaRequests(vision, loader, thread.wake),
         keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache and source.encoder is None else None),
         memories=source.memories,
-        path=source.checkpoint.path,
     )
     front.measured(facts)
     model.tell = front.measured
