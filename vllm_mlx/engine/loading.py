@@ -206,6 +206,8 @@ def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: 
     """Load what prepares prompts for a model, on any thread. Raises ConfigError."""
     tokenizer = checked_tokenizer(config, checkpoint)
     formats, encoder = reply_formats(config, tokenizer), read_encoder(checkpoint, config)
+    if encoder is not None and config.tensor_parallel_size > 1:
+        raise ConfigError(f"{config.model} is for {encoder.task}, which several Macs do not share. Serve it on one.")
     vision = None if encoder is not None else load_vision(config, checkpoint, tokenizer)
     source = Source(name=name, config=config, checkpoint=checkpoint, memories=memories)
     return replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
