@@ -16,6 +16,7 @@ import pytest
 from tests.support.checkpoints import checkpoint
 from tests.support.commands import address
 from tests.support.commands import served as command
+from tests.support.encoders import make_encoder
 from tests.support.running import eventually
 
 FAMILIES = (
@@ -182,6 +183,25 @@ def test_named_models_keep_their_settings_and_are_found_as_themselves(tmp_path: 
         listed = cards(client)
         assert (listed["main"]["max_model_len"], listed["two"]["max_model_len"]) == (512, 65536)
         assert [row["name"] for row in client.get("/v1/status").json()["models"]] == ["main", "two"]
+
+
+def test_encoders_are_found_with_their_tasks(tmp_path: Path) -> None:
+    make_encoder(tmp_path / "vectors", "bert")
+    make_encoder(tmp_path / "scores", "bert", task="rerank", pooling=None)
+    make_encoder(tmp_path / "silent", "bert", pooling=None)
+    with served("--models-from", tmp_path) as client:
+        listed = cards(client)
+        assert {name: card["task"] for name, card in listed.items()} == {
+            "vectors": "embedding", "scores": "rerank", "silent": "not served",
+        }  # fmt: skip
+        assert "pooling" in listed["silent"]["cause"]
+        answer = client.post("/v1/embeddings", json={"model": "vectors", "input": ["one", "two"]})
+        assert answer.status_code == 200 and len(answer.json()["data"]) == 2
+        body = {"model": "scores", "query": "one", "documents": ["two"]}
+        assert client.post("/v1/rerank", json=body).status_code == 200
+        assert ask(client, "vectors").status_code == 400
+        states = {name: (card["task"], card["state"]) for name, card in cards(client).items()}
+        assert states["vectors"] == ("embedding", "ready") and states["scores"] == ("rerank", "ready")
 
 
 def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
