@@ -220,7 +220,8 @@ TRACE = """
 import os, sys
 watched = {watched!r}
 def note(event, args):
-    if event in ("open", "os.scandir", "os.listdir") and args and watched in str(args[0]):
+    is_path = event in ("open", "os.scandir", "os.listdir") and isinstance(args[0], (str, os.PathLike))
+    if is_path and watched in os.path.realpath(args[0]):
         os.write(2, f"OPENED {{args[0]}}\\n".encode())
 sys.addaudithook(note)
 from vllm_mlx.cli.main import main
