@@ -9,17 +9,19 @@ from itertools import accumulate
 import pytest
 
 from tests.support.checkpoints import checkpoint
-from tests.support.engine_driver import Driver
+from tests.support.engine_driver import GREEDY, Driver
 from tests.support.rerankers import reference_ids, reference_score, reranker
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
-from vllm_mlx.core.errors import Cancelled, InvalidParameter
+from vllm_mlx.core.errors import Cancelled, GenerationError, InvalidParameter
 from vllm_mlx.core.events import Failed, Finished, Vectors
 from vllm_mlx.core.request import ROW_IDS, Request, TextInputs, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenizedTexts
+from vllm_mlx.core.step import StepOutput
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.scheduler.reranking import RerankScheduler
+from vllm_mlx.util.faults import DeviceFault
 
 from .test_several_models import Serving, prompt_of
 
@@ -128,6 +130,27 @@ def test_the_cache_keeps_the_beginning_alone_and_the_next_request_resumes_there(
     assert len(driver.engine.cache_entries()) == 2
 
 
+@pytest.mark.parametrize("snapshot_every", [0, 16])
+def test_one_document_leaves_the_beginning_too(path, snapshot_every):
+    driver = Reranker(path, snapshot_every=snapshot_every, max_prefill_chunk=32)
+    beginning, first, second = texts(2)
+    driver.scores([beginning, first])
+    entries = driver.engine.cache_entries()
+    assert max(entry.end for entry in entries) == BEGINNING
+    assert sum(entry.state_bytes > 0 for entry in entries) <= 1
+    assert driver.scores([beginning, second], 1) == pytest.approx(expected(path, [beginning, second]), abs=1e-4)
+    assert driver.news[ROW_IDS][0].receipt.cached_tokens == BEGINNING
+
+
+def test_no_state_of_a_later_position_is_stored_as_that_of_the_beginning():
+    driver = Reranker(checkpoint("qwen3_5"))
+    cache = driver.engine.scheduler.prefix_cache
+    seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(*range(90),)), sampling=GREEDY, max_tokens=1, max_stored=60)
+    cache.open(seq)
+    assert cache.plan_capture(seq, 80) is None
+    assert cache.plan_capture(seq, 60).end == 60
+
+
 def test_documents_that_begin_alike_wait_for_no_state_that_is_not_kept(path):
     beginning, *rest = texts(6)
     alike = [beginning, *([*range(100, 180), *document] for document in rest)]
@@ -155,22 +178,47 @@ def test_a_small_request_ends_first_though_a_large_one_came_before():
 
 
 def test_a_cancelled_request_leaves_nothing(path):
+    driver = Reranker(path, max_num_seqs=4, max_prefill_chunk=16)
+    driver.send(texts(40, longest=300), 0)
+    driver.send(texts(2, seed=1), 1)
+    while driver.engine.scheduler.num_running < 4:
+        driver.step()
+    driver.engine.abort([0])
+    before = driver.num_computed
+    driver.run()
+    assert driver.num_computed - before <= sum(map(len, texts(2, seed=1)))
+    assert not driver.engine.num_rows and not driver.engine.scheduler.waiting
+    assert all(update.finish_reason is None for update in driver.news[0])
+    assert driver.found(1) == pytest.approx(expected(path, texts(2, seed=1)), abs=1e-4)
+
+
+def test_a_row_that_fails_ends_its_request_alone(path):
     driver = Reranker(path, max_num_seqs=4)
     driver.send(texts(40), 0)
     driver.send(texts(5, seed=1), 1)
-    for _ in range(6):
-        driver.step()
-    driver.engine.abort([0])
+    driver.step()
+    failed = StepOutput(failed=((3, GenerationError("no memory")), (4, GenerationError("no memory"))))
+    (news,) = driver.engine.scheduler.update(failed)
+    assert (news.seq_id, str(news.error), news.finish_reason) == (0, "no memory", None)
     driver.run()
-    assert not driver.engine.num_rows and not driver.engine.scheduler.waiting
-    assert all(update.finish_reason is None for update in driver.news[0])
+    assert driver.num_computed < sum(map(len, texts(40)))
     assert driver.found(1) == pytest.approx(expected(path, texts(5, seed=1)), abs=1e-4)
+
+
+def test_a_fault_of_the_device_costs_no_score(path):
+    driver = Reranker(path, max_num_seqs=4)
+    driver.send(texts(9), 0)
+    for _ in range(3):
+        driver.step()
+    driver.engine.recover(DeviceFault("[METAL] Command buffer execution failed"), driver.deliver)
+    driver.run()
+    assert driver.found() == pytest.approx(expected(path, texts(9)), abs=1e-4)
 
 
 # Requests, from texts to scores
 
 QUERIES = ("What is a fox?", "Where is Paris?")
-DOCUMENTS = tuple(f"Paragraph {number}: " + "the quick brown fox " * (number % 7) for number in range(40))
+DOCUMENTS = tuple(f"Paragraph {number}: " + "the quick brown fox " * (number % 7) for number in range(16))
 
 
 class Served(Serving):
@@ -218,15 +266,18 @@ def reference(folder, query, documents):
     return [reference_score(folder, reference_ids(folder, query, text), yes, no) for text in documents]
 
 
-def test_requests_get_the_scores_of_the_documented_prompts(folder):
+def test_requests_beside_a_chat_get_the_scores_of_the_documented_prompts(folder):
     with serving(folder, max_num_seqs=8) as (served, runner):
-        (scores, usage), again, other = runner.run(
+        alone, _ = runner.run(served.ask(0, prompt_of(1)))
+        (scores, usage), again, other, chat = runner.run(
             gathered(
                 served.rerank(*DOCUMENTS),
                 served.rerank(*DOCUMENTS[:5], query=QUERIES[1]),
                 served.rerank(*DOCUMENTS[5:6]),
+                served.ask(0, prompt_of(1)),
             )
         )
+        assert chat[0] == alone
         assert scores == pytest.approx(reference(folder, QUERIES[0], DOCUMENTS), abs=1e-4)
         assert again[0] == pytest.approx(reference(folder, QUERIES[1], DOCUMENTS[:5]), abs=1e-4)
         assert other[0] == pytest.approx(scores[5:6], abs=1e-4)
@@ -247,7 +298,7 @@ def test_one_request_is_one_row_of_the_status_and_leaves_nothing_when_it_is_canc
     with serving(folder, max_num_seqs=4) as (served, runner):
 
         async def run():
-            task = asyncio.create_task(served.rerank(*DOCUMENTS * 20, name="large"))
+            task = asyncio.create_task(served.rerank(*DOCUMENTS * 50, name="large"))
             while not (rows := (await served.client.status())["requests"]) or rows[0]["phase"] != "prefill":
                 await asyncio.sleep(0.001)
             assert [row["request_id"] for row in rows] == ["large"]
@@ -255,7 +306,7 @@ def test_one_request_is_one_row_of_the_status_and_leaves_nothing_when_it_is_canc
             with pytest.raises(Cancelled):
                 await task
             await served.until_idle()
-            left = asyncio.create_task(served.rerank(*DOCUMENTS * 20))
+            left = asyncio.create_task(served.rerank(*DOCUMENTS * 50))
             while not await served.client.ask(lambda engine: engine.num_rows):
                 await asyncio.sleep(0.001)
             left.cancel()
@@ -270,18 +321,12 @@ def test_one_request_is_one_row_of_the_status_and_leaves_nothing_when_it_is_canc
         assert num_waiting == 0
 
 
-def test_a_chat_beside_a_reranker_gets_its_own_reply(folder):
-    with serving(folder) as (served, runner):
-        prompt = prompt_of(1)
-        alone, _ = runner.run(served.ask(0, prompt))
-        (beside, _), (scores, _) = runner.run(gathered(served.ask(0, prompt), served.rerank(*DOCUMENTS)))
-        assert beside == alone
-        assert scores == pytest.approx(reference(folder, QUERIES[0], DOCUMENTS), abs=1e-4)
-
-
 def test_a_document_that_exceeds_the_context_is_refused_before_anything_runs(folder):
     with serving(folder, max_model_len=300) as (served, runner):
         with pytest.raises(InvalidParameter, match=r"documents\[1\].* at most 300"):
             runner.run(served.rerank("a", "fox " * 400))
         scores, _ = runner.run(served.rerank("a", "fox " * 400, truncate=True))
         assert len(scores) == 2
+        served.client.fronts[1].processor.limit_to(200)  # a first load finds less memory
+        with pytest.raises(InvalidParameter, match=r"documents\[1\].* at most 200"):
+            runner.run(served.rerank("a", "fox " * 200))

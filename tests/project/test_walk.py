@@ -35,6 +35,7 @@ OTHER_MAKERS = {
         *("prompt/processor.py", "media/rendered.py", "media/vision.py"),  # completions, images, a probe
         *("runner/proofs.py", "runner/calibrate.py"),  # at load
         "ranks/wire.py",  # on another rank
+        "scheduler/reranking.py",  # of one document
     },
     "Sequence": {
         *("runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"),  # at load

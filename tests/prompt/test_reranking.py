@@ -82,6 +82,8 @@ def test_a_tokenizer_without_the_answers_is_refused_unless_the_files_name_them(c
     plain = Tokenizer.load(checkpoint("qwen3"))
     with pytest.raises(ModelLoadError, match="Qwen3-Reranker"):
         RerankPrompts(plain, FACTS, 1024)
+    with pytest.raises(ModelLoadError, match="Qwen3-Reranker"):
+        RerankPrompts(plain, replace(FACTS, answer_ids=(5, 1024)), 1024)
     named = RerankPrompts(plain, replace(FACTS, answer_ids=(5, 7)), 1024)
     assert named.prepare(TextInputs(texts=("a",), query="q")).answer_ids == (5, 7)
 

@@ -5,7 +5,6 @@ recommended.toml has the checkpoints that `doctor` recommends.
 
 import difflib
 import json
-import os
 import re
 import shutil
 import tomllib
@@ -110,30 +109,16 @@ class CachedModel:
 
 
 def cache_folder() -> Path:
-    from ..runner.places import HUB, folders_of
+    from ..runner.checkpoint import HUB, folders_of
 
     return folders_of([HUB])[-1]
 
 
 def cached_models() -> list[CachedModel]:
-    """List the checkpoints in Hugging Face's cache and in LM Studio's folders, by name.
+    """List the checkpoints in Hugging Face's cache and in LM Studio's folders, by name."""
+    from ..runner.checkpoint import HUB, checkpoints, folders_of
 
-    Hugging Face's own listing takes what macOS writes beside files, with a dot before the name, for damage.
-    """
-    from ..runner.places import HUB, checkpoints_in, folders_of
-
-    found: dict[str, CachedModel] = {}
-    for name, folder in (each for root in folders_of([HUB]) for each in checkpoints_in(root)):
-        if name not in found:
-            files = _files_in(folder.parent if folder.parent.name == "snapshots" else folder)
-            found[name] = _cached(name, sum(stat.st_size for stat in files.values()), folder)
-    return sorted(found.values(), key=lambda model: model.name.lower())
-
-
-def _files_in(folder: Path) -> dict[int, os.stat_result]:
-    """Return the status of each file below the folder, by inode: revisions share files."""
-    stats = [file.stat() for file in folder.rglob("*") if file.is_file()]
-    return {stat.st_ino: stat for stat in stats}
+    return [_cached(name, folder) for name, folder in checkpoints(folders_of([HUB]))]
 
 
 def local_folder(model: str) -> Path | None:
@@ -178,7 +163,10 @@ def _billions(name: str) -> float:
     return float(found[1]) * _UNITS[found[2].lower()] if found else 0.0
 
 
-def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
+def _cached(name: str, folder: Path) -> CachedModel:
+    revisions = folder.parent if folder.parent.name == "snapshots" else folder
+    stats = [file.stat() for file in revisions.rglob("*") if file.is_file()]
+    disk_bytes = sum({stat.st_ino: stat.st_size for stat in stats}.values())  # revisions share files
     try:
         return CachedModel(name, disk_bytes, folder, describe(folder))
     except ConfigError as error:

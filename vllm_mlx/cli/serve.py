@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..core.memory import readable
 from ..core.stage import LoadStage
 from ..server.config import ServerConfig
 from ..util.faults import device_fault
-from .models import default_budget, nearest
+from .models import nearest
 from .options import unknown_variables
 from .output import LogFile, Output, configure_logging, descriptor_of
 from .settings import Settings, is_local, local_url
@@ -93,23 +93,26 @@ def _serve(settings: Settings, log: LogFile | None, stack: ExitStack, is_ready: 
     if lead is not None:
         lead.engine = engine
     entries, fronts = config.models.entries, engine.fronts
-    banner = Banner(
-        info=fronts[0].info if fronts else None,
-        loaded=engine.model_facts if fronts else {},
-        text_only=engine_config.text_only,
-        max_pixels=engine_config.max_pixels,
-        budget_bytes=default_budget(settings.memory_budget),
-        disk=None if disk is None else disk.report,
-        load_s=time.monotonic() - started_s,
-        names=entries[0].names if entries else config.models.names[:1] or ("MODEL",),
-        beside=[(entry.names, front.info) for entry, front in zip(entries[1:], fronts[1:], strict=True)],
-        found=[each.fault is None for each in config.models.others] if config.models.places else None,
-        api_keys=settings.api_keys,
-        url=local_url(settings.host, sock.getsockname()[1]),
-        host=settings.host,
-        install=install_command(sys.argv[0]),
-        macs=[] if lead is None else lead.facts(),
-    )
+    url, count = local_url(settings.host, sock.getsockname()[1]), len(config.models.names)
+    ready = f"\nvllm-mlx {__version__} is ready. A request loads the one that it names, of {count} models.\n\n"
+    banner: Banner | str = f"{ready}Try it:\n\ncurl {url}/v1/models\n\nCtrl-C stops the server.\n"
+    if fronts:
+        banner = Banner(
+            info=fronts[0].info,
+            loaded=engine.model_facts,
+            text_only=engine_config.text_only,
+            max_pixels=engine_config.max_pixels,
+            budget_bytes=fronts[0].facts.memory.total_bytes,
+            disk=None if disk is None else disk.report,
+            load_s=time.monotonic() - started_s,
+            names=entries[0].names,
+            beside=[(entry.names, front.info) for entry, front in zip(entries[1:], fronts[1:], strict=True)],
+            api_keys=settings.api_keys,
+            url=url,
+            host=settings.host,
+            install=install_command(sys.argv[0]),
+            macs=[] if lead is None else lead.facts(),
+        )
     app = create_app(engine, config, engine.memories.responses, recorder, found)
     is_ready.set()
     run(app, engine, sock, drain_s=settings.drain_s, started=lambda: show(banner, screen))
@@ -142,7 +145,7 @@ def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
 class Banner:
     """The block that the terminal prints once the server is ready."""
 
-    info: ModelInfo | None  # None if no model is named
+    info: ModelInfo
     loaded: Mapping[str, Any]  # facts of the model, as /v1/status shows them
     text_only: bool
     max_pixels: int | None  # the setting; None for the default, which is lower if the vision encoder is slow
@@ -155,7 +158,6 @@ class Banner:
     host: str  # the address that the server listens on
     beside: Sequence[tuple[tuple[str, ...], ModelInfo]] = ()  # the names of each further model, and its facts
     macs: Sequence[tuple[str, str]] = ()  # lines about several Macs that run the model
-    found: Sequence[bool] | None = None  # whether each checkpoint of `models_from` can be served
     install: str | None = None  # the command that puts `vllm-mlx` on the PATH; None if it is there
 
     def print_to(self, console: Console) -> None:
@@ -172,10 +174,16 @@ class Banner:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines below the headline: a name and a text each."""
+        info = self.info
         rows = [
-            *self._of_model(),
+            ("Model", ", ".join(self.names)),
+            ("Architecture", f"{info.architecture}, {readable(info.weights_bytes)} of weights{self._taken()}"),
+            ("Layers", layers(self.loaded)),
+            ("Formats", formats(self.loaded)),
+            *self._rewritten(),
+            ("Context", f"{info.max_model_len:,} tokens"),
+            *self._scaled_down(),
             *(("Beside", _in_short(names, other)) for names, other in self.beside),
-            *([] if self.found is None else [("Found", f"{sum(self.found)} of {len(self.found)} can be served")]),
             ("Memory", f"at most {readable(self.budget_bytes)}, {self._weights()}"),
             *self.macs,
             *self._on_disk(),
@@ -183,24 +191,13 @@ class Banner:
             ("Page", f"{self.url}/ in a browser: status and a chat"),
             *([("Install", f"{self.install} puts `vllm-mlx` on your PATH for good")] if self.install else []),
         ]
-        whose = f"for {self.names[0]}, " if self.beside else ""
-        return [*rows, *(("Off", f"{whose}{what}") for what in (self.missing() if self.info else ()))]
-
-    def _of_model(self) -> Iterator[tuple[str, str]]:
-        if (info := self.info) is None:
-            return
-        yield "Model", ", ".join(self.names)
         if info.model not in self.names:
-            yield "From", info.model
-        yield "Architecture", f"{info.architecture}, {readable(info.weights_bytes)} of weights{self._taken(info)}"
-        yield "Layers", layers(self.loaded)
-        yield "Formats", formats(self.loaded)
-        yield from self._rewritten()
-        yield "Context", f"{info.max_model_len:,} tokens"
-        yield from self._scaled_down()
+            rows.insert(1, ("From", info.model))
+        whose = f"for {self.names[0]}, " if self.beside else ""
+        return [*rows, *(("Off", f"{whose}{what}") for what in self.missing())]
 
     def _weights(self) -> str:
-        if not self.beside or self.info is None:
+        if not self.beside:
             return "weights included"
         total = self.info.weights_bytes + sum(other.weights_bytes for _, other in self.beside)
         if total > self.budget_bytes:
@@ -224,8 +221,8 @@ class Banner:
         size = f"up to {readable(self.disk.max_bytes)}"
         return [("On disk", f"conversations are kept in {self.disk.folder}, {size}; --cache-disk 0 turns this off")]
 
-    def _taken(self, info: ModelInfo) -> str:
-        if not info.takes_images:
+    def _taken(self) -> str:
+        if not self.info.takes_images:
             return ""
         return ", takes images" if self.loaded["no_videos"] else ", takes images and videos"
 
@@ -237,8 +234,8 @@ class Banner:
         why_no_disk = "--cache-disk 0 is set" if self.disk is None else self.disk.off_reason
         checks = [
             (self.loaded["takes_chats"], "chats: the checkpoint has no chat template; --chat-template gives it one"),
-            (self.loaded["takes_images"], f"images and videos: {wanted}"),
-            (not self.loaded["takes_images"] or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
+            (self.info.takes_images, f"images and videos: {wanted}"),
+            (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
             (not reason, f"one forward pass for rows of all lengths: {reason}"),
             (not self.loaded["no_drafts"], f"drafts of the next tokens: {self.loaded['no_drafts']}"),
             (not self.loaded["no_head"], f"drafts by an MTP head: {self.loaded['no_head']}"),
@@ -256,7 +253,7 @@ class Banner:
         """Return a shell command to try. Without `show_key`, a variable stands for the key, because logs are kept."""
         body: dict[str, Any] = {"model": self.names[0], "messages": [{"role": "user", "content": "Who are you?"}]}
         path = "chat/completions"
-        if self.info is not None and not self.loaded["takes_chats"]:
+        if not self.loaded["takes_chats"]:
             body, path = {"model": self.names[0], "prompt": "Once upon a time", "max_tokens": 30}, "completions"
         lines = [f"curl {self.url}/v1/{path}", "-H 'Content-Type: application/json'"]
         if self.api_keys:
@@ -295,8 +292,8 @@ def formats(loaded: Mapping[str, Any]) -> str:
     return f"reasoning {loaded['reasoning_parser'] or 'none'}, tool calls {loaded['tool_call_parser'] or 'none'}"
 
 
-def show(banner: Banner, screen: Console) -> None:
+def show(banner: Banner | str, screen: Console) -> None:
     """Print the banner. The event loop calls this, so it must not wait for a terminal that has been stopped."""
     with screen.capture() as captured:
-        banner.print_to(screen)
+        screen.print(banner, markup=False) if isinstance(banner, str) else banner.print_to(screen)
     Output(descriptor_of(sys.stdout)).write(captured.get())

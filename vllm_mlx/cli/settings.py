@@ -235,7 +235,7 @@ class Settings(_Values):
 
     def catalogue(self) -> Catalogue:
         """Return the models that are served. Raises ConfigError."""
-        if self.only_found:
+        if self.models_from and not self.models and "model" not in self.model_fields_set:
             for name in sorted(_OF_ONE & self.model_fields_set):
                 raise ConfigError(f"{flag_name(name)} describes one model. Name the model, or leave it out.")
             return Catalogue((), self.models_from, self.engine_config())
@@ -246,12 +246,7 @@ class Settings(_Values):
                 config = one.engine_config()
             more: dict[str, Any] = {} if table is None else {"patterns": table.match, "pin": table.pin}
             entries.append(Entry(config=config, name=name, aliases=tuple(aliases), **more))
-        return Catalogue(tuple(entries), self.models_from, EngineConfig(model="") if self.models_from else None)
-
-    @property
-    def only_found(self) -> bool:
-        """Return whether all models are those of `models_from`, and none is named."""
-        return bool(self.models_from) and not self.models and "model" not in self.model_fields_set
+        return Catalogue(tuple(entries), self.models_from)
 
     @property
     def keys(self) -> tuple[APIKey, ...]:

@@ -81,7 +81,7 @@ def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = No
 def _head(url: str, fields: Mapping[str, Any]) -> Text:
     text, models = Text(), fields.get("models") or []
     several = ", ".join(str(row.get("name", "?")) for row in models[1:] and models)
-    text.append(several or str(fields.get("model", "?")), "bold")
+    text.append(several or str(fields.get("model") or "no model was asked for yet"), "bold")
     if not several and models and models[0].get("state", "ready") != "ready":
         text.append(f"  {_state(models[0])}", "yellow")
     text.append(f"  {fields.get('status', '?')}", "green" if fields.get("status") == "running" else "dim")

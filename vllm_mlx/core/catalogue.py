@@ -9,7 +9,6 @@ from .config import ModelConfig
 from .errors import ConfigError, ModelNotFound, setting, shown
 
 ModelTask = Literal["chat", "completion", "vision", "embedding", "rerank", "not served"]
-_MOST_SHOWN = 20  # names in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +36,16 @@ class Entry:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Found:
-    """A checkpoint in a folder of `models_from`, as the headers of its files describe it."""
+    """A checkpoint in one of the `places`, as the headers of its files describe it."""
 
     name: str  # ORG/NAME
     folder: Path
     names: tuple[str, ...] = ()  # the short one first, unless it stands for another model too
-    stamp: tuple[tuple[str, int, int], ...] = ()  # name, modification time in ns and size of each file
     file_bytes: int = 0
     max_model_len: int | None = None
     task: ModelTask = "not served"
     fault: str | None = None  # why it is not served
     position: int | None = None  # of its entry; None before it was asked for
-
-    @property
-    def short(self) -> str:
-        return self.name.rpartition("/")[2]
 
 
 @dataclass(slots=True)
@@ -90,12 +84,11 @@ class Catalogue:
 
     @property
     def others(self) -> list[Found]:
-        """Return the checkpoints that nobody named: models that were asked for, others, and those that cannot serve."""
+        """Return the checkpoints that nobody named: those that were asked for, others, and those not served."""
         others = [each for each in self.found if each.position is None or each.position >= len(self.named)]
         return sorted(others, key=lambda each: (each.fault is not None, each.position is None, each.position))
 
     def on_disk(self, name: str | None) -> Found | None:
-        """Return the checkpoint that was found with this name; None for a name of something else."""
         return next((each for each in self.found if name in each.names), None)
 
     def resolve(self, name: str | None) -> tuple[str, int]:
@@ -117,8 +110,7 @@ class Catalogue:
         if fitting:
             return name, max(fitting, key=lambda each: (len(each[0]), -each[0].count("*")))[1]
         names = [listed for listed in self.names if listed.endswith(f"/{name}")] or self.names
-        known = ", ".join(f"`{listed}`" for listed in names[:_MOST_SHOWN]) or "nothing now"
-        known += f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        known = ", ".join(f"`{listed}`" for listed in names) or "nothing now"
         if not name:
             raise ModelNotFound(f"The name of the model is empty. This server serves {known}.", param="model")
         raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")

@@ -39,11 +39,12 @@ from ..formats.reply import FinishedReply
 from ..formats.vectors import VectorOutput
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from ..scheduler.residence import Resident, State
+from ..util.fair_queue import FairThreads
 from ..util.fence import clear_locals
 from ..util.tasks import Deadline
 from .admission import AdmissionQueue, users
-from .engine import LLMEngine
-from .front import Front, Parts, ReplyKeeper
+from .engine import EngineThread, LLMEngine
+from .front import Front, ReplyKeeper
 from .macos import KeepAwake
 from .monitoring.counters import OUTCOMES, Outcome, ReplyStats
 from .monitoring.monitor import Monitor
@@ -61,6 +62,7 @@ _STOP_S = 10.0  # time for the running step to finish
 _SAVE_S = 20.0  # time to write what is not on disk yet
 _HURRIED_SAVE_S = 1.0
 _LOOK_S = 0.02  # between two looks at a model that comes or leaves
+Parts = tuple[EngineThread, PromptPool, FairThreads]  # the threads of the engine, of prompts and of images
 IndexedEvent = tuple[int, GenerationEvent]
 
 
@@ -361,8 +363,6 @@ class EngineClient:
             resident.use(time.monotonic())
 
     def add(self, front: Front, resident: Resident) -> None:
-        """Serve a model that the engine has just got, at the next position."""
-        resident.use(time.monotonic())
         self.fronts.append(front)
         self._residents.append(resident)
         self._monitor.add()

@@ -1,80 +1,100 @@
-"""Checkpoints in the folders of `models_from`: a list that follows the disk, and models of those that were asked for.
-
-A model that was added stays, though its name goes with its files.
-"""
+"""Checkpoints in the folders of `models_from`: a list that follows the disk, and models of those that are asked for."""
 
 import asyncio
-import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 
-from ..core.catalogue import Catalogue, Entry, Found
+from ..core.catalogue import Catalogue, Entry, Found, ModelTask
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, InvalidParameter, ModelLoadError, ModelUnavailable
-from ..runner.checkpoint import read_checkpoint
-from ..runner.places import folders_of, in_words, look
+from ..formats.tokenizer import read_json
+from ..runner.checkpoint import Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
+from ..runner.encoder_checkpoint import read_encoder
 from .client import EngineClient
 from .engine import LLMEngine
 from .lane import ServedModel
 from .loading import OpenDisk, Source, front_of, load, prepared
 from .sizing import budget_of
 
-logger = logging.getLogger(__name__)
 _RETRY_S = 30.0
+_SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
 class FoundModels:
-    """Belongs to one event loop."""
-
     def __init__(self, engine: EngineClient, models: Catalogue, config: EngineConfig, disk: OpenDisk | None):
         """List the checkpoints beside the models that are loaded. `config` and `disk` are those of the start."""
         self._engine, self._models, self._config, self._disk = engine, models, config, disk
-        self._folders, self._turn = folders_of(models.places), asyncio.Lock()
+        pinned = (front.info.weights_bytes for front, one in zip(engine.fronts, models.entries, strict=True) if one.pin)
+        self._budget, self._folders = budget_of(config, sum(pinned)), folders_of(models.places)
+        self._known: dict[tuple[Path, object], Found] = {}  # by folder, and by names, times and sizes of its files
+        self._looking, self._adding = asyncio.Lock(), asyncio.Lock()
         self._look()
 
     async def look(self) -> None:
-        """List the checkpoints that are in the folders now."""
-        async with self._turn:
+        async with self._looking:
             await asyncio.to_thread(self._look)
 
     async def need(self, name: str | None) -> None:
         """Make a model of the checkpoint that a request names. Raises RequestError if that cannot be served."""
-        if (found := self._models.on_disk(name)) is None:
+        if (found := self._models.on_disk(name)) is None or found.position is not None:
             return
-        async with self._turn:
+        async with self._adding:
             if found.fault is None and found.position is None:
                 await self._add(found)
         if found.fault is not None:
-            message = f"The model `{found.name}` is not served. {found.fault}"
-            if found.task == "not served":  # its files can be mended
-                raise ModelUnavailable(message, retry_after_s=_RETRY_S)
-            raise InvalidParameter(message, param="model")
+            if found.task != "not served":
+                raise InvalidParameter(f"{found.name} is not served. {found.fault}", param="model")
+            raise ModelUnavailable(f"{found.name} cannot be read. {found.fault}", retry_after_s=_RETRY_S)
 
     def _look(self) -> None:
-        found, named = look(self._folders, self._models.found), self._models.named
-        paths = {front.path.resolve(): at for at, front in enumerate(self._engine.fronts[: len(named)])}
-        taken = [each.short for each in found] + [name for entry in named for name in entry.names]
-        for each in found:
-            each.position = paths.get(each.folder.resolve(), each.position)
-            each.names = (each.short, each.name) if taken.count(each.short) == 1 else (each.name,)
+        named = self._models.named
+        found = [self._read(Found(name=name, folder=folder)) for name, folder in checkpoints(self._folders)]
+        models = [entry.config.model for entry in named]
+        own = {key: at for at, one in enumerate(models) for key in (one, str(Path(one).expanduser().resolve()))}
+        shorts = [each.name.rpartition("/")[2] for each in found]
+        taken = [*shorts, *(name for entry in named for name in entry.names)]
+        for each, short in zip(found, shorts, strict=True):
+            each.position = own.get(each.name, own.get(str(each.folder), each.position))
+            each.names = (short, each.name) if taken.count(short) == 1 else (each.name,)
         self._models.found = tuple(found)
+
+    def _read(self, found: Found) -> Found:
+        """Read the headers, or return what is known of files that have not changed."""
+        folder = found.folder
+        try:
+            check_links(folder, self._folders)
+            files = [each for each in (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if each.is_file()]
+            stats = sorted((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+            if (same := self._known.get((folder, tuple(stats)))) is not None:
+                return same
+            checkpoint = read_checkpoint(folder, inside=self._folders)
+            found.file_bytes, found.max_model_len = checkpoint.file_bytes, checkpoint.max_model_len
+            shards = [shard[1] for file in files if (shard := _SHARD.fullmatch(file.name)) is not None]
+            if shards and len(shards) < int(shards[0]):
+                raise ModelLoadError(f"{len(shards)} of its {int(shards[0])} files are here. Download the others.")
+            found.task = _task(checkpoint)
+            self._known[folder, tuple(stats)] = found
+        except (ModelLoadError, OSError) as error:
+            found.fault = _in_words(error, found)
+        return found
 
     async def _add(self, found: Found) -> None:
         """Make a model, or note why that cannot be."""
         engine, models = self._engine, self._models
         try:
             source = await asyncio.to_thread(self._prepared, found)
-            model = await engine.ask(lambda engine: _assembled(engine, source))
+            model = await engine.ask(lambda it: load(source, self._budget, it.watch, it.models, is_read=False))
             front = await asyncio.to_thread(front_of, source, model, engine.parts)
         except (ConfigError, OSError) as error:
-            logger.warning("%s cannot be served: %s", found.name, error)
-            found.fault = in_words(error, found)
+            if not found.folder.is_dir():
+                raise ModelUnavailable(f"{found.name} is no longer on disk.", retry_after_s=_RETRY_S) from error
+            found.fault = _in_words(error, found)
+            fits = [one for one in models.others if not one.fault and one.file_bytes < self._budget.free_bytes]
             if isinstance(error, ModelLoadError | OSError):
                 found.task = "not served"
-            else:
-                most_bytes = budget_of(self._config).total_bytes
-                fitting = [each for each in models.found if each.fault is None and each.file_bytes < most_bytes]
-                largest = max(fitting, key=lambda each: each.file_bytes, default=None)
-                found.fault += "" if largest is None else f" The largest that fits is {largest.names[0]}."
+            elif fits:
+                found.fault += f" The largest that fits is {max(fits, key=lambda one: one.file_bytes).names[0]}."
             return
         await engine.ask(lambda engine: self._take(engine, model))
         engine.add(front, model.residence)
@@ -82,16 +102,13 @@ class FoundModels:
         models.entries += (Entry(config=source.config, name=source.name),)
 
     def _prepared(self, found: Found) -> Source:
-        """Read what prepares prompts. Raises ConfigError and OSError."""
-        config = self._models.config_of_found
-        assert config is not None, "there are folders to look in"
+        config = self._models.config_of_found or EngineConfig(model="")
         longest = config.max_model_len and min(config.max_model_len, found.max_model_len or config.max_model_len)
         own = self._config.with_model(replace(config, model=str(found.folder), max_model_len=longest))
         checkpoint = read_checkpoint(found.folder, inside=self._folders)
         return prepared(found.names[0], own, checkpoint, self._engine.memories.of(checkpoint.fingerprint()))
 
     def _take(self, engine: LLMEngine, model: ServedModel) -> None:
-        """Add a model to the engine, on its thread. The first one brings the cache, which may be kept on disk."""
         model.residence.is_found = True
         engine.models = (*engine.models, model)
         engine.residency.models.append(model.residence)
@@ -104,6 +121,14 @@ class FoundModels:
                 tier.wake_with(self._engine.parts[0].wake)
 
 
-def _assembled(engine: LLMEngine, source: Source) -> ServedModel:
-    pinned_bytes = sum(model.residence.weights_bytes for model in engine.models if model.residence.is_pinned)
-    return load(source, budget_of(source.config, pinned_bytes), engine.watch, engine.models, is_read=False)
+def _in_words(error: Exception, found: Found) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error).replace(str(found.folder), found.name)
+
+
+def _task(checkpoint: Checkpoint) -> ModelTask:
+    config, at = checkpoint.config, checkpoint.path
+    if (encoder := read_encoder(checkpoint, EngineConfig(model=""))) is not None:
+        return encoder.task
+    chats = (at / "chat_template.jinja").is_file() or "chat_template" in read_json(at / "tokenizer_config.json")
+    sees = config.get("vision_config") and any("vis" in name for name in checkpoint.weight_names)
+    return "completion" if not chats else "vision" if sees else "chat"

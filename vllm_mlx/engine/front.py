@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..core.config import Capability, EngineConfig, ModelInfo
 from ..core.errors import TemplateError
@@ -16,16 +14,11 @@ from ..formats.reply import FinishedReply
 from ..formats.tokenizer import Tokenizer
 from ..media.vision import VisionProcessor
 from ..prompt.processor import PreparedRequest, RequestProcessor
-from ..util.fair_queue import FairThreads
 from ..util.fence import Fence
 from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts, ModelFacts
 from .preparing import PromptPool
 
-if TYPE_CHECKING:
-    from .engine import EngineThread
-
-Parts = tuple["EngineThread", PromptPool, FairThreads]  # the threads of the engine, for prompts, and for images
 Keep = Callable[[Sequence, int, PromptInputs | None], None]
 
 
@@ -90,7 +83,6 @@ class Front:
     media: MediaRequests
     keeper: ReplyKeeper
     memories: Memories
-    path: Path  # of the checkpoint
     model_facts: ModelFacts = field(init=False)  # as `/v1/status` reports them
     capabilities: list[Capability] = field(init=False)  # as `/v1/models` reports them
 

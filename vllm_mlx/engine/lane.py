@@ -192,7 +192,6 @@ class ServedModel:
             },
             num_preemptions=scheduler.num_preemptions,
             num_restarts=scheduler.num_restarts,
-            keeps_room=residence.keeps_room,
             live_bytes=0 if self.lane is None else self.lane.runner.live_bytes(),
             lacking_bytes=scheduler.pool.planned_bytes - scheduler.pool.num_bytes,
             num_shortened=scheduler.pool.num_shortened,

@@ -54,10 +54,10 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.reranking import RerankScheduler
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
-from .client import EngineClient
+from .client import EngineClient, Parts
 from .encoding import Encoder
 from .engine import EngineThread, LLMEngine
-from .front import Front, Parts, ReplyKeeper
+from .front import Front, ReplyKeeper
 from .lane import Assembly, ServedModel
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
@@ -199,25 +199,25 @@ def start_engine(
         parts = thread, PromptPool(), image_decoders()
         fronts = [front_of(source, model, parts) for source, model in zip(sources, thread.models, strict=True)]
         undone.pop_all()
-    return EngineClient(sources[0].config if sources else config, fronts, memories, parts)
+    first = sources[0] if sources else None
+    return EngineClient(first.config if first else config, fronts, first.memories if first else memories, parts)
 
 
 def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: Memories) -> Source:
     """Load what prepares prompts for a model, on any thread. Raises ConfigError."""
     tokenizer = checked_tokenizer(config, checkpoint)
     formats, encoder = reply_formats(config, tokenizer), read_encoder(checkpoint, config)
+    if encoder is not None and config.tensor_parallel_size > 1:
+        raise ConfigError(f"{config.model} is for {encoder.task}, which several Macs do not share. Serve it on one.")
     vision = None if encoder is not None else load_vision(config, checkpoint, tokenizer)
     source = Source(name=name, config=config, checkpoint=checkpoint, memories=memories)
     return replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
 
 
 def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
-    config, vision, facts, encoder, texts = source.config, source.vision, model.facts, source.encoder, None
-    thread, pool, decoders = parts
+    config, vision, facts, (thread, pool, decoders) = source.config, source.vision, model.facts, parts
     assert source.tokenizer is not None and source.formats is not None
-    if encoder is not None:
-        kind = RerankPrompts if encoder.is_causal else TextTokenizer
-        texts = kind(source.tokenizer, encoder, facts.info.vocab_size)
+    kind = RerankPrompts if source.encoder is not None and source.encoder.is_causal else TextTokenizer
     if vision is not None:
         vision.set_memory(facts.memory)
     processor = RequestProcessor(
@@ -232,7 +232,7 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
-        texts=texts,
+        texts=None if source.encoder is None else kind(source.tokenizer, source.encoder, facts.info.vocab_size),
     )
     limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
@@ -247,7 +247,6 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         media=MediaRequests(vision, loader, thread.wake),
         keeper=ReplyKeeper(processor, pool, thread.keep if config.prefix_cache and source.encoder is None else None),
         memories=source.memories,
-        path=source.checkpoint.path,
     )
     front.measured(facts)
     model.tell = front.measured

@@ -163,8 +163,6 @@ class RequestProcessor:
         if self._texts is not None:
             facts = self._texts.facts
             self._texts.facts = replace(facts, max_tokens=min(facts.max_tokens, max_model_len))
-        if self._texts is not None:
-            self._texts.facts = replace(facts := self._texts.facts, max_tokens=min(facts.max_tokens, max_model_len))
 
     @property
     def takes_images(self) -> bool:

@@ -18,7 +18,6 @@ from ..util.tasks import Deadline
 Texts = Sequence[str | tuple[int, ...]]
 MAX_TEXT_CHARS = 1 << 22  # of one text
 _PIECE_CHARS = 1 << 18  # of the texts that are tokenized together, unless one alone is longer
-
 _TASK = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that "
 _BEGIN = f'<|im_start|>system\n{_TASK}the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 _END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

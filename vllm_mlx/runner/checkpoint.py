@@ -2,14 +2,14 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 DEMO = "demo"  # names the checkpoint that comes with the package
 DEMO_PATH = Path(__file__).parent.parent / "demo"
 LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")  # folders of LM Studio's models, as ORG/NAME
-PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+HUB = "hub"  # names Hugging Face's cache and LM Studio's folders
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+_WEIGHTS = {".safetensors", ".gguf", *_PICKLED}
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
 
@@ -105,6 +107,48 @@ def folder_of(model: str, revision: str | None = None) -> Path | None:
     return next((folder for place in places if (folder := Path(place).expanduser()).is_dir()), None)
 
 
+def folders_of(names: Iterable[str]) -> tuple[Path, ...]:
+    """Return the folders that are named. A checkpoint in an earlier one goes before its copy in a later one."""
+    named = chain.from_iterable((*LM_STUDIO, constants.HF_HUB_CACHE) if name == HUB else (name,) for name in names)
+    return tuple(Path(each).expanduser().resolve() for each in named)
+
+
+def checkpoints(folders: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Return ORG/NAME and the folder of each checkpoint by name, in the first of the folders that has it."""
+    found = [*chain.from_iterable(map(_checkpoints_in, folders))]
+    return sorted(dict(reversed(found)).items(), key=lambda each: each[0].lower())
+
+
+def _checkpoints_in(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the checkpoints as in the hub's cache, as ORG/NAME, or as NAME in a folder whose name stands for ORG."""
+    for folder in _folders(root):
+        if folder.name.startswith("models--") and not folder.is_symlink():
+            if snapshots := [each for each in _folders(folder / "snapshots") if _is_checkpoint(each)]:
+                name = folder.name.removeprefix("models--").replace("--", "/")
+                yield name, max(snapshots, key=lambda each: each.stat().st_mtime)
+        elif _is_checkpoint(folder):
+            yield f"{root.name}/{folder.name}", folder
+        else:
+            yield from ((f"{folder.name}/{each.name}", each) for each in _folders(folder) if _is_checkpoint(each))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [each for each in _entries(folder) if each.is_dir()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [] if folder.is_symlink() else files_of(folder, "*")
+    except OSError:  # it has just gone
+        return []
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has files of a checkpoint, or is a link, which may lead out and is not followed here."""
+    are_own = (file.name == "config.json" or _WEIGHTS.intersection(file.suffixes) for file in _entries(folder))
+    return folder.is_symlink() or any(are_own)
+
+
 def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Checkpoint:
     """Find a local folder, "demo", or a Hugging Face id, whose files are downloaded if they are missing.
 
@@ -161,7 +205,7 @@ def _is_gguf(model: Path | str) -> ModelLoadError:
 
 
 def _no_weights(path: Path) -> str:
-    pickled = [file.name for file in files_of(path, "*") if file.suffix in PICKLED]
+    pickled = [file.name for file in files_of(path, "*") if file.suffix in _PICKLED]
     if pickled:
         return (
             f"{path} holds its weights only as {pickled[0]}. Such a file can run code when it is read and is not "

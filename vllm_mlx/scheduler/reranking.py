@@ -14,7 +14,7 @@ from .scheduler import Scheduler
 def _row(seq: Sequence, texts: TokenizedTexts, number: int) -> Sequence:
     """Return the row of a document, counted from 1. It samples one token, and its document is not stored."""
     shared, start, end = texts.ends[0], texts.ends[number - 1], texts.ends[number]
-    prompt = PromptInputs(token_ids=(*texts.ids[:shared], *texts.ids[start:end]), snapshot_points=(shared,))
+    prompt = PromptInputs(token_ids=(*texts.ids[:shared], *texts.ids[start:end]))
     sampling = TokenSampling(temperature=0.0, num_top_logprobs=2, read_ids=texts.answer_ids)
     row = replace(seq, seq_id=seq.seq_id + number, prompt=prompt, sampling=sampling, output_token_ids=[])
     return replace(row, max_tokens=1, max_stored=shared)

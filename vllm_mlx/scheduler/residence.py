@@ -184,12 +184,8 @@ class Resident:
     @property
     def held_bytes(self) -> int:
         """Shared memory that this model uses, excluding its prefix cache."""
-        return self.freed_bytes + (self.memory.media_bytes + self.memory.grammars_bytes) * self.keeps_room
-
-    @property
-    def keeps_room(self) -> bool:
-        """Return whether memory for its images and grammars is kept free, as for a named model without weights."""
-        return self.takes_memory or not self.is_found
+        kept_bytes = self.memory.media_bytes + self.memory.grammars_bytes
+        return self.freed_bytes + (kept_bytes if self.takes_memory or not self.is_found else 0)
 
     def lacking_bytes(self, now: float) -> int:
         """Return the bytes that its first sequence lacks to run, with the weights if they are not in memory."""
@@ -228,7 +224,6 @@ class Residency:
     """Owns the state of each model's weights, and the memory that each model may use. Belongs to the engine thread."""
 
     def __init__(self, models: list[Resident]):
-        """`models` by their positions; more may be added."""
         self.models = models
         self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure(0.0)

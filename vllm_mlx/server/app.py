@@ -48,10 +48,7 @@ def create_app(
     recorder: RequestRecorder | None = None,
     found: FoundModels | None = None,
 ) -> FastAPI:
-    """Build the application. `responses` keeps stored responses for the next start; `recorder` is closed at the end.
-
-    `found`: the models of `models_from`, if that is set.
-    """
+    """Build the application. `responses` keeps stored responses; `found` has the models of `models_from`."""
     recent, history, requests = Recent(), History(), OpenRequests()
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.

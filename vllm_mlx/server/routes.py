@@ -451,13 +451,11 @@ def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | 
             facts["task"] = front.info.task if has_template else "completion"
         else:
             state = "unloaded" if one.fault is None else "failed"
-            created = max((time_ns for _, time_ns, _ in one.stamp), default=0) // 10**9
-            root, length = str(one.folder), one.max_model_len or 0
+            created, root, length = 0, str(one.folder), one.max_model_len or 0
             facts = {"load_bytes": one.file_bytes, "capabilities": [], "pinned": False}
         if one is not None and one in models.others:
             name, *aliases = one.names
-            task = one.task if one.fault is None or one.task in ("embedding", "rerank") else "not served"
-            facts |= {"aliases": aliases, "task": task, "found": True} | given(cause=one.fault)
+            facts |= {"aliases": aliases, "task": one.task, "found": True} | given(cause=one.fault)
         return ModelCard(
             id=name,
             created=created,
@@ -481,8 +479,8 @@ def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | 
             await found.look()
         names = [name for entry in models.named for name in entry.names] + [each.name for each in models.others]
         cards = [card(name, http.scope) for name in names]
-        ends = (cards[0].id, cards[-1].id) if cards else (None, None)
-        return as_json(ModelList(data=cards, first_id=ends[0], last_id=ends[1]))
+        ids: list[Any] = [each.id for each in cards] or [None]
+        return as_json(ModelList(data=cards, first_id=ids[0], last_id=ids[-1]))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str, http: HTTPRequest) -> Response:

@@ -190,7 +190,7 @@ class ModelCard(Reply):
 
     id: str
     object: Literal["model"] = "model"
-    created: int
+    created: int  # 0 for one of `models_from` that nobody asked for yet
     owned_by: str
     root: str
     max_model_len: int  # 0 if the files of a checkpoint do not say

@@ -40,7 +40,6 @@ class Monitor:
         self._last_s = 0.0
 
     def add(self) -> None:
-        """Count the replies of one more model."""
         self.totals.append(Totals(started_s=self._started_s, stall_threshold_s=self._stall_s, of_all=self._whole))
 
     def error(self) -> str | None:

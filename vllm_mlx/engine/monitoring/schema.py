@@ -298,7 +298,6 @@ class LaneReport:
         counter("vllm:num_preemptions", "Replies that were preempted: they gave their memory back and continue later."),
     ]
     num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
-    keeps_room: bool  # for images and grammars
     live_bytes: int  # state of all rows, including padding
     lacking_bytes: int  # that were planned for rows and caches, and that the device turned out not to have
     num_shortened: int  # times that memory pressure made prefill chunks shorter

@@ -54,15 +54,13 @@ class Moment:
 
     @property
     def models(self) -> list[tuple[str, LaneReport, Totals]]:
-        """Return those of which the report tells; a model that has just been added may be missing."""
         names = (front.name for front in self.fronts)
         return list(zip(names, self.report.lanes, self.totals_of_models, strict=False))
 
     @property
     def memory(self) -> list[MemoryBudget]:
-        """Return the memory budget as each model for which memory is kept sees it."""
-        pairs = zip(self.fronts, self.report.lanes, strict=False)
-        return [front.facts.memory for front, lane in pairs if lane.keeps_room]
+        """Return the memory budget as each model sees it."""
+        return [front.facts.memory for front in self.fronts]
 
     @property
     def rows_bytes(self) -> int:
@@ -77,8 +75,8 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
     report, totals, now = moment.report, moment.totals, moment.now
     facts = moment.fronts[0].model_facts if moment.fronts else None
-    are_there = [lane.row["state"] in ("ready", "leaving") for lane in report.lanes]
-    models = [(front.name, at < len(are_there) and are_there[at]) for at, front in enumerate(moment.fronts)]
+    there = {name for name, lane, _ in moment.models if lane.row["state"] in ("ready", "leaving")}
+    models = [(front.name, front.name in there) for front in moment.fronts]
     running = [reply.describe(now, models, report.reading) for reply in replies]
     status: EngineStatus = {
         "status": "running" if running else "idle",

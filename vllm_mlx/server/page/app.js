@@ -85,7 +85,7 @@ function show(status) {
   latency.draw();
   showHead(status);
   showTiles(status, gap, ttft, queue);
-  showReading(status.requests);
+  showReading(status.requests, status.models);
   modelsTable.show(status.models);
   requestsTable.show(status.requests.map((request, number) => ({ ...request, id: request.request_id ?? `${OTHERS} ${number + 1}` })));
   byId("no-requests").hidden = status.requests.length > 0;
@@ -115,14 +115,14 @@ async function showPast() {
   for (const sample of data) plot(sample.time, sample, sample.inter_token_p50_s, sample.inter_token_p99_s, sample.ttft_p50_s);
 }
 
-function showHead({ model, models, architecture, build, images, model_facts: facts, uptime_s: uptime }) {
+function showHead({ model, models, served_model_names: names, architecture, build, images, model_facts: facts, uptime_s: uptime }) {
   document.body.classList.toggle("one-model", models.length === 1);
-  byId("model").title = model;
-  byId("model").textContent = models.length > 1 ? models.map(({ name }) => name).join(", ")
+  byId("model").title = model ?? "";
+  byId("model").textContent = models.length !== 1 ? models.map(({ name }) => name).join(", ") || "No model was asked for yet"
     : `${models[0].name} · ${architecture} · ${count(facts.max_model_len)} tokens of context${models[0].state === "ready" ? "" : ` · ${whereabouts(models[0])}`}`;
   byId("build").textContent = `vllm-mlx ${build.version}, MLX ${build.mlx} on ${build.device}, Python ${build.python}, ${build.platform}; up ${seconds(uptime)}`;
   byId("images-field").hidden = !images.enabled;
-  useModels(models.map(({ name }) => name));
+  useModels(names);
 }
 
 // Where the weights of a model are.

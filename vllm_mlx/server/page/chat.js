@@ -12,8 +12,11 @@ let running = null; // AbortController of the running reply
 let waiting = null; // the line that says how far the prompt of that reply is, until its first token
 
 export function useModels(names) {
-  const field = byId("chat-model");
-  if (field.childElementCount !== names.length) field.replaceChildren(...names.map((name) => element("option", {}, name)));
+  const field = byId("chat-model"), chosen = field.value;
+  byId("model-field").hidden = names.length < 2;
+  if ([...field.options].map(({ value }) => value).join() === names.join()) return;
+  field.replaceChildren(...names.map((name) => element("option", {}, name)));
+  if (names.includes(chosen)) field.value = chosen;
 }
 
 export function startChat() {
@@ -29,7 +32,9 @@ export function startChat() {
 }
 
 // The prompt of this chat is the only one that is read, or which one it is cannot be told.
-export function showReading(requests) {
+export function showReading(requests, models) {
+  const loading = models.find(({ name, state }) => name === byId("chat-model").value && state === "loading");
+  if (waiting && loading) waiting.textContent = `Loading the model, ${share(loading.progress)}`;
   const read = requests.filter(({ phase, path }) => phase === "prefill" && path === "/v1/chat/completions");
   if (waiting && read.length === 1) waiting.textContent = `Reading the prompt, ${readingOf(read[0])}`;
 }
