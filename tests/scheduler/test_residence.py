@@ -1,5 +1,6 @@
 """Which weights are in memory: each row of the table, and the times on which requests and failures depend."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
