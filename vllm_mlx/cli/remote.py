@@ -91,7 +91,7 @@ class Model:
 
     @property
     def writes(self) -> bool:
-        return self.task in ("chat", "completion")
+        return self.task in ("chat", "completion", "vision")
 
 
 @dataclass(frozen=True, slots=True)
