@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))  # the checkout's own package, whatever is install
 
 from vllm_mlx.api import wire  # noqa: E402
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody  # noqa: E402
+from vllm_mlx.api.encoders.schema import EMBEDDING_FIELDS, RERANK_FIELDS, EmbeddingBody, RerankBody  # noqa: E402
 from vllm_mlx.api.openai.schema import (  # noqa: E402
     BODY_FIELDS,
     CHAT_FIELDS,
@@ -41,6 +42,8 @@ FIELDS = {
     "completions": {name: rule for name, rule in COMPLETION_FIELDS.items() if name not in BODY_FIELDS},
     "messages, count_tokens": MessagesBody.extras or {},
     "responses": ResponsesBody.extras or {},
+    "embeddings": EMBEDDING_FIELDS,
+    "rerank": RERANK_FIELDS,
 }
 PAGES = ("configuration.md", "api.md", "cli.md", "scaling.md")
 MAC_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of memory that Macs are sold with
@@ -91,6 +94,8 @@ def honoured_fields() -> str:
         "messages and count_tokens": counted,
         "messages": [name for name in MessagesBody.model_fields if name not in counted and name != "mcp_servers"],
         "responses": ResponsesBody.model_fields,
+        "embeddings": EmbeddingBody.model_fields,
+        "rerank": RerankBody.model_fields,
     }
     return table(["endpoint", "fields"], [[name, honoured(names)] for name, names in rows.items()])
 

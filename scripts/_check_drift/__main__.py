@@ -15,12 +15,13 @@ import anthropic
 import openai
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from typing_extensions import is_typeddict
 
 from vllm_mlx.api.anthropic.schema import RUN_BY_ANTHROPIC, CountTokensBody, MessagesBody, MessagesTool, OtherBlock
+from vllm_mlx.api.encoders.schema import EmbeddingBody
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.schema import (
     SKIPPED_ITEMS,
@@ -36,6 +37,7 @@ KEPT = Path(__file__).resolve().parents[2] / "tests" / "api" / "drift.json"
 PROTOCOLS: Mapping[str, tuple[Any, type[Wire]]] = {
     "chat completions": (chat_create_params.CompletionCreateParamsNonStreaming, ChatCompletionBody),
     "completions": (completion_create_params.CompletionCreateParamsNonStreaming, CompletionBody),
+    "embeddings": (embedding_create_params.EmbeddingCreateParams, EmbeddingBody),
     "responses": (response_create_params.ResponseCreateParamsNonStreaming, ResponsesBody),
     "messages": (message_create_params.MessageCreateParamsNonStreaming, MessagesBody),
     "messages, beta": (beta_message_create_params.MessageCreateParamsNonStreaming, MessagesBody),

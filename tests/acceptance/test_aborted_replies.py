@@ -1,8 +1,10 @@
 """Clients that leave in the middle of a reply: only what a next turn can contain of it stays in the prefix cache."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -168,3 +170,33 @@ def test_a_prompt_that_was_not_read_to_its_end_stays_as_far_as_it_was(
     left, num_cached = asyncio.run(run())
     assert 0 < left.num_stored <= left.num_prompt_tokens
     assert num_cached == min(left.num_stored, left.num_prompt_tokens - 1)
+
+
+def test_a_stop_right_after_a_reply_writes_only_what_a_next_turn_can_contain(
+    engine_with: Callable[..., EngineClient], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = {"cache_dir": str(tmp_path_factory.mktemp("cache") / "kept"), "cache_disk_bytes": 1 << 30}
+    num_kept: list[int] = []
+
+    async def first() -> int:
+        engine = engine_with("qwen3", "strips reasoning", thought_tokens=60, calls=False, **disk)
+        kept_tokens = engine.processor.kept_tokens
+
+        def later(*args: Any) -> int:
+            time.sleep(0.5)  # the shutdown begins meanwhile
+            num_kept.append(kept_tokens(*args))
+            return num_kept[0]
+
+        monkeypatch.setattr(engine.processor, "kept_tokens", later)
+        row, _ = await ask(engine, request())
+        await engine.shutdown(0)
+        return row.num_tokens
+
+    async def second() -> int:
+        engine = engine_with("qwen3", "strips reasoning", calls=False, **disk)
+        while not (entries := await engine.disk_entries()):
+            await asyncio.sleep(0.01)
+        return max(entry.end for entry in entries)
+
+    num_tokens = asyncio.run(first())
+    assert asyncio.run(second()) == num_kept[0] < num_tokens - 60

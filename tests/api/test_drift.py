@@ -47,13 +47,14 @@ def test_the_comparison_reaches_nested_types(protocol: str) -> None:
         "messages": {"Base64ImageSourceParam.data", "ToolResultBlockParam.is_error", "OutputConfigParam.effort"},
         "messages, beta": {"BetaToolChangeToolDefinitionParam.definition", "BetaThinkingConfigEnabledParam.display"},
         "count_tokens": {"ToolParam.input_schema"},
+        "embeddings": {"EmbeddingCreateParams.dimensions"},
     }
     for key in reached[protocol]:
         assert KEPT[protocol][key] in (HONOURED, FREE), key
 
 
 def test_the_openai_bodies_have_no_field_without_a_rule() -> None:
-    for protocol in ("chat completions", "completions", "responses"):
+    for protocol in ("chat completions", "completions", "embeddings", "responses"):
         params = PROTOCOLS[protocol][0].__name__
         unknown = [key for key, answer in KEPT[protocol].items() if key.startswith(params) and "unknown" in answer]
         assert unknown == []

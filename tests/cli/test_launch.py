@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.server.encoding import FakeEncoders
 from tests.server.fakes import FakeEngine
 from tests.support.commands import call, refusal, run
 from tests.support.rows import cases
 from tests.support.running import serving
-from vllm_mlx.cli.clients import CLIENTS, NO_KEY, Client, Target
+from vllm_mlx.cli.clients import CLIENTS, NO_KEY, Client, Target, roles_of
+from vllm_mlx.cli.remote import Model
 
 GOLDEN = Path(__file__).parent / "launch_golden"
 TARGET = Target(
@@ -283,3 +285,37 @@ def test_a_context_that_is_too_short_for_a_client_is_said(demo_url: str, tmp_pat
     result = run("launch", "hermes", "--url", demo_url, "--context", "40960", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert result.stdout == "started\n"
     assert "Hermes needs a context of at least 64,000 tokens, and this one has 40,960" in result.stderr
+
+
+def test_continue_gets_a_model_for_each_of_its_roles() -> None:
+    """Continue chooses the template of completions by the model's name, so that a name without a family has no role."""
+    engine = FakeEncoders()
+    with serving(engine, models=engine.models) as running:
+        printed = call("launch", "continue", "--print", "--url", running.url).stdout
+        config = printed[printed.index("name:") : printed.index("\nEND")]
+    chat, embed, rerank = yaml.safe_load(config)["models"]
+    assert (chat["model"], "roles" in chat) == ("coder", False)
+    shared = {"apiBase": f"{running.url}/v1", "apiKey": "none"}
+    assert embed == {"name": "e5, embed", "provider": "openai", "model": "e5", "roles": ["embed"], **shared}
+    assert rerank == {"name": "judge, rerank", "provider": "cohere", "model": "judge", "roles": ["rerank"], **shared}
+
+
+@pytest.mark.parametrize(
+    ("names", "model"),
+    [
+        (("Qwen2.5-Coder-7B", "e5"), "Qwen2.5-Coder-7B"),
+        (("chat", "org/starcoder2-3b"), "org/starcoder2-3b"),
+        (("chat", "DeepSeek-Coder-V2-Lite"), "DeepSeek-Coder-V2-Lite"),
+        (("qwen3-8b", "deepseek-r1", "qwen3-embedding"), None),
+    ],
+)
+def test_completions_go_to_a_model_that_its_name_describes(names: tuple[str, ...], model: str | None) -> None:
+    tasks = {"task": "chat"}, {"task": "embedding" if "e5" in names else "chat"}, {"task": "embedding"}
+    models = [Model.of({"id": name, **task}) for name, task in zip(names, tasks, strict=False)]
+    assert roles_of(models).get(("autocomplete", "openai")) == model
+
+
+def test_a_server_with_an_embedder_first_starts_the_client_on_its_chat_model() -> None:
+    engine = FakeEncoders(names=("e5", "coder"))
+    with serving(engine, models=engine.models) as running:
+        assert "coder at" in call("launch", "continue", "--print", "--url", running.url).stdout

@@ -403,3 +403,15 @@ def test_strings_of_thoughts_go_by_both_names(prefix: str) -> None:
 def test_strings_of_thoughts_that_are_none(given: str) -> None:
     with pytest.raises(ConfigError, match="--reasoning-config"):
         load_settings({"reasoning_config": given})
+
+
+@pytest.mark.parametrize("given", ['{"query": "q: ", "document": ""}', {"query": "q: ", "document": ""}])
+def test_prompts_are_json_or_a_table(given: object) -> None:
+    read = load_settings({"prompts": given}).engine_config().prompts
+    assert read == {"query": "q: ", "document": ""}
+
+
+@pytest.mark.parametrize("given", ["{", "[]", '"query"', '{"query": 1}'])
+def test_prompts_that_are_none(given: str) -> None:
+    with pytest.raises(ConfigError, match="--prompts"):
+        load_settings({"prompts": given})

@@ -70,6 +70,25 @@ def test_every_stop_string_cuts_the_reply_at_its_first_occurrence(engine):
     asyncio.run(until_idle(engine))
 
 
+def test_a_stop_token_of_the_request_ends_the_reply_without_its_text_and_is_named(engine):
+    async def stopped(*ids: int) -> tuple[list, tuple[int, ...]]:
+        asked = request("x", stop_token_ids=ids, temperature=1.5, seed=3)
+        async with await engine.submit(asked) as generation:
+            events = [event async for event in generation]
+        [reply] = generation.by_sequence.values()
+        return events, tuple(reply.finished.token_ids)
+
+    async def run() -> None:
+        events, ids = await stopped()
+        at = next(place for place in range(3, len(ids)) if ids[place] not in ids[:place])
+        cut, kept = await stopped(ids[at])
+        assert kept == ids[: at + 1] and last(cut).reason is FinishReason.STOP and last(cut).stop == ids[at]
+        assert text_of(events).startswith(text_of(cut))
+        assert text_of(cut) == text_of(await collect(engine, request("x", max_tokens=at, temperature=1.5, seed=3)))
+
+    asyncio.run(run())
+
+
 def test_a_request_that_does_not_fit_is_refused_and_one_that_barely_fits_is_clamped(engine):
     with pytest.raises(ContextLengthExceeded):
         asyncio.run(collect(engine, request(prompt=tuple([5] * 1024))))
@@ -162,6 +181,23 @@ def test_shutdown_drains_then_fails_what_is_left(checkpoint):
         await draining
 
     asyncio.run(run())
+
+
+def test_a_reply_that_finds_no_room_in_the_cache_is_counted(checkpoint):
+    engine = start_engine(
+        EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30, cache_memory_bytes=20_000)
+    )
+
+    async def run() -> list[int]:
+        counts = []
+        for number in range(3):
+            counts.append((await engine.status())["cache"]["inserts_refused"])
+            await collect(engine, request(prompt=(number, *range(100))))
+        await engine.shutdown(0)
+        return counts
+
+    first, second, third = asyncio.run(run())
+    assert first == 0 < second < third
 
 
 def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkeypatch):

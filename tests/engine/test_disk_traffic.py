@@ -15,6 +15,7 @@ from vllm_mlx.disk import arrays, reader
 from vllm_mlx.disk.arrays import SLAB_TOKENS
 
 from .test_disk_any_load import NUM_TOKENS, started
+from .test_disk_faults import full
 
 PROMPT = [7 + (5 * place * place + 3 * place) % 180 for place in range(800)]
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, fp32
@@ -50,6 +51,24 @@ def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
     assert report.tokens_read == num_shared
     assert report.bytes_read == sum(num_bytes)
     assert num_shared * TOKEN_BYTES <= sum(num_bytes) <= num_slabs * SLAB_TOKENS * TOKEN_BYTES
+
+
+def test_a_path_is_due_until_it_is_written_or_the_disk_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine looks more often while one is due, and a model that leaves waits for it."""
+    with started(checkpoint("llama"), tmp_path) as server:
+        assert not server.disk.is_due_soon and server.disk.is_written
+        server.generate(tuple(PROMPT))
+        assert server.disk.is_due_soon and not server.disk.is_written
+        server.disk.write_all(lambda: 60)
+        assert not server.disk.is_due_soon and server.disk.is_written
+        server.generate(tuple(PROMPT[1:]))
+        with monkeypatch.context() as patching:
+            patching.setattr(os, "write", full(os.write))
+            server.disk.write_all(lambda: 60)
+            assert not server.disk.is_due_soon and server.disk.is_written
+        assert server.disk.report().off_reason is None
 
 
 def test_what_is_written_is_copied_on_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,12 @@ MAX_FILES = {"chat": 15, "cached turn": 10, "turn after a restart": 6}
 MAX_MAKERS = {"chat": 11, "cached turn": 5, "turn after a restart": 3}
 # Where a hand-over value is constructed, beside the file on the walk.
 OTHER_MAKERS = {
-    "Request": {"llm.py", "api/anthropic/decode.py", "api/responses/decode.py"},  # other protocols
+    "Request": {"llm.py", *(f"api/{name}/decode.py" for name in ("anthropic", "encoders", "responses"))},
     "PromptInputs": {
         *("prompt/processor.py", "media/rendered.py", "media/vision.py"),  # completions, images, a probe
         *("runner/proofs.py", "runner/calibrate.py"),  # at load
         "ranks/wire.py",  # on another rank
+        "scheduler/reranking.py",  # of one document
     },
     "Sequence": {
         *("runner/family_check.py", "runner/proofs.py", "runner/calibrate.py"),  # at load

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import CodeLlamaTokenizer
 
@@ -55,8 +55,12 @@ def byte_level(folder: Path, name: str) -> Tokenizer:
     return load(folder, backend, bos)
 
 
-def llama_like(folder: Path, tokens: tuple[str, ...]) -> Tokenizer:
+def llama_like(folder: Path, tokens: tuple[str, ...], scheme: str | None = None) -> Tokenizer:
+    """`scheme`: a pre-tokenizer adds the space, in front of the first text or of each; None: the normalizer does."""
     backend = sentencepiece_backend()
+    if scheme is not None:
+        backend.normalizer = None
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
     return load(folder, backend, "<s>", "</s>")
 
@@ -101,9 +105,10 @@ def test_the_family_s_tokens_end_the_reply(tmp_path: Path, name: str) -> None:
     assert prepare(tokenizer, suffix="").sampling.stop_token_ids == tokenizer.eos_token_ids
 
 
-def test_code_llama_adds_a_space_before_the_prefix_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", [None, "first", "always"])
+def test_code_llama_adds_a_space_before_the_prefix_alone(tmp_path: Path, scheme: str | None) -> None:
     """As the paper has it: no implicit space before the suffix and the middle."""
-    tokenizer = llama_like(tmp_path, LLAMA)
+    tokenizer = llama_like(tmp_path, LLAMA, scheme)
     found = [tokenizer.backend.id_to_token(each) for each in prepare(tokenizer, "The fox", "hello").prompt.token_ids]
     assert found == ["<s>", "▁<PRE>", "▁The", "▁fox", "▁<SUF>", "h", "e", "l", "l", "o", "▁<MID>"]
     data = json.loads(sentencepiece_backend().to_str())["model"]

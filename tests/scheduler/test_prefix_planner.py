@@ -15,9 +15,11 @@ from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
+from vllm_mlx.scheduler.depth import DepthController
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 from vllm_mlx.scheduler.scheduler import Scheduler
+from vllm_mlx.scheduler.speculation import MOST, Speculation
 
 from .fake_runner import FakeRunner, reply
 
@@ -68,7 +70,15 @@ class CopyingRunner(FakeRunner):
 
 
 class Bench:
-    def __init__(self, rule: ResumeRule, *, rows_bytes: int = 1 << 40, max_stall_s: float = 0.2, max_chunk: int = 64):
+    def __init__(
+        self,
+        rule: ResumeRule,
+        *,
+        rows_bytes: int = 1 << 40,
+        max_stall_s: float = 0.2,
+        max_chunk: int = 64,
+        speculation: Speculation | None = None,
+    ):
         config = EngineConfig(model="fake", max_num_seqs=3)
         self.tree = MemoryAwarePrefixCache(max_bytes=rows_bytes, min_cut=1)
         self.cache = PrefixPlanner(
@@ -80,6 +90,7 @@ class Bench:
             footprint=FOOTPRINTS[rule],
             pacer=PrefillPacer(max_stall_s=max_stall_s, max_chunk=max_chunk, tokens_per_s=1000, overhead_s=0.001),
             prefix_cache=self.cache,
+            speculation=speculation,
         )
         self.runner = CopyingRunner()
         self.seqs: list[Sequence] = []
@@ -148,6 +159,22 @@ def test_every_reply_is_exact_and_no_copy_is_lost(load, rule, rows_bytes):
     bench.check_replies()
     if rows_bytes == 1 << 40:
         assert bench.tree.stats.inserts_unattached == 0
+
+
+def test_cached_state_gives_way_to_the_states_that_drafts_record() -> None:
+    depth = DepthController(MOST, fixed=True)
+    speculation = Speculation(depth, 1000, shares_forward=True, state_bytes=50_000, has_head=False)
+    bench = Bench(STATEFUL, rows_bytes=1_500_000, speculation=speculation)
+    for seed in range(4):
+        bench.add(ids(400, seed), max_tokens=1)
+        bench.run()
+    bench.add(ids(20, seed=5), max_tokens=60).prediction = tuple(ids(60))
+    while not (plan := bench.scheduler.schedule()).drafts:
+        bench.scheduler.update(bench.runner.decode(plan))
+        bench.scheduler.update(bench.runner.prefill(plan.prefill))
+    assert speculation.recorded_bytes == (1 + MOST) * 50_000
+    left_bytes = bench.scheduler.pool.num_bytes - bench.scheduler.room.rows_bytes()
+    assert 0 < bench.tree.used_bytes <= left_bytes - speculation.recorded_bytes
 
 
 @pytest.mark.parametrize("rule", [SLICEABLE, STATEFUL])

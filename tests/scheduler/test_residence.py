@@ -1,5 +1,6 @@
 """Which weights are in memory: each row of the table, and the times on which requests and failures depend."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
@@ -267,3 +268,12 @@ def test_a_model_that_waits_for_a_busy_pinned_one_delays_no_other() -> None:
     owner = Residency([pinned, large, small])
     assert leaving(owner, 1.0) == [None]
     assert [model.due(1.0, is_written=True) for model in (large, small)] == [None, "load"]
+
+
+def test_a_found_model_takes_room_for_images_and_grammars_only_with_its_weights() -> None:
+    held = []
+    for settings in ({}, {"is_found": True}, {"is_found": True, "state": "ready"}):
+        model = resident(**settings)
+        model.memory = replace(model.memory, grammars_bytes=100)
+        held.append(model.held_bytes - model.freed_bytes)
+    assert held == [100, 0, 100]

@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parents[1] / "golden/files"
 NAMES = ("coder", "small")
 COUNTS = (
     "total_requests_processed", "total_prompt_tokens", "total_cached_tokens", "total_disk_tokens",
-    "total_completion_tokens", "generation_tps", "prompt_tps",
+    "total_completion_tokens", "total_encoded_inputs", "total_encoded_tokens", "generation_tps", "prompt_tps",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests.support.checkpoints import checkpoint
 from tests.support.commands import address
 from tests.support.commands import served as command
+from tests.support.encoders import make_encoder
 from tests.support.running import eventually
 
 FAMILIES = (
@@ -23,7 +24,7 @@ FAMILIES = (
     "falcon_h1", "qwen3_next", "vision:qwen3_vl",
 )  # fmt: skip
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "asks", "what", "is", "new")
-TIGHT = ("--memory-budget", "8MB", "--max-model-len", "1024", "--max-prefill-chunk", "64", "--max-num-seqs", "8")
+TIGHT = ("--max-model-len", "1024", "--max-prefill-chunk", "64", "--max-num-seqs", "8")
 
 
 def place(folder: Path, name: str, family: str = "qwen3") -> Path:
@@ -83,14 +84,14 @@ def said(answer: httpx.Response) -> Any:
     return choice["message"], choice["finish_reason"], answer.json()["usage"]["prompt_tokens"]
 
 
-def check_many(shelf: Path, num_models: int, num_requests: int) -> None:
+def check_many(shelf: Path, num_models: int, num_requests: int, budget: str) -> None:
     """Random requests, by both names, to models of which two have room: every reply is as alone."""
     draw, names = random.Random(7), [f"{family.partition(':')[2] or family}-1" for family in FAMILIES[:num_models]]
     texts = [" ".join(draw.choice(WORDS) for _ in range(10 + 10 * number)) for number in range(3)]
-    with served("--models-from", shelf, "--max-model-len", "1024", "--max-prefill-chunk", "64") as client:
+    with served("--models-from", shelf, *TIGHT) as client:
         alone = {(name, text): said(ask(client, name, text)) for name in names for text in texts}
     asked = [(draw.choice(names), draw.choice(texts), draw.choice(("", "org/"))) for _ in range(num_requests)]
-    with served("--models-from", shelf, *TIGHT) as client, ThreadPoolExecutor(8) as pool:
+    with served("--models-from", shelf, "--memory-budget", budget, *TIGHT) as client, ThreadPoolExecutor(8) as pool:
         replies = pool.map(lambda one: said(ask(client, one[2] + one[0], one[1])), asked)
         for (name, text, _), reply in zip(asked, replies, strict=True):
             assert reply == alone[name, text]
@@ -101,12 +102,12 @@ def check_many(shelf: Path, num_models: int, num_requests: int) -> None:
 
 
 def test_a_dozen_requests_for_models_of_which_two_have_room(shelf: Path) -> None:
-    check_many(shelf, 3, 12)
+    check_many(shelf, 3, 12, "6MB")
 
 
 @pytest.mark.full
 def test_three_hundred_requests_for_eight_models_of_which_two_have_room(shelf: Path) -> None:
-    check_many(shelf, 8, 300)
+    check_many(shelf, 8, 300, "8MB")
 
 
 def test_each_checkpoint_is_listed_with_its_size_its_task_and_its_state(shelf: Path) -> None:
@@ -184,11 +185,30 @@ def test_named_models_keep_their_settings_and_are_found_as_themselves(tmp_path: 
         assert [row["name"] for row in client.get("/v1/status").json()["models"]] == ["main", "two"]
 
 
+def test_encoders_are_found_with_their_tasks(tmp_path: Path) -> None:
+    make_encoder(tmp_path / "vectors", "bert")
+    make_encoder(tmp_path / "scores", "bert", task="rerank", pooling=None)
+    make_encoder(tmp_path / "silent", "bert", pooling=None)
+    with served("--models-from", tmp_path) as client:
+        listed = cards(client)
+        assert {name: card["task"] for name, card in listed.items()} == {
+            "vectors": "embedding", "scores": "rerank", "silent": "not served",
+        }  # fmt: skip
+        assert "pooling" in listed["silent"]["cause"]
+        answer = client.post("/v1/embeddings", json={"model": "vectors", "input": ["one", "two"]})
+        assert answer.status_code == 200 and len(answer.json()["data"]) == 2
+        body = {"model": "scores", "query": "one", "documents": ["two"]}
+        assert client.post("/v1/rerank", json=body).status_code == 200
+        assert ask(client, "vectors").status_code == 400
+        states = {name: (card["task"], card["state"]) for name, card in cards(client).items()}
+        assert states["vectors"] == ("embedding", "ready") and states["scores"] == ("rerank", "ready")
+
+
 def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     place(tmp_path, "small", "llama")
     large = checkpoint("qwen3", hidden_size=256, intermediate_size=1024)
     shutil.copytree(large, tmp_path / "large")
-    with served("--models-from", tmp_path, "--memory-budget", "5MB", *TIGHT[2:]) as client:
+    with served("--models-from", tmp_path, "--memory-budget", "5MB", *TIGHT) as client:
         answer = ask(client, "large")
         assert answer.status_code == 400 and "the budget is 5.0 MB" in answer.text
         assert "The largest that fits is small." in answer.text
@@ -200,7 +220,8 @@ TRACE = """
 import os, sys
 watched = {watched!r}
 def note(event, args):
-    if event in ("open", "os.scandir", "os.listdir") and args and watched in str(args[0]):
+    is_path = event in ("open", "os.scandir", "os.listdir") and isinstance(args[0], (str, os.PathLike))
+    if is_path and watched in os.path.realpath(args[0]):
         os.write(2, f"OPENED {{args[0]}}\\n".encode())
 sys.addaudithook(note)
 from vllm_mlx.cli.main import main
@@ -253,6 +274,8 @@ def test_no_file_outside_the_named_places_is_opened(tmp_path: Path) -> None:
     (inside / "org/file/config.json").unlink()
     (inside / "org/file/config.json").symlink_to(outside / "org/secret/config.json")
     (inside / "folder").symlink_to(outside / "org/secret")
+    (outside / "org/snapshots/abc").mkdir(parents=True)
+    (outside / "org/snapshots/abc/config.json").touch()
     (inside / "models--org--hub").symlink_to(outside / "org")
     away = f"{outside}/org/secret"
     with traced(inside, outside, log) as client:

@@ -33,6 +33,7 @@ from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.mtp import FAMILIES
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
+from vllm_mlx.scheduler.scheduler import Scheduler
 
 GREEDY = TokenSampling(temperature=0)
 _NEAR_TIE = 1e-3  # in standard deviations of the logits; the two likeliest tokens are some 0.3 apart
@@ -68,6 +69,7 @@ class Driver:
         rows_bytes: int | None = None,
         probe: VisionProbe | None = None,
         calibration: Calibration | None = None,
+        planner: type[Scheduler] = Scheduler,
         **settings: object,
     ):
         """`calibration`: in place of measurements, which take most of the time of a large checkpoint."""
@@ -77,7 +79,7 @@ class Driver:
         measured = measured_once(config, checkpoint, probe, calibration)
         budget = budget_of(config)
         watch = device_watch(budget)
-        served = ServedModel(assemble(config, checkpoint, measured, budget, watch))
+        served = ServedModel(assemble(config, checkpoint, measured, budget, watch, planner=planner))
         served.start(measured.model)
         self.engine = LLMEngine([served], watch)
         if rows_bytes is not None:

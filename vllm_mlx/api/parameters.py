@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypedDict, TypeGu
 
 from pydantic import BeforeValidator, Field
 
+from ..core.encoding import Task
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import DocumentPart, ImagePart, Message, Part, TextPart, ToolChoice, ToolSpec
 from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, Request, SamplingParams, check_budget
@@ -37,6 +38,7 @@ class Decoded(Generic[Spec]):
 class PromptFields(Wire):
     """Fields of every request that has a prompt."""
 
+    task: ClassVar[Task] = "chat"  # of the models that serve it
     model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
     cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
 

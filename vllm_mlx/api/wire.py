@@ -109,9 +109,10 @@ def _judge(wire: Wire, path: str, unknown: UnknownFields, *, is_tolerated: bool 
     for name, value in wire.__dict__.items():
         if isinstance(value, Wire):
             _judge(value, f"{path}{name}.", unknown, is_tolerated=is_tolerated)
-        elif isinstance(value, list) and value and isinstance(value[0], Wire):
+        elif isinstance(value, list):
             for number, item in enumerate(value):
-                _judge(item, f"{path}{name}[{number}].", unknown, is_tolerated=is_tolerated)
+                if isinstance(item, Wire):
+                    _judge(item, f"{path}{name}[{number}].", unknown, is_tolerated=is_tolerated)
 
 
 def _judge_field(rule: Ignored | Refused, value: Any, path: str) -> None:

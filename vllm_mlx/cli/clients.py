@@ -7,17 +7,21 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..util.json_values import with_texts
 from ..util.private_file import write_private
-from .remote import UNTOLD
+from .remote import UNTOLD, Model
 from .terminal import CommandFailed, one_line
 
 _CONTINUE = {"tools": "tool_use", "images": "image_input"}  # its words for capabilities
+_ROLES = {"embedding": ("embed", "openai"), "rerank": ("rerank", "cohere")}  # by task: its role, and its provider
+_FILLS_IN = ("autocomplete", "openai")
+# It chooses the template of completions by the model's name; with these the template fits the model.
+_FILL_IN_NAMES = re.compile(r"qwen.*coder|starcoder|codestral|codellama|deepseek.*coder|granite.*code", re.IGNORECASE)
 NO_KEY = "none"  # the key that clients send to a server that needs none
 
 
@@ -35,6 +39,9 @@ class Target:
     small: str = ""  # the model for titles and summaries, which fits beside the other one; empty: the other one
     small_context: int = 0
     small_capabilities: frozenset[str] = UNTOLD
+    roles: Mapping[tuple[str, str], str] = field(
+        default_factory=dict
+    )  # of Continue, with models' names: see `roles_of`
 
     @property
     def max_reply(self) -> int:
@@ -45,6 +52,11 @@ class Target:
         yield self.model, self.context, self.capabilities
         if self.small:
             yield self.small, self.small_context, self.small_capabilities
+
+    def _continue_roles(self) -> Iterator[str]:
+        for (role, provider), model in self.roles.items():
+            own = {"name": f"{model}, {role}", "provider": provider, "model": model, "roles": [role]}
+            yield f"\n  - {_json(own | {'apiBase': f'{self.url}/v1', 'apiKey': self.api_key})}"
 
     def values(self) -> Mapping[str, str]:
         """Return the texts that the names in clients.toml stand for."""
@@ -63,6 +75,7 @@ class Target:
             "tools": _json("tools" in self.capabilities),
             "reasons": _json("reasoning" in self.capabilities),
             "continue_capabilities": _json([_CONTINUE[each] for each in _CONTINUE if each in self.capabilities]),
+            "continue_roles": "".join(self._continue_roles()),
             "context": str(self.context),
             "max_prompt": str(self.context - self.max_reply),
             "max_reply": str(self.max_reply),
@@ -70,6 +83,16 @@ class Target:
             "folder": str(self.folder),
             "web_search": "live" if self.searches else "disabled",
         }
+
+
+def roles_of(models: Iterable[Model]) -> dict[tuple[str, str], str]:
+    """Return the first model for each role that Continue has besides chats, by the role and its provider."""
+    found: dict[tuple[str, str], str] = {}
+    for model in models:
+        fills_in = _FILLS_IN if model.writes and _FILL_IN_NAMES.search(model.name) else None
+        if role := _ROLES.get(model.task, fills_in):
+            found.setdefault(role, model.name)
+    return found
 
 
 def _json(value: Any, *, indent: int | None = None) -> str:

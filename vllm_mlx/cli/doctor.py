@@ -292,12 +292,15 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     from ..prompt.reply_formats import reply_formats
     from ..ranks.shards import several_macs, shard_of
     from ..runner.checkpoint import find_checkpoint
+    from ..runner.encoder import begin_loading_encoder
+    from ..runner.encoder_checkpoint import read_encoder
     from ..runner.load_model import begin_loading
 
     try:
         facts, config = describe(folder), settings.engine_config()
         found = find_checkpoint(str(folder), trust_remote_code=config.trust_remote_code)
         reply_formats(config, checked_tokenizer(config, found))
+        encoder = read_encoder(found, config)
         num_macs, trusts, text_only = config.tensor_parallel_size, config.trust_remote_code, config.text_only
         shard = None if num_macs == 1 else shard_of(found, num_macs, text_only=text_only, trust_remote_code=trusts)
     except ConfigError as error:
@@ -322,9 +325,15 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         left = least_memory(config, found, budget_of(config, held_bytes), weights_bytes).rows_bytes
     except ConfigError as error:
         return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
+    text += f"; {readable(left)} remain"
+    if encoder is not None and not encoder.is_causal:
+        try:
+            begin_loading_encoder(found, encoder).check()
+        except ConfigError as error:
+            return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
+        return Check(name, "good", f"{text} for texts of {encoder.max_tokens:,} tokens at most")
     room = left // bytes_per_token if bytes_per_token else None
-    what = "for" if room is None else f"about {room:,} tokens of"
-    text += f"; {readable(left)} remain{'' if room is None else ','} {what} conversations"
+    text += " for conversations" if room is None else f", about {room:,} tokens of conversations"
     try:
         if shard is None:
             begin_loading(found, trust_remote_code=trusts, text_only=text_only).check()

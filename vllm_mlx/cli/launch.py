@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from .clients import CLIENTS, NO_KEY, Client, Target, write_own
+from .clients import CLIENTS, NO_KEY, Client, Target, roles_of, write_own
 from .own_server import model_to_start, own_server, run_client, served_name
 from .remote import KeyOption, NoServer, Remote, StartOption, UrlOption, find_server
 from .terminal import TABLE, CommandFailed, WrongUsage, console, note, option, state_folder
@@ -124,7 +124,8 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
     if context is None:
         raise WrongUsage(f"{server.url} does not say how long its context is: give the length with --context.")
     asked = replace(server, answer_s=_ANSWER_S)
-    is_one = len({each.checkpoint for each in asked.models()}) == 1
+    models = asked.models()
+    is_one = len({each.checkpoint for each in models if each.writes}) <= 1
     small = asked.beside(model) or (None if is_one else model)
     return Target(
         url=server.url,
@@ -133,6 +134,7 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
         small="" if small is None else small.name,
         small_context=0 if small is None else small.max_model_len or context,
         small_capabilities=model.capabilities if small is None else small.capabilities,
+        roles=roles_of(models),
         context=context,
         searches=model.searches,
         api_key=server.api_key or NO_KEY,

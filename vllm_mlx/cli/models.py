@@ -249,13 +249,17 @@ def _line(card: Mapping[str, Any]) -> str:
     aliases = ", ".join(card.get("aliases") or ())
     facts = [str(card.get("state")), *(["pinned"] if card.get("pinned") else []), str(card.get("task", "chat"))]
     size = f", {readable(card['load_bytes'])} of weights" if card.get("load_bytes") else ""
-    return f"  {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}."
+    texts, tokens = card.get("total_encoded_inputs"), card.get("total_encoded_tokens")
+    read = f"; {texts:,} texts with {tokens:,} tokens read" if texts else ""
+    return f"  {card['id']}{f' ({aliases})' if aliases else ''}: {', '.join(facts)}{size}{read}."
 
 
 def _served() -> list[dict[str, Any]]:
-    """Return the models of the server with the settings of this machine; none if no server runs."""
+    """Return the models of the server with the settings of this machine and their counts; none if no server runs."""
     with suppress(CommandFailed, ConfigError):
-        return replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S).entries("/v1/models")
+        server = replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S)
+        counts = {row.get("name"): row for row in server.status().get("models") or ()}
+        return [{**counts.get(card.get("id"), {}), **card} for card in server.entries("/v1/models")]
     return []
 
 

@@ -74,7 +74,7 @@ class Model:
     is_ready: bool = True  # whether its weights are in memory
     load_bytes: int = 0  # that they take
     is_found: bool = False  # whether nobody named it, so that it is no default
-    is_served: bool = True
+    task: str = "chat"
 
     @classmethod
     def of(cls, card: Mapping[str, Any]) -> Self:
@@ -88,8 +88,12 @@ class Model:
             is_ready=card.get("state", "ready") == "ready",
             load_bytes=int(card.get("load_bytes") or 0),
             is_found=card.get("found") is True,
-            is_served=card.get("task") not in ("not served", "embedding", "rerank"),
+            task=str(card.get("task") or "chat"),
         )
+
+    @property
+    def writes(self) -> bool:
+        return self.task in ("chat", "completion", "vision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,10 @@ class Remote:
         return fields
 
     def model(self, name: str | None = None) -> Model:
-        """Return the model to which the server gives this name, or the first model that is served."""
+        """Return the model to which the server gives this name, or the first model that writes, if there is one."""
         models = self.models()
         for model in models:
-            if name is None or model.name == name:
+            if model.name == name or (name is None and (model.writes or not any(each.writes for each in models))):
                 return model
         with suppress(CommandFailed, KeyError):  # a name may fit a pattern, which the list leaves out
             return Model.of(self.ask(f"/v1/models/{quote(name or '')}"))
@@ -127,7 +131,7 @@ class Remote:
 
     def chat_model(self, name: str | None, *, asks: bool = False) -> Model:
         """Return the model of this name. Without one, it is the default, or the one in memory, or the user chooses."""
-        models = [model for model in self.models() if model.is_served]
+        models = [model for model in self.models() if model.writes]
         if name is not None or not models or not (asks or models[0].is_found):
             return self.model(name)
         ready = [] if asks else [model for model in models if model.is_ready]
@@ -136,7 +140,7 @@ class Remote:
     def beside(self, main: Model) -> Model | None:
         """Return the smallest model that is in memory together with a larger one; None if there is none."""
         others = [model for model in self.models() if model.is_ready and model.checkpoint != main.checkpoint]
-        smaller = [model for model in others if main.is_ready and model.load_bytes < main.load_bytes]
+        smaller = [each for each in others if each.writes and main.is_ready and each.load_bytes < main.load_bytes]
         return min(smaller, key=lambda model: model.load_bytes, default=None)
 
     def models(self) -> list[Model]:

@@ -132,6 +132,8 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     prompt, cached = fields.get("total_prompt_tokens", 0), fields.get("total_cached_tokens", 0)
     share = f", {cached / prompt:.0%} of them from the cache" if prompt else ""
     rows.append(("Tokens", f"{prompt:,} of prompts{share}; {fields.get('total_completion_tokens', 0):,} of replies"))
+    if texts := fields.get("total_encoded_inputs"):
+        rows.append(("Encoded", f"{texts:,} texts, {fields.get('total_encoded_tokens', 0):,} tokens"))
     if (drafts := fields.get("drafts") or {}).get("num_drafts"):
         rows.append(("Drafts", _drafts(drafts)))
     cache = fields.get("cache") or {}

@@ -212,7 +212,7 @@ class ModelConfig(SettingsGroup):
     """Rule by which an embedding model makes one vector of a text's tokens. Default: as the checkpoint's files say."""
     normalize: bool | None = None
     """Scale each vector of an embedding model to length 1. Default: as the checkpoint's files say."""
-    prompts: dict[str, str] = Field(default_factory=dict)
+    prompts: dict[str, str] | None = None
     """Texts that go before an input of an embedding model, each under the name by which requests choose it. Default:
     those in the checkpoint's files."""
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)

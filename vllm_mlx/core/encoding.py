@@ -15,6 +15,7 @@ class EncoderFacts:
     task: Task  # never "chat"
     max_tokens: int  # of the longest input, with the tokens that the tokenizer adds
     is_causal: bool = False  # a chat model that scores by the logits of two tokens
+    answer_ids: tuple[int, ...] = ()  # these tokens, where the files name them; else yes and no
     pooling: Pooling | None = None  # None for a reranker
     dense: Mapping[str, str] = field(default_factory=dict)  # activations of the layers behind it, by their folders
     normalize: bool = False

@@ -26,11 +26,13 @@ _CHECKPOINT_RANGES = {
 _GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
 _SEED_BITS = 63
 MAX_CHOICES = 4096
+MAX_TEXTS = 2048  # of one request to an encoder
 MAX_STRUCTURES = 1024  # structures, and triggers, of a structural tag: each pair is compared
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**17  # of one request: tokens of its prompts, each with its likeliest ones
 MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
 MAX_INTEGER = 2**63 - 1
+ROW_IDS = 1 << 16  # ids of sequences for one reply: its own, and those of the rows that read its documents
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1_000  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1_000
@@ -227,6 +229,7 @@ class TokenSampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0  # drawn at random if the client gave none
     num_top_logprobs: int | None = None
+    read_ids: tuple[int, ...] = ()  # tokens in place of the likeliest ones, the same for all rows of a model
 
     @property
     def is_greedy(self) -> bool:
@@ -429,6 +432,13 @@ class RequestLimits(SettingsGroup):
     def check_messages(self, num_messages: int) -> None:
         """Raise InvalidParameter, naming the limit."""
         _at_most(num_messages, self.max_messages, "messages", "messages", setting("max_messages"))
+
+    @staticmethod
+    def check_texts(num_texts: int, param: str) -> None:
+        """Raise InvalidParameter, naming the limit."""
+        if num_texts > MAX_TEXTS:
+            message = f"`{param}` has {num_texts} texts, and a request has at most {MAX_TEXTS}. Send several requests."
+            raise InvalidParameter(message, param=param)
 
     def check_choices(self, num_choices: int) -> None:
         """Raise InvalidParameter, naming the limit."""

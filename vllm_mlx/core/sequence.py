@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from .events import FinishReason, TokenLogprob
 from .receipt import NO_RECEIPT, CacheReceipt
-from .request import TokenSampling
+from .request import MAX_INTEGER, TokenSampling
 
 
 class Tag(Enum):
@@ -123,6 +123,7 @@ class TokenizedTexts:
     ids: "array[int]"  # unsigned, 32 bits
     ends: tuple[int, ...]  # the position behind each text
     types: "array[int] | None" = None  # bytes: the type of each token; None where all have type 0
+    answer_ids: tuple[int, ...] = ()  # yes and no of a causal reranker, whose first text begins all of its prompts
 
     @property
     def spans(self) -> Iterator[tuple[int, int]]:
@@ -169,6 +170,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()  # with the end-of-sequence ids, unless they are ignored
     constraint: Constraint | None = None
     cache_salt: str = ""
+    max_stored: int = MAX_INTEGER  # tokens of it that the prefix cache may store
     prediction: Any = ()  # tokens that the client expects in the reply, or a cache.prompt_index.PromptIndex of them
     prompt_index: Any = None  # a cache.prompt_index.PromptIndex; None if no drafts are taken from the prompt
     tenant: str = ""  # the owner of the request; tenants take turns

@@ -30,7 +30,7 @@ from ..core.errors import (
 )
 from ..core.events import Counted, Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started, Usage
 from ..core.receipt import Expectation
-from ..core.request import Request
+from ..core.request import ROW_IDS, Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..disk.kept import Memories
@@ -354,7 +354,7 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self.generations: dict[int, Generation] = {}  # by sequence id
-        self._seq_ids = itertools.count()
+        self._seq_ids = itertools.count(step=ROW_IDS)
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
         self._residents = [model.residence for model in thread.models]

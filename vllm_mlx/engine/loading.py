@@ -15,7 +15,7 @@ from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
-from ..core.encoding import EncoderFacts
+from ..core.encoding import EncoderFacts, Task
 from ..core.errors import ConfigError, about, setting
 from ..core.memory import Budget, MemoryBudget, readable
 from ..core.stage import UNSEEN, LoadStage
@@ -30,7 +30,7 @@ from ..media.sources import MediaRoot
 from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
-from ..prompt.texts import TextTokenizer
+from ..prompt.texts import RerankPrompts, TextTokenizer
 from ..ranks.figures import figures
 from ..ranks.leader import Leader
 from ..ranks.lockstep import Ranks
@@ -51,6 +51,7 @@ from ..scheduler.depth import DepthController
 from ..scheduler.image_planner import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
+from ..scheduler.reranking import RerankScheduler
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from .client import EngineClient, Parts
@@ -206,6 +207,8 @@ def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: 
     """Load what prepares prompts for a model, on any thread. Raises ConfigError."""
     tokenizer = checked_tokenizer(config, checkpoint)
     formats, encoder = reply_formats(config, tokenizer), read_encoder(checkpoint, config)
+    if encoder is not None and config.tensor_parallel_size > 1:
+        raise ConfigError(f"{config.model} is for {encoder.task}, which several Macs do not share. Serve it on one.")
     vision = None if encoder is not None else load_vision(config, checkpoint, tokenizer)
     source = Source(name=name, config=config, checkpoint=checkpoint, memories=memories)
     return replace(source, tokenizer=tokenizer, formats=formats, vision=vision, encoder=encoder)
@@ -214,6 +217,7 @@ def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: 
 def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
     config, vision, facts, (thread, pool, decoders) = source.config, source.vision, model.facts, parts
     assert source.tokenizer is not None and source.formats is not None
+    kind = RerankPrompts if source.encoder is not None and source.encoder.is_causal else TextTokenizer
     if vision is not None:
         vision.set_memory(facts.memory)
     processor = RequestProcessor(
@@ -228,9 +232,7 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         memories=source.memories,
         has_drafts=facts.no_drafts is None,
         resumes_anywhere=facts.resume_rule is None or facts.resume_rule.resumes_anywhere,
-        texts=None
-        if source.encoder is None
-        else TextTokenizer(source.tokenizer, source.encoder, facts.info.vocab_size),
+        texts=None if source.encoder is None else kind(source.tokenizer, source.encoder, facts.info.vocab_size),
     )
     limits = replace(config.media, media_cache_bytes=facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
@@ -320,23 +322,23 @@ def load(
     config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
     tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
     probe = None if source.vision is None else source.vision.probe()
-    source.stage.model = source.name
+    source.stage.model, kind = source.name, Scheduler if source.encoder is None else RerankScheduler
 
     def measure(model: Model) -> Generator[None, None, Assembly]:
         measured = yield from measuring(config, checkpoint, model, probe, UNSEEN)
         yield
         warm_up(model, has_drafts=no_drafts(config, model) is None)
         stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
-        return assemble(config, checkpoint, measured, budget, watch, stored)
+        return assemble(config, checkpoint, measured, budget, watch, stored, planner=kind)
 
     if is_read:
         measured = load_measured(config, checkpoint, probe, budget, stage=source.stage)
         source.stage.begin("trying replies")
         warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-        assembly = assemble(config, checkpoint, measured, budget, watch, tree)
+        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=kind)
     else:
         measured = unread(config, checkpoint, budget, takes_images=probe is not None)
-        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree), measure=measure)
+        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree, planner=kind), measure=measure)
     return _served(source, assembly, measured.model if is_read else None)
 
 
@@ -412,6 +414,7 @@ def assemble(
     watch: DeviceWatch,
     tree: MemoryAwarePrefixCache | None = None,
     ranks: Ranks | None = None,
+    planner: type[Scheduler] = Scheduler,
 ) -> Assembly:
     """Build what runs a measured model, except its weights. `tree` is that of the other models, if there is one.
 
@@ -419,7 +422,8 @@ def assemble(
     """
     config = one_chunk(config, checkpoint, measured, budget)
     attention = attention_cost(config, checkpoint, measured, budget)
-    facts = engine_facts(config, checkpoint, measured, attention, budget)
+    task: Task = "rerank" if planner is RerankScheduler else "chat"
+    facts = engine_facts(config, checkpoint, measured, attention, budget, task)
     pacer = PrefillPacer(
         max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
         max_chunk=config.max_prefill_chunk,
@@ -431,7 +435,7 @@ def assemble(
         whole_prompts=measured.model.no_chunks is not None,
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory, tree)
-    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
+    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images, planner)
     watch.raise_cache_limit(cache_limit_bytes(budget.total_bytes, facts.memory.transient_bytes))
     saving = prefill_context(measured, budget)
     run: Callable[[Model], Runner]
@@ -485,8 +489,9 @@ def make_scheduler(
     pacer: PrefillPacer,
     cache: PrefixPlanner | None,
     images: ImageCost | None = None,
+    planner: type[Scheduler] = Scheduler,
 ) -> Scheduler:
-    return Scheduler(
+    return planner(
         config,
         memory=memory,
         footprint=model.footprint,

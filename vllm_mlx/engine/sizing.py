@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
+from ..core.encoding import Task
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, Budget, MemoryBudget, RowFootprint, readable
 from ..core.request import checkpoint_defaults, usual_sampling
@@ -275,7 +276,12 @@ def forced_bytes(budget: Budget, measured: MeasuredModel) -> int:
 
 
 def engine_facts(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost, budget: Budget
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    measured: MeasuredModel,
+    attention: AttentionCost,
+    budget: Budget,
+    task: Task = "chat",
 ) -> EngineFacts:
     """Raise ConfigError if the context that was asked for does not fit."""
     model = measured.model
@@ -287,7 +293,7 @@ def engine_facts(
         weights_bytes=memory.weights_bytes,
         vocab_size=model.vocab_size,
         takes_images=measured.images is not None,
-        task="chat",
+        task=task,
         created=int(time.time()),
         **usual_sampling(config.defaults, checkpoint_defaults(read_json(checkpoint.path / "generation_config.json"))),
     )

@@ -160,6 +160,9 @@ class RequestProcessor:
     def limit_to(self, max_model_len: int) -> None:
         """Set the context for requests that come from now on."""
         self._window.max_model_len = max_model_len
+        if self._texts is not None:
+            facts = self._texts.facts
+            self._texts.facts = replace(facts, max_tokens=min(facts.max_tokens, max_model_len))
 
     @property
     def takes_images(self) -> bool:

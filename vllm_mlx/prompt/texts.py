@@ -1,13 +1,15 @@
 """Turns the texts of a request to an encoder into token ids, in pieces of bounded size."""
 
+import re
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import NoReturn
 
 from tokenizers import Encoding
 
 from ..core.encoding import EncoderFacts
-from ..core.errors import InvalidParameter, shown
+from ..core.errors import InvalidParameter, ModelLoadError, shown
 from ..core.request import TextInputs
 from ..core.sequence import TokenizedTexts
 from ..formats.tokenizer import Tokenizer
@@ -16,6 +18,10 @@ from ..util.tasks import Deadline
 Texts = Sequence[str | tuple[int, ...]]
 MAX_TEXT_CHARS = 1 << 22  # of one text
 _PIECE_CHARS = 1 << 18  # of the texts that are tokenized together, unless one alone is longer
+_TASK = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that "
+_BEGIN = f'<|im_start|>system\n{_TASK}the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 class TextTokenizer:
@@ -82,7 +88,7 @@ class TextTokenizer:
         lengths = f"{facts.num_dimensions}{', or a length that the model declares' if facts.dimensions else ''}"
         for param, is_right, rule in (
             ("query", bool(inputs.query) if scores else inputs.query is None, "a text" if scores else "left out"),
-            ("instruction", inputs.instruction is None, "left out"),
+            ("instruction", inputs.instruction is None or facts.is_causal, "left out"),
             (
                 "prompt_name",
                 name is None or (name in facts.prompts and not scores),
@@ -112,3 +118,41 @@ def _pieces(texts: Texts) -> Iterator[tuple[int, Texts]]:
             yield start, texts[start:place]
             start, num_chars = place, len(text)
     yield start, texts[start:]
+
+
+class RerankPrompts(TextTokenizer):
+    """Makes the prompts that Qwen3-Reranker documents: the beginning of all, and what each document adds to it."""
+
+    def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
+        """Raise ModelLoadError for a tokenizer or a template of another form."""
+        super().__init__(tokenizer, facts, vocab_size)
+        added = self._backend.get_added_tokens_decoder().values()
+        markers = (re.escape(token.content) for token in added if token.special or token.content in _END)
+        self._markers = re.compile(f"(?={'|'.join(markers)})")
+        ids = facts.answer_ids or map(tokenizer.token_id, ("yes", "no"))
+        self._answers = tuple(each for each in ids if each is not None and each < vocab_size)
+        is_other = '"document"' in (template := tokenizer.chat_template or "") and _TASK not in template
+        if is_other or len(self._answers) < 2 or not {"<|im_start|>", "<|im_end|>"} <= tokenizer.marker_tokens:
+            raise ModelLoadError("The reranker's prompts are not of the form of Qwen3-Reranker, the only one served.")
+
+    def prepare(self, inputs: TextInputs, deadline: Deadline | None = None) -> TokenizedTexts:
+        self._check(inputs)
+        begin, end = (encoding.ids for encoding in self._encode([_BEGIN, _END]))
+        instruction = inputs.instruction or self.facts.prompts.get(self.facts.default_prompt or "") or _INSTRUCTION
+        parts = [begin + self._plain(f"<Instruct>: {instruction}\n<Query>: {inputs.query}\n<Document>:")]
+        num_added = len(parts[0]) + len(end) + 1  # with the answer
+        room = max(0, self.facts.max_tokens - num_added)
+        for place, text in enumerate(inputs.texts):
+            if deadline is not None:
+                deadline.check()
+            ids = self._plain(f" {text}")
+            self._room(num_added + len(ids), place, truncate=inputs.truncate and room > 0)
+            parts.append([*ids[:room], *end])
+        joined = array("I", chain(*parts))
+        return TokenizedTexts(ids=joined, ends=tuple(accumulate(map(len, parts))), answer_ids=self._answers)
+
+    def _plain(self, text: str) -> list[int]:
+        """Return the ids of a text in which special tokens have no meaning: their texts are cut in two."""
+        cuts = [0, *(found.start() + 1 for found in self._markers.finditer(text)), len(text)]
+        pieces = self._encode([text[start:end] for start, end in pairwise(cuts)])
+        return [token_id for piece in pieces for token_id in piece.ids]

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from ..core.config import ModelConfig
 from ..core.encoding import EncoderFacts
-from ..core.errors import ModelLoadError, first_line
+from ..core.errors import ModelLoadError, first_line, setting
 from ..formats.tokenizer import read_json
 from .checkpoint import Checkpoint
 
@@ -17,7 +17,6 @@ _ONLY_ENCODERS = {
     *CLASSIFIERS, "llama_bidirec", "albert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
     "eurobert", "gte", "jina_embeddings_v3", "mpnet", "mt5", "new", "nomic_bert", "roberta", "t5", "xlm-roberta-xl",
 }  # fmt: skip
-_SIGNS = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json")
 _ORDER = re.compile("|Pooling|Transformer( Pooling( Dense)*( Normalize)?)?")
 _POOLING = ("cls", "mean", "max", "lasttoken")
 _ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU")  # of dense layers
@@ -53,45 +52,45 @@ class _Reader:
         self._classes = " ".join(self._config.get("architectures") or ()) + " "
         self._named = read_json(self._path / "config_sentence_transformers.json")
         self._transformer = read_json(next(self._path.glob("sentence_*_config.json"), self._path / "none.json"))
-        self._modules: list[tuple[str, str]] = []  # class, without the name of the package, and folder
-        if (self._path / _SIGNS[0]).is_file():
-            listed = [(each["type"], each["path"]) for each in json.loads((self._path / _SIGNS[0]).read_bytes())]
-            self._modules = [(re.sub(r"^sentence_transformers\..*\.", "", kind), folder) for kind, folder in listed]
-        elif (self._path / _SIGNS[1]).is_file():
+        file, signs = self._path / "modules.json", ("1_Pooling/config.json", "config_sentence_transformers.json")
+        has_pooling, has_named = ((self._path / name).is_file() for name in signs)
+        listed = [(each["type"], each["path"]) for each in json.loads(file.read_bytes())] if file.is_file() else []
+        self._modules = [(re.sub(r"^sentence_transformers\..*\.", "", kind), folder) for kind, folder in listed]
+        self._has_files = bool(listed) or has_pooling or has_named
+        if has_pooling and not listed:
             self._modules = [("Pooling", "1_Pooling")]
         self._kinds = [kind for kind, _ in self._modules]
 
     def facts(self) -> EncoderFacts | None:
-        is_classifier = "ForSequenceClassification " in self._classes
-        task: Any = self._settings.task or self._task(is_classifier)
-        if task != "embedding" and (self._settings.pooling or self._settings.normalize is not None):
-            self._refuse(f"has the task {task}, to which no pooling belongs", "Set --task embedding")
+        settings, is_classifier = self._settings, "ForSequenceClassification " in self._classes
+        task: Any = settings.task or self._task(is_classifier)
+        if task != "embedding" and (settings.pooling or settings.normalize is not None):
+            self._refuse(f"has the task {task}, to which no pooling belongs", f"Set {setting('task')} embedding")
         if task == "chat":
             return None
-        is_causal = task == "rerank" and not is_classifier
-        if not is_causal:
+        if not (is_causal := task == "rerank" and not is_classifier):
             self._check_family(EMBEDDERS if task == "embedding" else CLASSIFIERS)
-        prompts = self._settings.prompts or self._named.get("prompts") or {}
-        default = self._named.get("default_prompt_name")
-        if default is not None and default not in prompts and not self._settings.prompts:
+        head = read_json(self._path / dict(self._modules).get("LogitScore", "none") / "config.json")
+        answers: tuple[Any, ...] = (head.get("true_token_id"), head.get("false_token_id")) if head else ()
+        if None in answers:
+            self._refuse("scores by one logit, and rerankers with two are served")
+        prompts, default = settings.prompts or self._named.get("prompts") or {}, self._named.get("default_prompt_name")
+        if default not in (None, *prompts) and not settings.prompts:
             self._refuse(f"has no prompt {default!r}, which is its default prompt")
         return EncoderFacts(
-            task=task,
-            is_causal=is_causal,
-            max_tokens=self._max_tokens(),
+            task=task, is_causal=is_causal, answer_ids=answers, max_tokens=self._max_tokens(),
             prompts={name: text or "" for name, text in prompts.items()},
             default_prompt=default if default in prompts else None,
             lowercase=bool(self._transformer.get("do_lower_case")),
             has_types=self._family == "bert" and self._config.get("type_vocab_size", 2) > 1,
             **(self._embedding() if task == "embedding" else {}),
-        )
+        )  # fmt: skip
 
     def _task(self, is_classifier: bool) -> str:
         if is_classifier or "LogitScore" in self._kinds or self._named.get("model_type") == "CrossEncoder":
             return "rerank"
         is_bare = self._family in EMBEDDERS and re.fullmatch(r"(\w+Model )+", self._classes)
-        is_encoder = is_bare or self._family in _ONLY_ENCODERS or any((self._path / name).is_file() for name in _SIGNS)
-        return "embedding" if is_encoder else "chat"
+        return "embedding" if is_bare or self._has_files or self._family in _ONLY_ENCODERS else "chat"
 
     def _check_family(self, served: tuple[str, ...]) -> None:
         config, family = self._config, self._family
@@ -108,7 +107,7 @@ class _Reader:
         for name, value in computed.items():
             if config.get(name) not in (None, value):
                 self._refuse(f"has {name} {config[name]!r}, which mlx-vlm's {family} does not compute")
-        sees_all = config.get("is_causal") is False or bool(config.get("use_bidirectional_attention"))
+        sees_all = config.get("is_causal") is False or config.get("use_bidirectional_attention") is True
         if family in ("qwen3", *EMBEDDERS[4:7]) and (sees_all or "Bidirec" in self._classes) == (family == "qwen3"):
             side = "also to later tokens" if family == "qwen3" else "to earlier tokens only"
             self._refuse(f"attends {side}, which mlx-vlm's embedders of the family {family} do not")
@@ -117,35 +116,40 @@ class _Reader:
 
     def _embedding(self) -> dict[str, Any]:
         normalize, pooling, width = self._settings.normalize, self._settings.pooling, int(self._config["hidden_size"])
-        dense = {}
+        dense, is_gemma = {}, self._family == "gemma3_text"
         for kind, folder in self._modules:
             config = read_json(self._path / folder / "config.json")
             if kind == "Pooling" and pooling is None:
                 pooling = self._pooling(config)
             elif kind == "Dense":
                 width, dense[folder] = int(config["out_features"]), config["activation_function"].rpartition(".")[2]
-                allowed = _ACTIVATIONS[:1] if self._family == "gemma3_text" else _ACTIVATIONS
-                if dense[folder] not in allowed or config.get("use_residual"):
+                if dense[folder] not in _ACTIVATIONS[: 1 if is_gemma else None] or config.get("use_residual"):
                     self._refuse(f"has a dense layer that is not served ({dense[folder]} in {folder})")
         if pooling is None:
-            self._refuse("does not say how it pools", 'Set --pooling, or `pooling = "cls"` if its authors pool so')
+            self._refuse(
+                "does not say how it pools",
+                f'Set {setting("pooling")} or write `pooling = "cls"`, by its authors\' rule',
+            )
         if normalize is None and "Transformer" not in self._kinds:
-            self._refuse("does not say if vectors have length 1", "Set --normalize, or `normalize = true`")
+            self._refuse(
+                "does not say if vectors have length 1", f"Set {setting('normalize')} or write `normalize = true`"
+            )
         sizes = self._config.get("matryoshka_dimensions") or range(1, width if self._config.get("is_matryoshka") else 1)
         return {
-            "pooling": pooling,
-            "normalize": "Normalize" in self._kinds if normalize is None else normalize,
-            "dense": {} if self._family == "gemma3_text" else dense,  # mlx-vlm's module has the layers
-            "num_dimensions": width,
-            "dimensions": tuple(size for size in sizes if 0 < size < width),
-        }
+            "pooling": pooling, "normalize": "Normalize" in self._kinds if normalize is None else normalize,
+            "dense": {} if is_gemma else dense,  # mlx-vlm's module of Gemma has the layers
+            "num_dimensions": width, "dimensions": tuple(size for size in sizes if 0 < size < width),
+        }  # fmt: skip
 
     def _pooling(self, config: Mapping[str, Any]) -> Any:
-        flags = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]
-        modes = config.get("pooling_mode") or [name.removesuffix("_tokens").removesuffix("_token") for name in flags]
+        modes = config.get("pooling_mode") or [
+            re.sub("pooling_mode_|_tokens?$", "", key)
+            for key in config
+            if key.startswith("pooling_mode_") and config[key]
+        ]
         name = modes if isinstance(modes, str) else " and ".join(modes)
         name += "" if config.get("include_prompt", True) else " without the prompt"
-        if name and name not in _POOLING:
+        if name not in ("", *_POOLING):
             self._refuse(f"pools by {name}; the rules that are served are {', '.join(_POOLING)}")
         return name or None
 
@@ -156,7 +160,11 @@ class _Reader:
         named = read_json(self._path / "tokenizer_config.json").get("model_max_length")
         declared = (self._transformer.get("max_seq_length"), named) if given is None else (given,)
         limits = [value for value in (table, *declared) if isinstance(value, int) and 0 < value < _MAX_TOKENS]
-        return min(limits) if limits else self._refuse("does not say how long an input may be", "Set --max-model-len")
+        return (
+            min(limits)
+            if limits
+            else self._refuse("does not say how long an input may be", f"Set {setting('max_model_len')}")
+        )
 
     def _refuse(self, reason: str, advice: str = "Use another checkpoint") -> NoReturn:
         raise ModelLoadError(f"{self._path} {reason}. {advice}.")

@@ -39,13 +39,15 @@ class Sampled:
         found = (self.tokens, self.logprobs, self.top_ids, self.top_logprobs)
         return [array for array in found if array is not None]
 
-    def add_logprobs(self, logits: mx.array, num_top: int) -> None:
-        """Add the log-probabilities of the tokens, and of the likeliest ones: `logits: (rows, vocab)`."""
+    def add_logprobs(self, logits: mx.array, num_top: int, read_ids: Rows[int] = ()) -> None:
+        """Add the log-probabilities of the tokens, and of the likeliest ones, or of others: `logits: (rows, vocab)`."""
         logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self.logprobs = mx.take_along_axis(logprobs, self.tokens[:, None], axis=-1)[:, 0]
         if num_top:
             top = mx.argpartition(-logprobs, num_top - 1, axis=-1)[:, :num_top]
+            if read_ids:
+                top = mx.broadcast_to(mx.array(list(read_ids)), top.shape)
             values = mx.take_along_axis(logprobs, top, axis=-1)
             order = mx.argsort(-values, axis=-1)
             self.top_ids = mx.take_along_axis(top, order, axis=-1)
@@ -98,6 +100,7 @@ class Sampler:
         self._min_tokens = _MinTokens(seqs, vocab_size) if any(seq.min_tokens for seq in seqs) else None
         self._last: tuple[mx.array, mx.array, _Places] | None = None  # of a draw that may be repeated
         self._num_top = max((s.num_top_logprobs for s in settings if s.num_top_logprobs is not None), default=None)
+        self._read_ids = next((setting.read_ids for setting in settings if setting.read_ids), ())
 
     def sample(
         self, logits: mx.array, fed: mx.array, words: Words | None = None, *, keeps_logits: bool = False
@@ -155,7 +158,7 @@ class Sampler:
             adjusted = apply_mask(adjusted, words)
         sampled = Sampled(self._choose(adjusted, places))
         if self._num_top is not None:
-            sampled.add_logprobs(logits, self._num_top)
+            sampled.add_logprobs(logits, self._num_top, self._read_ids)
         return sampled
 
     def _choose(self, logits: mx.array, places: _Places) -> mx.array:

@@ -179,7 +179,7 @@ class PrefixPlanner:
         where two prompts do, so a capture is planned a little before that place: different texts may begin with the
         same tokens.
         """
-        start, end, every = seq.num_computed_tokens, seq.prefill_end, self._snapshot_every
+        start, end, every = seq.num_computed_tokens, min(seq.prefill_end, seq.max_stored), self._snapshot_every
         points = {end}
         if not self._resumes_anywhere:
             points.update(seq.prompt.snapshot_points)
@@ -214,18 +214,18 @@ class PrefixPlanner:
         return None
 
     def _plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
-        if row_length <= 0:
+        end = min(row_length, seq.max_stored)
+        if end <= 0 or (end < row_length and not self._resumes_anywhere):
             return None
-        key, space = self._key(seq, row_length), self._space(seq)
-        start = min(self.tree.common_length(space, key), row_length)
-        if start == row_length and not self._rule.needs_state:
+        key, space = self._key(seq, end), self._space(seq)
+        start = min(self.tree.common_length(space, key), end)
+        if start == end and not self._rule.needs_state:
             return None
-        overhead = NODE_BYTES + WORD_BYTES * row_length
+        overhead = NODE_BYTES + WORD_BYTES * end
         promised = sum(self._planned.values())
-        copied = self._footprint.copy_bytes(row_length - start, row_length)
+        copied = self._footprint.copy_bytes(end - start, end)
         enough = self.tree.make_room(copied + overhead + promised, after=(space, key))
-        start = min(self.tree.common_length(space, key), row_length)  # making room may have evicted some of it
-        end = row_length
+        start = min(self.tree.common_length(space, key), end)  # making room may have evicted some of it
         if not enough:
             room = self.tree.max_bytes - self.tree.used_bytes - overhead - promised
             end = start + room // self._footprint.bytes_per_token if self._resumes_anywhere else start
@@ -290,7 +290,7 @@ class PrefixPlanner:
         disk = None if capture.seq.is_ahead else self.disk  # it is written once its conversation goes on
         if disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
             disk.writer.stored(space, capture.key)
-        if capture.end >= capture.seq.prefill_end:
+        if capture.end >= min(capture.seq.prefill_end, capture.seq.max_stored):
             points = capture.seq.prompt.snapshot_points  # a question after many tool calls resumes from an old point
             for cache in (self.tree, *(() if disk is None else (disk.writer,))):
                 cache.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
@@ -314,7 +314,7 @@ class PrefixPlanner:
         if seq.cache_salt != leader.cache_salt or seq.seq_id in self._unusable or not has_scores:
             return False
         mine, theirs = self._keys[seq.seq_id], self._keys[leader.seq_id]
-        shared = min(common_tokens(mine, theirs), seq.prefill_end, leader.prefill_end)
+        shared = min(common_tokens(mine, theirs), seq.prefill_end, leader.prefill_end, leader.max_stored)
         if shared < MIN_SHARED_TOKENS:
             return False
         if shared - self.tree.common_length(self._space(seq), mine) < MIN_SHARED_TOKENS:

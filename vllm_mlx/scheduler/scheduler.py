@@ -155,7 +155,11 @@ class Scheduler:
         self._restart([seq.seq_id for seq in self._seqs], isolated=fault is not Fault.FAILED)
         self._pending = Pending()
         seq_ids = dict.fromkeys(seq.seq_id for seq in (*failing, *(ended or ())) if not seq.is_ahead)
-        return [SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids]
+        return self._news([SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids])
+
+    def _news(self, updates: list[SequenceUpdate]) -> list[SequenceUpdate]:
+        """Return the news of requests. A row is usually a request's own."""
+        return updates
 
     def _ending(self, rows: list[Sequence], fault: Fault | None) -> list[Sequence]:
         """Return the sequences that end because a step failed as a whole.
@@ -225,7 +229,7 @@ class Scheduler:
             self.speculation.learn(output)
         updates += self._take_tokens(output.tokens, {verified.seq_id for verified in output.verified})
         self._pending.ended = None
-        return [update for update in updates if update is not None and update.seq_id >= 0]  # of requests
+        return self._news([update for update in updates if update is not None and update.seq_id >= 0])  # of requests
 
     # -- admission and memory
 

@@ -12,7 +12,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from json import JSONDecodeError
@@ -31,14 +31,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..api.parameters import Decoded, PromptFields
 from ..api.text import may_hold_sealed
 from ..api.wire import UnknownFields
-from ..core.errors import setting
+from ..core.encoding import Task
+from ..core.errors import InvalidParameter, setting, shown
 from ..core.request import RequestLimits
 from ..engine.client import EngineClient
 from ..engine.front import Front
 from ..util.fair_queue import FairQueue, FairThreads
 from ..util.tenants import has_room
 from .config import ServerConfig
-from .error_handlers import ClientGone, http_error
+from .error_handlers import ENCODER_PATHS, ClientGone, http_error
 from .guards import tenant_of
 from .json_bytes import LARGE_BYTES, read_json
 from .log import record_of
@@ -57,7 +58,8 @@ _JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECAS
 _NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
 _ENCODED = "The request body has the header `Content-Encoding`. Send it uncompressed, without this header."
 
-_QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+_QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", *ENCODER_PATHS})
+_WORK: Mapping[Task, str] = {"chat": "writes texts", "embedding": "computes embeddings", "rerank": "ranks documents"}
 
 T = TypeVar("T")
 B = TypeVar("B", bound=PromptFields)
@@ -214,9 +216,17 @@ class Call(ABC, Generic[B, D]):
 
     @classmethod
     def of(cls, body: B, engine: EngineClient, config: ServerConfig, **more: Any) -> Self:
-        """Make the call for the model that the body names. Raises ModelNotFound."""
-        model, position = config.models.resolve(body.model)
-        return cls(body, model, engine.fronts[position], config, **more)
+        """Make the call for the model that the body names, else for the first model of this task.
+
+        Raises ModelNotFound, and InvalidParameter for a model of another task.
+        """
+        entries = zip(config.models.entries, engine.fronts, strict=True)
+        fitting = [entry.name for entry, front in entries if front.info.task == body.task]
+        model, position = config.models.resolve(fitting[0] if body.model is None and fitting else body.model)
+        front = engine.fronts[position]
+        if front.info.task != body.task:
+            raise InvalidParameter(_other_task(model, front.info.task, body.task, fitting), param="model")
+        return cls(body, model, front, config, **more)
 
     @property
     def searches(self) -> bool:
@@ -285,6 +295,13 @@ async def _in_turn(http: _JSONRequest, work: Callable[[], T]) -> T:
             place.leave()
 
 
+def _other_task(model: str, task: Task, wanted: Task, fitting: Sequence[str]) -> str:
+    """Say that the model is of another task, and which of this server's models are of the wanted one."""
+    known = ", ".join(f"`{name}`" for name in fitting)
+    advice = f"Here {known} can" if known else "None of this server's models can: start it with one more model"
+    return f"The model `{shown(model)}` {_WORK[task]}, and this endpoint needs one that {_WORK[wanted]}. {advice}."
+
+
 def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits, unknown: UnknownFields) -> Any:
     value = read_json(body)
     _check_lengths(value, limits)
@@ -302,6 +319,10 @@ def _check_lengths(value: Any, limits: RequestLimits) -> None:
             limits.check_messages(len(messages))
         case {"prompt": [str() | list(), *_] as prompts}:
             limits.check_choices(len(prompts))
+        case {"input": [str() | list(), *_] as texts}:
+            limits.check_texts(len(texts), "input")
+        case {"documents": list(documents)}:
+            limits.check_texts(len(documents), "documents")
 
 
 # A body is read under the interpreter's lock, so each key has one thread at a time. Bodies that were read are decoded

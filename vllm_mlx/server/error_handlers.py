@@ -16,10 +16,11 @@ from ..core.errors import VLLMMLXError, shown
 
 CLIENT_GONE = 499
 NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # the router's message for an unknown path
-_ENDPOINTS = frozenset(
-    f"/v1/{name}"
-    for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "models", "responses")
-)
+ENCODER_PATHS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank")
+REPLY_PATHS = frozenset(
+    f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
+).union(ENCODER_PATHS)
+_ENDPOINTS = REPLY_PATHS | {"/v1/models"}
 
 # The first entry with the request's path or a parent of it applies; other paths have OpenAI's envelope.
 _ENVELOPES: tuple[tuple[str, Envelope], ...] = (
@@ -111,7 +112,7 @@ def _meant(path: str) -> str:
     if path.startswith("/api/"):
         return " This server has no Ollama API: set the client to an OpenAI API with the base URL that ends in /v1."
     rest = path.strip("/")
-    while rest.startswith("v1/"):
-        rest = rest.removeprefix("v1/").lstrip("/")
+    while rest.startswith(("v1/", "v2/")):
+        rest = rest[len("v1/") :].lstrip("/")
     right = f"/v1/{rest}"
     return f" Did you mean {right}? Look at the client's base URL." if right in _ENDPOINTS and right != path else ""

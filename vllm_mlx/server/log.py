@@ -20,6 +20,7 @@ from ..core.events import (
     TextDelta,
     ToolCallStart,
     Usage,
+    Vectors,
     Written,
 )
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
@@ -40,7 +41,7 @@ WATCHED_PATHS = frozenset(  # polled by monitors and the status page
     {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
 )
 _PAGE = re.compile(r"/|/page/.*|/favicon\.ico|/apple-touch-icon.*|/\.well-known/appspecific/.*")  # asked by browsers
-_FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart)
+_FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart, Vectors)
 
 
 class Receipts:
@@ -120,6 +121,7 @@ class RequestRecord:
     progress_logged_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    num_inputs: int | None = None  # of a request to an encoder that has ended
     prompt_change: PromptChange | None = None
     receipts: Receipts = field(default_factory=Receipts)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
@@ -186,6 +188,8 @@ class RequestRecord:
         if isinstance(event, Finished):
             self._usages[index] = event.usage
             self.finish_reasons.append(event.reason.value)
+        elif isinstance(event, Vectors):
+            self.num_inputs = len(event.vectors)
         elif isinstance(event, Started):
             self.cached_tokens = event.cached_tokens
             self.receipts.take(index, event)
@@ -248,7 +252,8 @@ class RequestRecord:
         facts, speed = [self._asked], self._tokens_per_s(usage, ended_s)
         if usage is not None:
             cached = f"({usage.cached_tokens:,} cached)"
-            facts += [f"{usage.prompt_tokens:,} in {cached}", f"{usage.completion_tokens:,} out"]
+            out = f"{usage.completion_tokens:,} out" if self.num_inputs is None else f"{self.num_inputs:,} texts"
+            facts += [f"{usage.prompt_tokens:,} in {cached}", out]
         facts += [f"{ended_s - self.started_s if self._ttft_s is None else self._ttft_s:.2f} s"]
         facts += [] if speed is None else [f"{speed:.0f}/s"]
         end = f"{self.status} {self.error_code}" if self.error_code else self._finish or str(self.status)
@@ -266,6 +271,7 @@ class RequestRecord:
             "reply": self.reply_id,
             "model": self.model,
             "served_by": None if self.served_by == self.model else self.served_by,
+            "inputs": self.num_inputs,
             "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
             "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
             "disk_tokens": (receipt and receipt.disk_tokens) or None,

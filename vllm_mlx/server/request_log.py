@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.error_replies import UNKNOWN_PARAMETER
 from ..core.errors import ShuttingDown, setting, shown
-from .error_handlers import envelope_of, http_error, respond
+from .error_handlers import REPLY_PATHS, envelope_of, http_error, respond
 from .guards import tenant_of
 from .log import MAX_FIELD, RequestRecord, cut, error_of, quoted, requests_logger
 from .recorder import RequestRecorder
@@ -87,7 +87,7 @@ class RequestLog:
         if record.finish_reasons or record.is_cut:
             self._recent.add_reply(record.last_reply(ended_s), tenant=tenant)
         failed = record.error_code is not None or record.status >= 400
-        if failed and not record.is_left and not record.is_watching and record.path.startswith("/v1/"):
+        if failed and not record.is_left and not record.is_watching and record.path.startswith(("/v1/", *REPLY_PATHS)):
             self._recent.add_error(
                 {
                     "time": round(time.time(), 3),

@@ -25,6 +25,9 @@ from starlette.types import Receive, Scope, Send
 from ..api.anthropic.decode import MessageSpec, decode_count_request, decode_messages_request
 from ..api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
 from ..api.anthropic.schema import CountTokensBody, MessagesBody
+from ..api.encoders.decode import EncoderSpec, decode_texts
+from ..api.encoders.encode import EmbeddingList, EncoderFold, RerankReply
+from ..api.encoders.schema import EmbeddingBody, RerankBody
 from ..api.error_replies import OPENAI, AnthropicError, OpenAIError
 from ..api.openai.decode import AnyChatBody, ReplySpec, decode_chat, decode_completion, decode_responses_as_chat
 from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
@@ -52,6 +55,7 @@ ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
 _OF_COMMAND: dict[int | str, dict[str, Any]] = {200: {"model": ModelCard}, "4XX": {"model": OpenAIError}}
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
+Fold = ReplyFold | EncoderFold
 Spec = ReplySpec | MessageSpec | ResponseSpec  # how each protocol writes a reply
 T = TypeVar("T")
 
@@ -74,7 +78,7 @@ class ReplyCall(Call[B, D]):
         """Return the encoder of a streamed reply to the decoded requests."""
 
     @abstractmethod
-    def fold(self, found: D) -> ReplyFold:
+    def fold(self, found: D) -> Fold:
         """Return the fold of a complete reply to the decoded requests."""
 
 
@@ -133,6 +137,19 @@ class MessagesCall(ReplyCall[MessagesBody, Decoded[MessageSpec]]):
         return message_fold(found.reply)
 
 
+class EncoderCall(ReplyCall[EmbeddingBody | RerankBody, Decoded[EncoderSpec]]):
+    """Texts of which an encoder computes the vectors, or documents that it scores."""
+
+    def decode(self) -> Decoded[EncoderSpec]:
+        return decode_texts(self.body, reply_id=f"{self.body.task}-{uuid.uuid4().hex}", model=self.model)
+
+    def stream(self, found: Decoded[EncoderSpec], generation: RequestGeneration) -> StreamEncoder:
+        raise AssertionError("these bodies ask for no stream")
+
+    def fold(self, found: Decoded[EncoderSpec]) -> EncoderFold:
+        return EncoderFold(found.reply)
+
+
 @dataclass(frozen=True, slots=True)
 class CountCall(Call[CountTokensBody, Decoded[None]]):
     """A prompt of Messages whose tokens are counted."""
@@ -155,6 +172,18 @@ def openai_routes(engine: EngineClient, config: ServerConfig) -> APIRouter:
     async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
         """Continue a text, or several."""
         return await reply_to(engine, http, CompletionCall.of(body, engine, config))
+
+    @router.post("/v1/embeddings", responses={200: {"model": EmbeddingList}, "4XX": {"model": OpenAIError}})
+    async def embeddings(body: EmbeddingBody, http: HTTPRequest) -> Response:
+        """Compute the vectors of texts."""
+        return await reply_to(engine, http, EncoderCall.of(body, engine, config))
+
+    @router.post("/rerank", include_in_schema=False)
+    @router.post("/v2/rerank", include_in_schema=False)
+    @router.post("/v1/rerank", responses={200: {"model": RerankReply}, "4XX": {"model": OpenAIError}})
+    async def rerank(body: RerankBody, http: HTTPRequest) -> Response:
+        """Score documents by how well they answer a query. The paths /rerank and /v2/rerank do the same."""
+        return await reply_to(engine, http, EncoderCall.of(body, engine, config))
 
     return router
 
@@ -354,14 +383,14 @@ class _EventWriter:
             await asyncio.sleep(rest)
 
 
-async def fold_reply(submission: Submission, fold: ReplyFold, record: RequestRecord) -> bytes:
+async def fold_reply(submission: Submission, fold: Fold, record: RequestRecord) -> bytes:
     """Generate the complete reply and return its body. Raises the error of the generation."""
     async with submission as generation:
         await feed_all(generation, fold, record)
     return await asyncio.to_thread(fold.finish) if fold.is_long else fold.finish()
 
 
-async def feed_all(generation: RequestGeneration, fold: ReplyFold, record: RequestRecord) -> None:
+async def feed_all(generation: RequestGeneration, fold: Fold, record: RequestRecord) -> None:
     """Fold all events of the generation. Raises its error if it fails."""
     async for index, event in generation:
         raise_if_failed(event)
@@ -418,7 +447,8 @@ def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | 
             created, root, length = front.info.created, front.info.model, front.info.max_model_len
             facts: dict[str, Any] = {"load_bytes": front.info.weights_bytes, "capabilities": front.capabilities}
             facts |= {"pinned": entry.pin, "aliases": [other for other in entry.names if other != name]}
-            facts |= {"task": "completion" if front.tokenizer.chat_template is None else "chat"}
+            has_template = front.tokenizer.chat_template is not None or front.info.task != "chat"
+            facts["task"] = front.info.task if has_template else "completion"
         else:
             state = "unloaded" if one.fault is None else "failed"
             created, root, length = 0, str(one.folder), one.max_model_len or 0

@@ -25,6 +25,7 @@ from ..core.catalogue import Catalogue
 from ..core.errors import VLLMMLXError, shown
 from ..engine.client import EngineClient
 from ..engine.monitoring.schema import EngineStatus
+from .error_handlers import REPLY_PATHS
 from .guards import is_admin, managed_salts, may_see, shown_model, tenant_of
 from .history import History
 from .schema import CacheEntry, CacheTree, LastError, LastReply, OtherEntries, ServerStatus, StatusHistory
@@ -32,9 +33,6 @@ from .schema import CacheEntry, CacheTree, LastError, LastReply, OtherEntries, S
 MAX_ERRORS = 20
 MAX_REPLIES = 30
 MAX_DISK_ENTRIES = 1000  # a folder may hold many more
-_PATHS = frozenset(
-    f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
-)
 _SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _OTHER_PATH = "/v1/…"  # replaces paths that hold ids or what a client made up
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
@@ -87,7 +85,7 @@ def _visible(viewer: str | None, owner: str, entry: Mapping[str, Any]) -> Mappin
     hidden["request_id"] = hidden["client"] = None
     if "message" in hidden:
         hidden["message"] = None
-    if hidden.get("path") not in (None, *_PATHS):
+    if hidden.get("path") not in (None, *REPLY_PATHS):
         hidden["path"] = _OTHER_PATH
     if hidden.get("why_not_cached"):
         hidden["why_not_cached"] = hidden["why_not_cached"].partition(":")[0]  # token ids follow the first word

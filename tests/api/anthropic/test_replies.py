@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from vllm_mlx.api.anthropic.encode import MessageStream, message_fold
 from vllm_mlx.api.text import Unsealer
-from vllm_mlx.core.errors import GenerationError, Overloaded
+from vllm_mlx.core.errors import Cancelled, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Finished,
     FinishReason,
@@ -21,6 +21,7 @@ from vllm_mlx.core.events import (
     ReasoningDelta,
     Started,
     TextDelta,
+    ToolCallStart,
 )
 
 from ..events import USAGE, cut_anywhere, finished, replies
@@ -122,6 +123,27 @@ def test_an_error_comes_after_the_end_of_the_open_block() -> None:
         MessageStream(spec(), prompt_tokens=1).fail(Overloaded("Later.", retry_after_s=1)).decode()
     )
     assert overloaded["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize(
+    ("begun", "sent", "index"),
+    [
+        ((), ["message_start", "content_block_start"], 0),
+        ((Started(20, 12), ReasoningDelta("why")), ["content_block_delta"], 0),
+        ((Started(20, 12), ToolCallStart(0, "call_1", "read")), ["content_block_start"], 1),
+    ],
+    ids=["before all output", "in reasoning", "in a call"],
+)
+def test_before_an_error_that_forbids_to_send_again_a_block_has_ended(
+    begun: tuple[GenerationEvent, ...], sent: list[str], index: int
+) -> None:
+    """Without one, Claude Code would send the prompt again. The block of a call stays open, so that it is not run."""
+    stream = MessageStream(spec(), prompt_tokens=20)
+    for event in begun:
+        stream.feed(0, event)
+    events = events_of(stream.fail(Cancelled()).decode())
+    assert [event["type"] for event in events] == [*sent, "content_block_stop", "error"]
+    assert {event["index"] for event in events if "index" in event} == {index}
 
 
 def test_omitted_thinking_travels_in_the_signature() -> None:

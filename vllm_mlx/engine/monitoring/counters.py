@@ -294,12 +294,15 @@ class Totals:
     cached_tokens: Annotated[int, counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")]
     completion_tokens: Annotated[int, counter("vllm:generation_tokens", "Sampled tokens.")]
     computed_tokens: Annotated[int, counter("prefill_tokens", "Prompt tokens that were computed.")]
+    encoded_inputs: Annotated[int, counter("encoded_inputs", "Texts whose vectors or scores were computed.")]
+    encoded_tokens: Annotated[int, counter("encoded_tokens", "Tokens of these texts, which are prompt tokens too.")]
 
     def __init__(self, *, started_s: float, stall_threshold_s: float, of_all: "Totals | None" = None):
         """`of_all`: the totals of all models, which count along."""
         self._counted = (self,) if of_all is None else (self, of_all)
         self.started_s = started_s
         self.requests = self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.computed_tokens = 0
+        self.encoded_inputs = self.encoded_tokens = 0
         self.disk_tokens = 0  # part of cached_tokens
         self.outcomes, self.tiers = dict.fromkeys(get_args(Outcome), 0), dict.fromkeys(get_args(Tier), 0)
         self.shortfalls = dict.fromkeys(Shortfall, 0)
@@ -327,6 +330,9 @@ class Totals:
                 if computed:
                     totals.computed_tokens += computed
                     totals.prompt_rate.add(computed, now)
+                if update.vectors:
+                    totals.encoded_inputs += len(update.vectors)
+                    totals.encoded_tokens += stats.prompt_tokens
                 if update.tokens:
                     totals._sampled(stats, len(update.tokens), last_token_s, now)
 

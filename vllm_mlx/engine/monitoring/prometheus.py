@@ -96,7 +96,7 @@ def _own(totals: Totals, now: float) -> Readings:
     yield from readings(Totals, totals, "requests", "outcomes")
     tiers = {"memory": totals.cached_tokens - totals.disk_tokens, "disk": totals.disk_tokens}
     yield counter("cached_tokens", "Prompt tokens taken from the prefix cache, by tier.", "tier"), tiers
-    yield from readings(Totals, totals, "tiers", "computed_tokens", "shortfalls")
+    yield from readings(Totals, totals, "tiers", "computed_tokens", "shortfalls", "encoded_inputs", "encoded_tokens")
     yield from readings(Stalls, totals.stalls)
     text = "tokens per second over the last ten seconds."
     yield gauge("generation_tokens_per_second", f"Sampled {text}"), totals.completion_rate.per_second(now)

@@ -189,6 +189,8 @@ class Counts(TypedDict):
     total_cached_tokens: int
     total_disk_tokens: int
     total_completion_tokens: int
+    total_encoded_inputs: int  # texts whose vectors or scores were computed
+    total_encoded_tokens: int  # of these texts; part of the prompt tokens
     generation_tps: float
     prompt_tps: float
 

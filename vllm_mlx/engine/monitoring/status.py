@@ -127,6 +127,8 @@ def _counts(totals: Totals, now: float) -> Counts:
         "total_cached_tokens": totals.cached_tokens,
         "total_disk_tokens": totals.disk_tokens,
         "total_completion_tokens": totals.completion_tokens,
+        "total_encoded_inputs": totals.encoded_inputs,
+        "total_encoded_tokens": totals.encoded_tokens,
         "generation_tps": round(totals.completion_rate.per_second(now), 2),
         "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
     }

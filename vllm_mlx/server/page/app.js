@@ -147,6 +147,7 @@ function showTiles(status, gap, ttft, queue) {
     ["Stalls", count(status.stalls.total), `Pauses within a reply, since the start, of more than ${seconds(status.stalls.threshold_s)}.`],
     ["Finished requests", count(status.total_requests_processed), "Requests that ended since the start, in any way."],
     ...(status.drafts.num_drafts ? [["Tokens a pass with drafts", status.drafts.tokens_per_pass.toFixed(1) + (status.drafts.parked ? " (parked)" : ""), "How many tokens of a reply one forward pass gave, where tokens were guessed ahead. Parked: guessing does not pay at the moment."]] : []),
+    ...(status.total_encoded_inputs ? [["Texts encoded", count(status.total_encoded_inputs), `Texts whose vectors or scores were computed since the start, ${count(status.total_encoded_tokens)} tokens.`]] : []),
     ...(status.ahead_tokens.computed ? [["Tokens computed ahead", count(status.ahead_tokens.computed), `Tokens of next prompts that were computed between two questions; ${count(status.ahead_tokens.used)} were of use so far.`]] : []),
   ];
   const tile = ([name, value, meaning]) => element("div", { title: meaning }, element("dt", {}, name), element("dd", {}, value));
