@@ -6,7 +6,7 @@ import mimetypes
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,8 +109,11 @@ def figures(reply: Reply, now_s: float) -> str:
     )
 
 
-def reading(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """Say how far a prompt is, by its row in the status now and by the first one."""
+def reading(row: Mapping[str, Any], first: Mapping[str, Any], models: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Say how far a prompt is, by its row in the status now and by the first one, or how far its model is."""
+    loading = [each["progress"] for each in models if each["name"] == row.get("model") and each["progress"] is not None]
+    if loading:
+        return f"Loading the model, {loading[0]:.0%}"
     done, total = row["computed_tokens"], row["prompt_tokens"]
     if row["phase"] == "queued":
         return "Waiting…" if total else "Reading…"
@@ -152,10 +155,11 @@ class ReplyPrinter:
         first: Mapping[str, Any] = {}
         with contextlib.suppress(CommandFailed):  # a server of another kind
             while not (ended.wait(0.5) or reply.moments):
-                rows = {row["request_id"]: row for row in server.status()["requests"]}
+                status = server.status()
+                rows = {row["request_id"]: row for row in status["requests"]}
                 if (row := rows.get(reply.reply_id)) and not reply.moments:
                     first = first or (row if row["phase"] != "queued" else {})
-                    spinner.update(reading(row, first))
+                    spinner.update(reading(row, first, status["models"]))
 
     def close(self, reply: Reply, now: float) -> None:
         if self.is_plain:
@@ -191,7 +195,8 @@ class ReplyPrinter:
         self.console.print(f"▸ reasoned for {reasoning_s:.1f} s, {words} words (/thinking prints them)", style="dim")
 
 
-_HELP = """/image PATH   send an image with the next question
+_HELP = """/model NAME   go on with another model; without NAME, choose one
+/image PATH   send an image with the next question
 /system TEXT  set the system prompt; without TEXT, remove it
 /thinking     print the last reasoning in full
 /clear        start a new conversation
@@ -232,7 +237,7 @@ def chat(
     server = find_server(url, api_key)
     with contextlib.ExitStack() as stack:
         try:
-            name = server.model(served_name(model) if url is None else model).name
+            name = server.chat_model(served_name(model) if url is None else model).name
         except NoServer as missing:
             if url is not None:
                 raise
@@ -328,6 +333,8 @@ class Talk:
             case "image" if rest:
                 self._conversation.images.append(image_url(Path(rest.strip("'\""))))
                 say(f"Images for the next question: {len(self._conversation.images)}.", style="dim")
+            case "model":
+                self._options = {**self._options, "model": self._server.chat_model(rest or None, asks=True).name}
             case "system":
                 self._conversation.system = rest or None
             case "thinking":

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -41,6 +41,7 @@ class Check:
 
 SETTINGS = frozenset({
     "model", "tensor_parallel_size", "worker_port", "worker_host", "secret_file", "rdma_devices", "text_only",
+    "models_from",
 })  # fmt: skip
 _MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "bad": ("✗", "bold red")}
 
@@ -253,7 +254,14 @@ _REPLY_TOKENS = 24
 
 
 def check_models(settings: Settings) -> Iterator[Check]:
-    """Check each model beside the others that always stay in memory."""
+    """Check each model beside the others that always stay in memory; of those in folders, say what each would take."""
+    from ..runner.checkpoint import checkpoints, folders_of
+
+    for name, folder in checkpoints(folders_of(settings.models_from)):
+        found = check_model(settings.model_copy(update={"model": str(folder)}))
+        yield replace(found, name=f"Model {name}", verdict="warning" if found.verdict == "bad" else found.verdict)
+    if settings.models_from and not settings.models and "model" not in settings.model_fields_set:
+        return
     pinned = [_weights_of(local_folder(listed.model)) if listed.pin else 0 for listed in settings.models] or [0]
     for one, own_bytes in zip(settings.each(), pinned, strict=True):
         yield check_model(one, sum(pinned) - own_bytes)

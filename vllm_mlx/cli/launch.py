@@ -112,7 +112,7 @@ def _run_with_server(row: Client, server: Remote, model: str, context: int | Non
 def _target(server: Remote, name: str | None, context: int | None, *, is_own: bool) -> Target:
     """Ask the server for its model. `is_own`: the server is the one of this machine's settings, and may be replaced."""
     try:
-        model = replace(server, answer_s=_ANSWER_S).model(served_name(name) if is_own else name)
+        model = replace(server, answer_s=_ANSWER_S).chat_model(served_name(name) if is_own else name)
     except NoServer:
         raise
     except CommandFailed as error:

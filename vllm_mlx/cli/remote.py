@@ -14,7 +14,7 @@ from ..util.urls import http_url
 from .completion import downloaded
 from .options import server_settings
 from .settings import is_local, local_url
-from .terminal import CommandFailed, WrongUsage, option
+from .terminal import CommandFailed, WrongUsage, choose, option
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -73,6 +73,7 @@ class Model:
     checkpoint: str = ""
     is_ready: bool = True  # whether its weights are in memory
     load_bytes: int = 0  # that they take
+    is_found: bool = False  # whether nobody named it, so that it is no default
     task: str = "chat"
 
     @classmethod
@@ -80,12 +81,13 @@ class Model:
         """Read a model of `/v1/models`, of another server too."""
         return cls(
             name=str(card["id"]),
-            max_model_len=card.get("max_model_len"),
+            max_model_len=card.get("max_model_len") or None,
             searches=card.get("web_search") is True,
             capabilities=UNTOLD if (told := card.get("capabilities")) is None else frozenset(map(str, told)),
             checkpoint=str(card.get("root", "")),
             is_ready=card.get("state", "ready") == "ready",
             load_bytes=int(card.get("load_bytes") or 0),
+            is_found=card.get("found") is True,
             task=str(card.get("task") or "chat"),
         )
 
@@ -126,6 +128,14 @@ class Remote:
             return Model.of(self.ask(f"/v1/models/{quote(name or '')}"))
         known = ", ".join(model.name for model in models)
         raise WrongUsage(f"{self.url} does not serve {name}. It serves {known}.")
+
+    def chat_model(self, name: str | None, *, asks: bool = False) -> Model:
+        """Return the model of this name. Without one, it is the default, or the one in memory, or the user chooses."""
+        models = [model for model in self.models() if model.writes]
+        if name is not None or not models or not (asks or models[0].is_found):
+            return self.model(name)
+        ready = [] if asks else [model for model in models if model.is_ready]
+        return ready[0] if ready else models[choose("model", [model.name for model in models])]
 
     def beside(self, main: Model) -> Model | None:
         """Return the smallest model that is in memory together with a larger one; None if there is none."""

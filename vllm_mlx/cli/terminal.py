@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,6 +92,16 @@ def confirm(what: str, *, is_sure: bool) -> None:
     print(f"{what} Go on? [y/N] ", end="", file=sys.stderr, flush=True)  # not among what --json prints
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandFailed("Nothing was removed.")
+
+
+def choose(what: str, names: Sequence[str]) -> int:
+    """Ask on a terminal for one of the names. Raises WrongUsage elsewhere, and for another answer."""
+    rows = [f"{number:3}  {name}" for number, name in enumerate(names, 1)]
+    print("\n".join(rows), f"Number of the {what}: ", sep="\n", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip() if sys.stdin.isatty() else ""
+    if not answer.isdecimal() or not 1 <= int(answer) <= len(names):
+        raise WrongUsage(f"Choose one of these with --{what}.")
+    return int(answer) - 1
 
 
 class ExitCode(IntEnum):
