@@ -14,7 +14,7 @@ from rich.console import Console
 
 from scripts.served import BenchmarkError
 
-from . import disk, guiding, serving, tables, thoughts, vision
+from . import disk, embeddings, guiding, serving, tables, thoughts, vision
 from .checkpoint import ARCHITECTURES, write_tiny
 from .figures import MLX_LM, Figure, Rival, measure, print_table, to_json
 
@@ -24,10 +24,12 @@ COMPARISONS: dict[str, Callable[[Path, Rival], AbstractContextManager[list[Figur
 }  # fmt: skip
 WORKLOADS: dict[str, Workloads] = {
     "vision": vision.prepared, "guided": guiding.prepared, "disk": disk.prepared, "reasoning": thoughts.prepared,
+    "embeddings": embeddings.prepared,
 }  # fmt: skip
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),
     "disk": disk.write_wide,
+    "embeddings": embeddings.write_tiny,
 }
 TABLES: dict[str, Callable[[Sequence[str]], None]] = {"device": tables.device, "keep": tables.keep}  # computed
 
