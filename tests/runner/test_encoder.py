@@ -168,3 +168,11 @@ def test_a_dense_layer_without_its_weights_is_told(tmp_path):
     (path / "2_Dense/model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match="2_Dense"):
         RunningEncoder(path)
+
+
+def test_modernbert_has_the_exact_activation(tmp_path):
+    model = RunningEncoder(make_encoder(tmp_path / "m", "modernbert")).model
+    part, x = model.module.layers[0].mlp, mx.random.normal((1, 5, 64))
+    value, gate = mx.split(part.Wi(x), 2, axis=-1)
+    expected = part.Wo(value * (1 + mx.erf(value / 2**0.5)) / 2 * gate)
+    np.testing.assert_allclose(np.array(part(x)), np.array(expected), atol=1e-6)
