@@ -22,7 +22,7 @@ HI: Any = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "m
 def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256, idle_prefill="off"))
     hangs, hang, decode = threading.Event(), threading.Event(), Runner.decode
 
     def hanging(self: Runner, plan: Any) -> Any:

@@ -27,7 +27,7 @@ class LaneTurns:
             for lane in coming:  # one that has used its head start lately gets no other one
                 self._served_s[lane] = max(self._served_s[lane], least_s)
         self._busy = set(busy)
-        return min(busy, key=lambda lane: self._served_s[lane])
+        return min(busy, key=self._served_s.__getitem__)
 
     def charge(self, lane: int, seconds: float, tenants: Mapping[int, Collection[str]]) -> None:
         """Note the time that a lane was served. `tenants`: those of each busy lane."""
