@@ -71,7 +71,9 @@ class EncoderRunner:
             rows.append(texts.ids[chunk.start : chunk.end])
             if texts.types is not None:
                 types.append(texts.types[chunk.start : chunk.end])
-        return np.array(self.model.encode(rows, types or None))
+        vectors = self.model.encode(rows, types or None)
+        mx.eval(vectors)  # numpy would hold the interpreter's lock while it waits, and the event loop with it
+        return np.array(vectors)
 
     def rest(self) -> None:
         """Give back the freed buffers that MLX keeps for the next step."""
