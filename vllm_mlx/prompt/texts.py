@@ -104,7 +104,7 @@ class TextTokenizer:
                 raise InvalidParameter(f"`{param}` must be {rule}.", param=param)
         for place, text in enumerate(inputs.texts):
             if not text or len(text) > MAX_TEXT_CHARS:
-                self._refuse(f"is empty, or longer than {MAX_TEXT_CHARS}", place)
+                self._refuse(f"is empty, or longer than {MAX_TEXT_CHARS} characters or ids", place)
             if not isinstance(text, str) and (scores or name is not None):
                 self._refuse(f"must be a text{'' if scores else ', since `prompt_name` is given'}", place)
             if not isinstance(text, str) and not 0 <= min(text) <= max(text) < self._vocab_size:
