@@ -43,10 +43,10 @@ class TextTokenizer:
         query = None if inputs.query is None else self._encode([inputs.query])[0]
         ids, types, ends = array("I"), array("B"), []
         for start, piece in _pieces(inputs.texts):
-            if deadline is not None:
-                deadline.check()
             encoded = iter(self._encode([prompt + text for text in piece if isinstance(text, str)]))
             for place, text in enumerate(piece, start):
+                if deadline is not None:
+                    deadline.check()  # a long query is copied for each text
                 if isinstance(text, str):
                     whole = self._whole(next(encoded), query, place, truncate=inputs.truncate)
                     ids.extend(whole.ids)
@@ -85,10 +85,13 @@ class TextTokenizer:
     def _check(self, inputs: TextInputs) -> None:
         facts, name, scores = self.facts, inputs.prompt_name, self.facts.task == "rerank"
         prompts = ", ".join(map(shown, facts.prompts)) if facts.prompts and not scores else "none"
+        short = f"at most {MAX_TEXT_CHARS} characters long"
         lengths = f"{facts.num_dimensions}{', or a length that the model declares' if facts.dimensions else ''}"
         for param, is_right, rule in (
             ("query", bool(inputs.query) if scores else inputs.query is None, "a text" if scores else "left out"),
+            ("query", len(inputs.query or "") <= MAX_TEXT_CHARS, short),
             ("instruction", inputs.instruction is None or facts.is_causal, "left out"),
+            ("instruction", len(inputs.instruction or "") <= MAX_TEXT_CHARS, short),
             (
                 "prompt_name",
                 name is None or (name in facts.prompts and not scores),
@@ -101,7 +104,7 @@ class TextTokenizer:
                 raise InvalidParameter(f"`{param}` must be {rule}.", param=param)
         for place, text in enumerate(inputs.texts):
             if not text or len(text) > MAX_TEXT_CHARS:
-                self._refuse(f"is empty, or longer than {MAX_TEXT_CHARS}", place)
+                self._refuse(f"is empty, or longer than {MAX_TEXT_CHARS} characters or ids", place)
             if not isinstance(text, str) and (scores or name is not None):
                 self._refuse(f"must be a text{'' if scores else ', since `prompt_name` is given'}", place)
             if not isinstance(text, str) and not 0 <= min(text) <= max(text) < self._vocab_size:
