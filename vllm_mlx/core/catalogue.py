@@ -46,6 +46,7 @@ class Found:
     task: ModelTask = "not served"
     fault: str | None = None  # why it is not served
     position: int | None = None  # of its entry; None before it was asked for
+    changed_ns: int = 0  # when the last of its files changed, in content or rights
 
 
 @dataclass(slots=True)

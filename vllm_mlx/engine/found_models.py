@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,12 @@ class FoundModels:
 
     async def need(self, name: str | None) -> None:
         """Make a model of the checkpoint that a request names. Raises RequestError if that cannot be served."""
-        if (found := self._models.on_disk(name)) is None or found.position is not None:
+        found, num_named = self._models.on_disk(name), len(self._models.named)
+        at = None if found is None else found.position
+        if at is not None and at >= num_named and self._engine.state_of(at) in ("unloaded", "failed"):
+            await self.look()  # its files may have changed
+            found = self._models.on_disk(name)
+        if found is None or found.position is not None:
             return
         async with self._adding:
             if found.fault is None and found.position is None:
@@ -53,11 +59,12 @@ class FoundModels:
         models = [entry.config.model for entry in named]
         own = {key: at for at, one in enumerate(models) for key in (one, str(Path(one).expanduser().resolve()))}
         shorts = [each.name.rpartition("/")[2] for each in found]
-        taken = [*shorts, *(name for entry in named for name in entry.names)]
+        taken = Counter([*shorts, *(each.name for each in found), *(name for one in named for name in one.names)])
         for each, short in zip(found, shorts, strict=True):
-            each.position = own.get(each.name, own.get(str(each.folder), each.position))
-            each.names = (short, each.name) if taken.count(short) == 1 else (each.name,)
-        self._models.found = tuple(found)
+            if (at := own.get(each.name, own.get(str(each.folder)))) is not None:
+                each.position = at
+            each.names = tuple(name for name in (short, each.name) if taken[name] == 1)
+        self._models.found = tuple(each for each in found if each.names)
 
     def _read(self, found: Found) -> Found:
         """Read the headers, or return what is known of files that have not changed."""
@@ -66,8 +73,11 @@ class FoundModels:
             check_links(folder, self._folders)
             files = [each for each in (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if each.is_file()]
             stats = sorted((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-            if (same := self._known.get((folder, tuple(stats)))) is not None:
+            changed_ns = max((file.stat().st_ctime_ns for file in files), default=0)  # also by chmod
+            same = self._known.get((folder, tuple(stats)))
+            if same is not None and (same.fault is None or same.changed_ns == changed_ns):
                 return same
+            found.changed_ns = changed_ns
             checkpoint = read_checkpoint(folder, inside=self._folders)
             found.file_bytes, found.max_model_len = checkpoint.file_bytes, checkpoint.max_model_len
             shards = [shard[1] for file in files if (shard := _SHARD.fullmatch(file.name)) is not None]
