@@ -223,7 +223,6 @@ def test_a_fault_that_a_load_met_is_forgotten_when_the_files_are_mended(tmp_path
         for content, code in ((whole[:-1] + b" ", 503), (whole, 200)):
             tokenizer.write_bytes(content)
             os.utime(tokenizer, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-            cards(client)
             assert ask(client, "one").status_code == code
 
 

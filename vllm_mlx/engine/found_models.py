@@ -38,10 +38,8 @@ class FoundModels:
 
     async def need(self, name: str | None) -> None:
         """Make a model of the checkpoint that a request names. Raises RequestError if that cannot be served."""
-        found, num_named = self._models.on_disk(name), len(self._models.named)
-        at = None if found is None else found.position
-        if at is not None and at >= num_named and self._engine.state_of(at) in ("unloaded", "failed"):
-            await self.look()  # its files may have changed
+        if (found := self._models.on_disk(name)) is not None and self._may_be_stale(found):
+            await self.look()
             found = self._models.on_disk(name)
         if found is None or found.position is not None:
             return
@@ -52,6 +50,12 @@ class FoundModels:
             if found.task != "not served":
                 raise InvalidParameter(f"{found.name} is not served. {found.fault}", param="model")
             raise ModelUnavailable(f"{found.name} cannot be read. {found.fault}", retry_after_s=_RETRY_S)
+
+    def _may_be_stale(self, found: Found) -> bool:
+        """Return whether a request reads the files of a checkpoint that may have changed since the last look."""
+        at = found.position
+        is_found = at is not None and at >= len(self._models.named)
+        return found.fault is not None or (is_found and self._engine.state_of(at or 0) in ("unloaded", "failed"))
 
     def _look(self) -> None:
         named = self._models.named
