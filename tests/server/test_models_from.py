@@ -238,6 +238,15 @@ def test_entries_that_lead_nowhere_and_names_without_text_disturb_no_other_check
         assert ask(client, "loop").status_code == 503 and said(ask(client, "one"))
 
 
+def test_a_folder_that_is_not_there_yet_is_named_at_the_start_and_serves_once_it_comes(tmp_path: Path) -> None:
+    folder, log = tmp_path / "later", tmp_path / "log"
+    with log.open("w") as stderr, command("--models-from", str(folder), stderr=stderr) as (_, printed):
+        assert f"{folder}: there is no such folder now" in log.read_text()
+        place(folder, "one")
+        with http(printed) as client:
+            assert cards(client).keys() == {"one"} and said(ask(client, "one"))
+
+
 def test_encoders_are_found_with_their_tasks(tmp_path: Path) -> None:
     make_encoder(tmp_path / "vectors", "bert")
     make_encoder(tmp_path / "scores", "bert", task="rerank", pooling=None)
@@ -252,7 +261,10 @@ def test_encoders_are_found_with_their_tasks(tmp_path: Path) -> None:
         assert answer.status_code == 200 and len(answer.json()["data"]) == 2
         body = {"model": "scores", "query": "one", "documents": ["two"]}
         assert client.post("/v1/rerank", json=body).status_code == 200
-        assert ask(client, "vectors").status_code == 400
+        answer = ask(client, "vectors")
+        assert answer.status_code == 400 and "start it with one more model" in answer.text
+        place(tmp_path, "words", "vision:qwen3_vl")
+        assert cards(client)["words"]["task"] == "vision" and "Here `words` can" in ask(client, "vectors").text
         states = {name: (card["task"], card["state"]) for name, card in cards(client).items()}
         assert states["vectors"] == ("embedding", "ready") and states["scores"] == ("rerank", "ready")
 

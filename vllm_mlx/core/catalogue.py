@@ -89,6 +89,11 @@ class Catalogue:
         others = [each for each in self.found if each.position is None or each.position >= len(self.named)]
         return sorted(others, key=lambda each: (each.fault is not None, each.position is None, each.position))
 
+    def of_task(self, task: str) -> list[str]:
+        """Return the names of checkpoints that can be served and have this task, or write texts for "chat"."""
+        tasks = {"chat", "completion", "vision"} if task == "chat" else {task}
+        return [each.names[0] for each in self.others if each.fault is None and each.task in tasks]
+
     def on_disk(self, name: str | None) -> Found | None:
         return next((each for each in self.found if name in each.names), None)
 

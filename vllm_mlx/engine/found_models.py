@@ -1,6 +1,7 @@
 """Checkpoints in the folders of `models_from`: a list that follows the disk, and models of those that are asked for."""
 
 import asyncio
+import logging
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,7 +11,7 @@ from ..core.catalogue import Catalogue, Entry, Found, ModelTask
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, InvalidParameter, ModelLoadError, ModelUnavailable
 from ..formats.tokenizer import read_json
-from ..runner.checkpoint import Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
+from ..runner.checkpoint import HUB, Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
 from ..runner.encoder_checkpoint import read_encoder
 from .client import EngineClient
 from .engine import LLMEngine
@@ -18,6 +19,7 @@ from .lane import ServedModel
 from .loading import OpenDisk, Source, front_of, load, prepared
 from .sizing import budget_of
 
+logger = logging.getLogger(__name__)
 _RETRY_S = 30.0
 _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
@@ -28,6 +30,9 @@ class FoundModels:
         self._engine, self._models, self._config, self._disk = engine, models, config, disk
         pinned = (front.info.weights_bytes for front, one in zip(engine.fronts, models.entries, strict=True) if one.pin)
         self._budget, self._folders = budget_of(config, sum(pinned)), folders_of(models.places)
+        for place in models.places:
+            if place != HUB and not Path(place).expanduser().is_dir():
+                logger.warning("--models-from %s: there is no such folder now. Models are served once it comes.", place)
         self._known: dict[tuple[Path, object], Found] = {}  # by folder, and by names, times and sizes of its files
         self._looking, self._adding = asyncio.Lock(), asyncio.Lock()
         self._look()
