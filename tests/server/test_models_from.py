@@ -209,8 +209,15 @@ def test_a_model_that_changed_on_disk_is_loaded_as_it_is_now(tmp_path: Path) -> 
         shutil.rmtree(tmp_path / "one")
         place(tmp_path, "one", "llama")
         assert said(ask(client, "one")) == first, "the weights in memory serve on"
-        client.post("/v1/models/one/unload?wait=true")
+        cards(client)
         assert said(ask(client, "one")) != first
+        eventually(lambda: [row["state"] for row in client.get("/v1/status").json()["models"]] == ["unloaded", "ready"])
+        samples = [line.rpartition(" ")[0] for line in client.get("/metrics").text.splitlines() if line[0] != "#"]
+        assert len(samples) == len(set(samples))
+        shutil.rmtree(tmp_path / "one")
+        place(tmp_path, "one")
+        client.post("/v1/models/one/unload?wait=true")
+        assert said(ask(client, "one")) == first
         client.post("/v1/models/one/unload?wait=true")
         shutil.rmtree(tmp_path / "one")
         assert ask(client, "one").status_code == 404

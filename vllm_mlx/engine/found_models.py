@@ -4,12 +4,13 @@ import asyncio
 import logging
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ..core.catalogue import Catalogue, Entry, Found, ModelTask
 from ..core.config import EngineConfig
-from ..core.errors import ConfigError, InvalidParameter, ModelLoadError, ModelUnavailable
+from ..core.errors import ConfigError, InvalidParameter, ModelBusy, ModelLoadError, ModelUnavailable
 from ..formats.tokenizer import read_json
 from ..runner.checkpoint import HUB, Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
 from ..runner.encoder_checkpoint import read_encoder
@@ -58,9 +59,9 @@ class FoundModels:
 
     def _may_be_stale(self, found: Found) -> bool:
         """Return whether a request reads the files of a checkpoint that may have changed since the last look."""
-        at = found.position
-        is_found = at is not None and at >= len(self._models.named)
-        return found.fault is not None or (is_found and self._engine.state_of(at or 0) in ("unloaded", "failed"))
+        at = -1 if found.position is None else found.position
+        is_out = at >= len(self._models.named) and self._engine.state_of(at) in ("unloaded", "failed")
+        return is_out or found.fault is not None
 
     def _look(self) -> None:
         named = self._models.named
@@ -82,11 +83,10 @@ class FoundModels:
             check_links(folder, self._folders)
             files = [each for each in (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if each.is_file()]
             stats = sorted((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-            changed_ns = max((file.stat().st_ctime_ns for file in files), default=0)  # also by chmod
+            found.changed_ns = max((file.stat().st_ctime_ns for file in files), default=0)  # also by chmod
             same = self._known.get((folder, tuple(stats)))
-            if same is not None and (same.fault is None or same.changed_ns == changed_ns):
+            if same is not None and (same.fault is None or same.changed_ns == found.changed_ns):
                 return same
-            found.changed_ns = changed_ns
             checkpoint = read_checkpoint(folder, inside=self._folders)
             found.file_bytes, found.max_model_len = checkpoint.file_bytes, checkpoint.max_model_len
             shards = [shard[1] for file in files if (shard := _SHARD.fullmatch(file.name)) is not None]
@@ -119,6 +119,10 @@ class FoundModels:
         engine.add(front, model.residence)
         found.position = len(models.entries)
         models.entries += (Entry(config=source.config, name=source.name),)
+        for at, one in enumerate(models.entries[:-1]):
+            if at >= len(models.named) and one.config.model == source.config.model:  # its files were replaced
+                with suppress(ModelBusy):
+                    await engine.unload_model(at, wait=False)
 
     def _prepared(self, found: Found) -> Source:
         config = self._models.config_of_found or EngineConfig(model="")
