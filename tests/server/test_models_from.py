@@ -1,5 +1,7 @@
 """`serve --models-from`: every checkpoint in a folder by its name, loaded when it is asked for, and nothing outside."""
 
+import json
+import os
 import random
 import shutil
 import sys
@@ -185,6 +187,73 @@ def test_named_models_keep_their_settings_and_are_found_as_themselves(tmp_path: 
         assert [row["name"] for row in client.get("/v1/status").json()["models"]] == ["main", "two"]
 
 
+def test_a_name_of_a_named_model_stands_for_that_one_alone(tmp_path: Path) -> None:
+    place(tmp_path, "org/one")
+    place(tmp_path, "org/two", "llama")
+    away = place(tmp_path / "far/from/here", "away", "smollm3")
+    with served(f"org/one={away}", "--models-from", tmp_path) as client:
+        listed = client.get("/v1/models").json()["data"]
+        assert [(card["id"], Path(card["root"]).name) for card in listed] == [
+            ("org/one", "away"), ("one", "one"), ("two", "two"),
+        ]  # fmt: skip
+        assert client.get("/v1/models/org/one").json()["root"] == str(away)
+        said(ask(client, "org/one"))
+        assert len(client.get("/v1/status").json()["models"]) == 1, "no other model is made for this request"
+        said(ask(client, "one"))
+
+
+def test_a_model_that_changed_on_disk_is_loaded_as_it_is_now(tmp_path: Path) -> None:
+    place(tmp_path, "one")
+    with served("--models-from", tmp_path) as client:
+        first = said(ask(client, "one"))
+        shutil.rmtree(tmp_path / "one")
+        place(tmp_path, "one", "llama")
+        assert said(ask(client, "one")) == first, "the weights in memory serve on"
+        cards(client)
+        assert said(ask(client, "one")) != first
+        eventually(lambda: [row["state"] for row in client.get("/v1/status").json()["models"]] == ["unloaded", "ready"])
+        samples = [line.rpartition(" ")[0] for line in client.get("/metrics").text.splitlines() if line[0] != "#"]
+        assert len(samples) == len(set(samples))
+        shutil.rmtree(tmp_path / "one")
+        place(tmp_path, "one")
+        client.post("/v1/models/one/unload?wait=true")
+        assert said(ask(client, "one")) == first
+        client.post("/v1/models/one/unload?wait=true")
+        shutil.rmtree(tmp_path / "one")
+        assert ask(client, "one").status_code == 404
+
+
+def test_a_fault_that_a_load_met_is_forgotten_when_the_files_are_mended(tmp_path: Path) -> None:
+    tokenizer = place(tmp_path, "one") / "tokenizer.json"
+    whole, stat = tokenizer.read_bytes(), tokenizer.stat()
+    with served("--models-from", tmp_path) as client:
+        for content, code in ((whole[:-1] + b" ", 503), (whole, 200)):
+            tokenizer.write_bytes(content)
+            os.utime(tokenizer, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            assert ask(client, "one").status_code == code
+
+
+def test_entries_that_lead_nowhere_and_names_without_text_disturb_no_other_checkpoint(tmp_path: Path) -> None:
+    place(tmp_path, "one")
+    (place(tmp_path, "loop") / "again.json").symlink_to("again.json")
+    (tmp_path / "self").symlink_to("self")
+    if sys.platform == "linux":  # other systems have no such names
+        shutil.copytree(tmp_path / "one", tmp_path / os.fsdecode(b"no\xfftext"))
+    with served("--models-from", tmp_path) as client:
+        listed = cards(client)
+        assert listed.keys() == {"one", "loop"} and "leads to itself" in listed["loop"]["cause"]
+        assert ask(client, "loop").status_code == 503 and said(ask(client, "one"))
+
+
+def test_a_folder_that_is_not_there_yet_is_named_at_the_start_and_serves_once_it_comes(tmp_path: Path) -> None:
+    folder, log = tmp_path / "later", tmp_path / "log"
+    with log.open("w") as stderr, command("--models-from", str(folder), stderr=stderr) as (_, printed):
+        assert f"{folder}: there is no such folder now" in log.read_text()
+        place(folder, "one")
+        with http(printed) as client:
+            assert cards(client).keys() == {"one"} and said(ask(client, "one"))
+
+
 def test_encoders_are_found_with_their_tasks(tmp_path: Path) -> None:
     make_encoder(tmp_path / "vectors", "bert")
     make_encoder(tmp_path / "scores", "bert", task="rerank", pooling=None)
@@ -199,7 +268,10 @@ def test_encoders_are_found_with_their_tasks(tmp_path: Path) -> None:
         assert answer.status_code == 200 and len(answer.json()["data"]) == 2
         body = {"model": "scores", "query": "one", "documents": ["two"]}
         assert client.post("/v1/rerank", json=body).status_code == 200
-        assert ask(client, "vectors").status_code == 400
+        answer = ask(client, "vectors")
+        assert answer.status_code == 400 and "start it with one more model" in answer.text
+        place(tmp_path, "words", "vision:qwen3_vl")
+        assert cards(client)["words"]["task"] == "vision" and "Here `words` can" in ask(client, "vectors").text
         states = {name: (card["task"], card["state"]) for name, card in cards(client).items()}
         assert states["vectors"] == ("embedding", "ready") and states["scores"] == ("rerank", "ready")
 
@@ -277,13 +349,21 @@ def test_no_file_outside_the_named_places_is_opened(tmp_path: Path) -> None:
     (outside / "org/snapshots/abc").mkdir(parents=True)
     (outside / "org/snapshots/abc/config.json").touch()
     (inside / "models--org--hub").symlink_to(outside / "org")
+    modules = make_encoder(inside / "org/modules", "bert", normalize=False) / "modules.json"
+    kinds = {"Transformer": "", "Pooling": "../../../outside/org/secret"}
+    modules.write_text(json.dumps([{"type": kind, "path": path} for kind, path in kinds.items()]))
+    index = place(inside, "org/index", "vision:qwen3_vl") / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../../../outside/org/secret/model.safetensors"}}))
     away = f"{outside}/org/secret"
     with traced(inside, outside, log) as client:
         listed = cards(client)
-        assert {name for name, card in listed.items() if card["state"] == "unloaded"} == {"kept", "link"}
+        assert {name for name, card in listed.items() if card["state"] == "unloaded"} == {
+            "kept", "link", "index",
+        }  # fmt: skip
         assert all("a link that leads out" in listed[name]["cause"] for name in ("file", "folder"))
         assert said(ask(client, "link")), "a link inside is followed"
-        for name in ("file", "folder", "inside/folder"):
+        assert said(ask(client, "index")), "what its index names is not read"
+        for name in ("file", "folder", "inside/folder", "modules"):
             assert ask(client, name).status_code == 503
         for name in ("../outside/org/secret", away, "org/../../outside/org/secret", "~/secret", "org/secret", "."):
             for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):

@@ -46,6 +46,7 @@ class Found:
     task: ModelTask = "not served"
     fault: str | None = None  # why it is not served
     position: int | None = None  # of its entry; None before it was asked for
+    changed_ns: int = 0  # when the last of its files changed, in content or rights
 
 
 @dataclass(slots=True)
@@ -87,6 +88,11 @@ class Catalogue:
         """Return the checkpoints that nobody named: those that were asked for, others, and those not served."""
         others = [each for each in self.found if each.position is None or each.position >= len(self.named)]
         return sorted(others, key=lambda each: (each.fault is not None, each.position is None, each.position))
+
+    def of_task(self, task: str) -> list[str]:
+        """Return the names of checkpoints that can be served and have this task, or write texts for "chat"."""
+        tasks = {"chat", "completion", "vision"} if task == "chat" else {task}
+        return [each.names[0] for each in self.others if each.fault is None and each.task in tasks]
 
     def on_disk(self, name: str | None) -> Found | None:
         return next((each for each in self.found if name in each.names), None)

@@ -1,15 +1,18 @@
 """Checkpoints in the folders of `models_from`: a list that follows the disk, and models of those that are asked for."""
 
 import asyncio
+import logging
 import re
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ..core.catalogue import Catalogue, Entry, Found, ModelTask
 from ..core.config import EngineConfig
-from ..core.errors import ConfigError, InvalidParameter, ModelLoadError, ModelUnavailable
+from ..core.errors import ConfigError, InvalidParameter, ModelBusy, ModelLoadError, ModelUnavailable
 from ..formats.tokenizer import read_json
-from ..runner.checkpoint import Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
+from ..runner.checkpoint import HUB, Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
 from ..runner.encoder_checkpoint import read_encoder
 from .client import EngineClient
 from .engine import LLMEngine
@@ -17,6 +20,7 @@ from .lane import ServedModel
 from .loading import OpenDisk, Source, front_of, load, prepared
 from .sizing import budget_of
 
+logger = logging.getLogger(__name__)
 _RETRY_S = 30.0
 _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
@@ -27,6 +31,9 @@ class FoundModels:
         self._engine, self._models, self._config, self._disk = engine, models, config, disk
         pinned = (front.info.weights_bytes for front, one in zip(engine.fronts, models.entries, strict=True) if one.pin)
         self._budget, self._folders = budget_of(config, sum(pinned)), folders_of(models.places)
+        for place in models.places:
+            if place != HUB and not Path(place).expanduser().is_dir():
+                logger.warning("--models-from %s: there is no such folder now. Models are served once it comes.", place)
         self._known: dict[tuple[Path, object], Found] = {}  # by folder, and by names, times and sizes of its files
         self._looking, self._adding = asyncio.Lock(), asyncio.Lock()
         self._look()
@@ -37,7 +44,10 @@ class FoundModels:
 
     async def need(self, name: str | None) -> None:
         """Make a model of the checkpoint that a request names. Raises RequestError if that cannot be served."""
-        if (found := self._models.on_disk(name)) is None or found.position is not None:
+        if (found := self._models.on_disk(name)) is not None and self._may_be_stale(found):
+            await self.look()
+            found = self._models.on_disk(name)
+        if found is None or found.position is not None:
             return
         async with self._adding:
             if found.fault is None and found.position is None:
@@ -47,17 +57,24 @@ class FoundModels:
                 raise InvalidParameter(f"{found.name} is not served. {found.fault}", param="model")
             raise ModelUnavailable(f"{found.name} cannot be read. {found.fault}", retry_after_s=_RETRY_S)
 
+    def _may_be_stale(self, found: Found) -> bool:
+        """Return whether a request reads the files of a checkpoint that may have changed since the last look."""
+        at = -1 if found.position is None else found.position
+        is_out = at >= len(self._models.named) and self._engine.state_of(at) in ("unloaded", "failed")
+        return is_out or found.fault is not None
+
     def _look(self) -> None:
         named = self._models.named
         found = [self._read(Found(name=name, folder=folder)) for name, folder in checkpoints(self._folders)]
         models = [entry.config.model for entry in named]
         own = {key: at for at, one in enumerate(models) for key in (one, str(Path(one).expanduser().resolve()))}
         shorts = [each.name.rpartition("/")[2] for each in found]
-        taken = [*shorts, *(name for entry in named for name in entry.names)]
+        taken = Counter([*shorts, *(each.name for each in found), *(name for one in named for name in one.names)])
         for each, short in zip(found, shorts, strict=True):
-            each.position = own.get(each.name, own.get(str(each.folder), each.position))
-            each.names = (short, each.name) if taken.count(short) == 1 else (each.name,)
-        self._models.found = tuple(found)
+            if (at := own.get(each.name, own.get(str(each.folder)))) is not None:
+                each.position = at
+            each.names = tuple(name for name in (short, each.name) if taken[name] == 1)
+        self._models.found = tuple(each for each in found if each.names)
 
     def _read(self, found: Found) -> Found:
         """Read the headers, or return what is known of files that have not changed."""
@@ -66,7 +83,9 @@ class FoundModels:
             check_links(folder, self._folders)
             files = [each for each in (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if each.is_file()]
             stats = sorted((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-            if (same := self._known.get((folder, tuple(stats)))) is not None:
+            found.changed_ns = max((file.stat().st_ctime_ns for file in files), default=0)  # also by chmod
+            same = self._known.get((folder, tuple(stats)))
+            if same is not None and (same.fault is None or same.changed_ns == found.changed_ns):
                 return same
             checkpoint = read_checkpoint(folder, inside=self._folders)
             found.file_bytes, found.max_model_len = checkpoint.file_bytes, checkpoint.max_model_len
@@ -100,6 +119,10 @@ class FoundModels:
         engine.add(front, model.residence)
         found.position = len(models.entries)
         models.entries += (Entry(config=source.config, name=source.name),)
+        for at, one in enumerate(models.entries[:-1]):
+            if at >= len(models.named) and one.config.model == source.config.model:  # its files were replaced
+                with suppress(ModelBusy):
+                    await engine.unload_model(at, wait=False)
 
     def _prepared(self, found: Found) -> Source:
         config = self._models.config_of_found or EngineConfig(model="")

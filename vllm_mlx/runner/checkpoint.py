@@ -133,7 +133,8 @@ def _checkpoints_in(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [each for each in _entries(folder) if each.is_dir()]
+    """Return the folders in a folder whose names can be written as text."""
+    return [each for each in _entries(folder) if each.name.isprintable() and each.is_dir()]
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -169,7 +170,11 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
 def check_links(path: Path, inside: Sequence[Path]) -> None:
     """Raise ModelLoadError for a link to a checkpoint, or in it, that leads out of the folders."""
     for entry in chain([path], path.glob("*"), path.glob("*/*")) if inside else ():
-        if not any(entry.resolve().is_relative_to(folder) for folder in inside):
+        try:
+            target = entry.resolve()
+        except RuntimeError as error:
+            raise ModelLoadError(f"{entry} is a link that leads to itself. Remove it.") from error
+        if not any(target.is_relative_to(folder) for folder in inside):
             raise ModelLoadError(f"{entry} is a link that leads out of the folders in which models are looked for.")
 
 

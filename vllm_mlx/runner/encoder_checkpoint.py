@@ -55,6 +55,8 @@ class _Reader:
         file, signs = self._path / "modules.json", ("1_Pooling/config.json", "config_sentence_transformers.json")
         has_pooling, has_named = ((self._path / name).is_file() for name in signs)
         listed = [(each["type"], each["path"]) for each in json.loads(file.read_bytes())] if file.is_file() else []
+        if outside := [folder for _, folder in listed if folder == ".." or "/" in folder]:
+            self._refuse(f"has a module in {outside[0]}, and modules lie in folders of the checkpoint")
         self._modules = [(re.sub(r"^sentence_transformers\..*\.", "", kind), folder) for kind, folder in listed]
         self._has_files = bool(listed) or has_pooling or has_named
         if has_pooling and not listed:

@@ -72,6 +72,8 @@ def index_fault(folder: Path) -> str | None:
     try:
         index = read_json(folder / INDEX)
         places = index.get("weight_map", {})
+        if any("/" in name for name in places.values()):
+            return f"{INDEX} names files of other folders"
         if missing := [name for name in sorted(set(places.values())) if not (folder / name).is_file()]:
             return f"{INDEX} names {missing[0]}, which is not there"
         if places.keys() - {tensor for name in set(places.values()) for tensor in tensors_of(folder / name)}:

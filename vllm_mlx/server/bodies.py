@@ -225,6 +225,7 @@ class Call(ABC, Generic[B, D]):
         model, position = config.models.resolve(fitting[0] if body.model is None and fitting else body.model)
         front = engine.fronts[position]
         if front.info.task != body.task:
+            fitting = fitting or config.models.of_task(body.task)
             raise InvalidParameter(_other_task(model, front.info.task, body.task, fitting), param="model")
         return cls(body, model, front, config, **more)
 

@@ -477,7 +477,7 @@ def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | 
     async def list_models(http: HTTPRequest) -> Response:
         if found is not None:
             await found.look()
-        names = [name for entry in models.named for name in entry.names] + [each.name for each in models.others]
+        names = [name for entry in models.named for name in entry.names] + [each.names[0] for each in models.others]
         cards = [card(name, http.scope) for name in names]
         ids: list[Any] = [each.id for each in cards] or [None]
         return as_json(ModelList(data=cards, first_id=ids[0], last_id=ids[-1]))

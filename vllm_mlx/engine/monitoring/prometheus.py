@@ -58,7 +58,7 @@ def _samples(figure: Figure, value: Any) -> Iterator[tuple[str, Mapping[str, str
 
 def _sections(moment: Moment) -> Iterator[tuple[str, Readings]]:
     """Yield the name of a model with figures of it. The figures of the process have the first model's name."""
-    report, models = moment.report, moment.models
+    report, models = moment.report, [*{one[0]: one for one in moment.models}.values()]  # the last of each name
     first = models[0][0] if models else ""
     yield from ((name, _vllm(moment, lane, totals)) for name, lane, totals in models)
     yield first, iter([(Figure("info", "build", "Versions of the server and its libraries."), build_facts())])
