@@ -74,7 +74,7 @@ def test_a_document_that_is_too_long_is_refused_or_cut_and_the_form_stays(tokeni
     short, cut = prompts(tokenizer, ("a", "fox " * 600), "q", facts, truncate=True)
     assert short == reference_ids(folder, "q", "a")
     assert len(cut) == 300 and cut[:200] == whole[:200] and cut[-10:] == whole[-10:]
-    with pytest.raises(InvalidParameter, match=r"documents\[0\].* tokens with the query"):
+    with pytest.raises(InvalidParameter, match=r"`query` has .* with its instruction"):
         prompts(tokenizer, ("a",), "long " * 500, facts, truncate=True)
 
 

@@ -41,6 +41,9 @@ class TextTokenizer:
         self._check(inputs)
         prompt = self.facts.prompts.get(inputs.prompt_name or self.facts.default_prompt or "", "")
         query = None if inputs.query is None else self._encode([inputs.query])[0]
+        num_query = 0 if query is None else len(query)
+        if query is not None:
+            query.truncate(self.facts.max_tokens)  # each text copies it
         ids, types, ends = array("I"), array("B"), []
         for start, piece in _pieces(inputs.texts):
             encoded = iter(self._encode([prompt + text for text in piece if isinstance(text, str)]))
@@ -48,7 +51,7 @@ class TextTokenizer:
                 if deadline is not None:
                     deadline.check()  # a long query is copied for each text
                 if isinstance(text, str):
-                    whole = self._whole(next(encoded), query, place, truncate=inputs.truncate)
+                    whole = self._whole(next(encoded), query, num_query, place, truncate=inputs.truncate)
                     ids.extend(whole.ids)
                     types.extend(whole.type_ids)
                 else:
@@ -57,13 +60,16 @@ class TextTokenizer:
                 ends.append(len(ids))
         return TokenizedTexts(ids=ids, ends=tuple(ends), types=types if self._has_types and any(types) else None)
 
-    def _whole(self, text: Encoding, query: Encoding | None, place: int, *, truncate: bool) -> Encoding:
-        """Return the text with special tokens, behind the query if there is one. The longer one is cut first."""
-        num_query, num_text = 0 if query is None else len(query), len(text)
+    def _whole(self, text: Encoding, query: Encoding | None, num_query: int, place: int, *, truncate: bool) -> Encoding:
+        """Return the text with special tokens, behind the query if there is one. The longer one is cut first.
+
+        `num_query`: tokens of the whole query, of which `query` has as many as the model reads.
+        """
+        num_text = len(text)
         most = self._room(num_query + num_text + self._num_special, place, truncate=truncate) - self._num_special
         num_kept = min(num_query, max(most - num_text, (most + (num_query > num_text)) // 2))
         text.truncate(most - num_kept)
-        if query is not None and num_kept < num_query:
+        if query is not None and num_kept < len(query):
             query = Encoding.merge([query])  # a copy, since other texts have the same query
             query.truncate(num_kept)
         whole = self._backend.post_process(text) if query is None else self._backend.post_process(query, text)
@@ -144,12 +150,14 @@ class RerankPrompts(TextTokenizer):
         instruction = inputs.instruction or self.facts.prompts.get(self.facts.default_prompt or "") or _INSTRUCTION
         parts = [begin + self._plain(f"<Instruct>: {instruction}\n<Query>: {inputs.query}\n<Document>:")]
         num_added = len(parts[0]) + len(end) + 1  # with the answer
-        room = max(0, self.facts.max_tokens - num_added)
+        if (room := self.facts.max_tokens - num_added) <= 0:
+            fault = f"has {num_added} tokens with its instruction, and the model reads {self.facts.max_tokens}"
+            raise InvalidParameter(f"`query` {fault}. Shorten it.", param="query")
         for place, text in enumerate(inputs.texts):
             if deadline is not None:
                 deadline.check()
             ids = self._plain(f" {text}")
-            self._room(num_added + len(ids), place, truncate=inputs.truncate and room > 0)
+            self._room(num_added + len(ids), place, truncate=inputs.truncate)
             parts.append([*ids[:room], *end])
         joined = array("I", chain(*parts))
         return TokenizedTexts(ids=joined, ends=tuple(accumulate(map(len, parts))), answer_ids=self._answers)
