@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.catalogue import Catalogue, Entry, Found, ModelTask
 from ..core.config import EngineConfig
-from ..core.errors import ConfigError, InvalidParameter, ModelBusy, ModelLoadError, ModelUnavailable
+from ..core.errors import ConfigError, InvalidParameter, ModelBusy, ModelLoadError, ModelUnavailable, setting
 from ..formats.tokenizer import read_json
 from ..runner.checkpoint import HUB, Checkpoint, check_links, checkpoints, folders_of, read_checkpoint
 from ..runner.encoder_checkpoint import read_encoder
@@ -33,7 +33,8 @@ class FoundModels:
         self._budget, self._folders = budget_of(config, sum(pinned)), folders_of(models.places)
         for place in models.places:
             if place != HUB and not Path(place).expanduser().is_dir():
-                logger.warning("--models-from %s: there is no such folder now. Models are served once it comes.", place)
+                message = "%s %s: there is no such folder now. Its models are served once it comes."
+                logger.warning(message, setting("models_from"), place)
         self._known: dict[tuple[Path, object], Found] = {}  # by folder, and by names, times and sizes of its files
         self._looking, self._adding = asyncio.Lock(), asyncio.Lock()
         self._look()
