@@ -18,7 +18,7 @@ from tests.support.encoders import make_encoder
 from .figures import OURS, Aim, Figure
 
 THEIRS = "mlx-vlm server"
-_BATCH, _NUM_REQUESTS, _CLIENTS = 64, 16, 4
+_BATCH, _NUM_REQUESTS, _CLIENTS = 64, 2, 2
 _WORDS = "the quick brown fox jumps over a lazy dog while it rains in spring".split()  # noqa: SIM905
 
 
