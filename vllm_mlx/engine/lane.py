@@ -62,9 +62,12 @@ class Lane:
 
     @property
     def wanted_s(self) -> float:
-        """Return the slack that other lanes should have for its next step. A chunk is worth most of a stall budget."""
-        prefill = self.scheduler.prefill
-        return prefill.decode_s + (_CHUNK_SHARE * prefill.stall_s if prefill.is_prefilling else 0.0)
+        """Return the slack that other lanes should have for its next step. A chunk is worth most of a stall budget.
+
+        A unit of an encoder is worth all of it, so that replies decode between two units.
+        """
+        prefill, share = self.scheduler.prefill, 1.0 if isinstance(self.runner, EncoderRunner) else _CHUNK_SHARE
+        return prefill.decode_s + (share * prefill.stall_s if prefill.is_prefilling else 0.0)
 
     def pace(self, slack_s: float | None) -> None:
         """Bound the chunks of the next step by the slack of other busy lanes. With None, nothing else is busy."""
