@@ -75,7 +75,7 @@ def wait_until(condition: object, what: str) -> None:
 
 def answers(port: int) -> bool:
     """Once something listens on the port, this waits for its reply."""
-    with contextlib.suppress(httpx.ConnectError):
+    with contextlib.suppress(httpx.TransportError):  # also of a server that is just ending
         return httpx.get(
             f"http://127.0.0.1:{port}/health", timeout=_PATIENCE_S, trust_env=False, verify=False
         ).is_success
