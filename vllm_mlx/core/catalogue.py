@@ -85,7 +85,7 @@ class Catalogue:
 
     @property
     def others(self) -> list[Found]:
-        """Return the checkpoints that nobody named: those that were asked for, others, and those not served."""
+        """Return the checkpoints that no entry names: those that were asked for, others, and those not served."""
         others = [each for each in self.found if each.position is None or each.position >= len(self.named)]
         return sorted(others, key=lambda each: (each.fault is not None, each.position is None, each.position))
 

@@ -5,7 +5,9 @@ so the rows that are decoded sample in every way that replies do, and one is mas
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -48,6 +50,20 @@ class Calibration:
     half_share: float = 1.0  # seconds of a chunk of half as many tokens as the shorter probe ÷ those of that probe
     long_probe_s: float | None = None  # seconds of a chunk of 1,024 tokens, for a mixture of experts
 
+    @classmethod
+    def of(
+        cls, short_s: float, probe_s: float, peak_bytes: int, attention: Iterable[AttentionShape], **more: Any
+    ) -> "Calibration":
+        """Take the seconds of the short probe and of the longer one, and the bytes of the longer one at its peak."""
+        overhead_s = overhead_of(short_s, probe_s)
+        return cls(
+            tokens_per_s=PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
+            overhead_s=overhead_s,
+            chunk_bytes_per_token=peak_bytes / PROBE_TOKENS,
+            attention=frozenset(attention),
+            **more,
+        )
+
 
 def calibrate(model: Model, *, has_experts: bool = False) -> Calibration:
     """Measure a few forward passes. The first one of a length also compiles kernels and is not counted.
@@ -61,15 +77,7 @@ def calibrate(model: Model, *, has_experts: bool = False) -> Calibration:
     half_s, short_s = (min(_run(model, n) for _ in range(2)) for n in (SHORT_PROBE_TOKENS // 2, SHORT_PROBE_TOKENS))
     long_s = _run(model, _LONG_PROBE_TOKENS) if has_experts else None
     mx.clear_cache()
-    overhead_s = overhead_of(short_s, probe_s)
-    return Calibration(
-        tokens_per_s=PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
-        overhead_s=overhead_s,
-        chunk_bytes_per_token=peak / PROBE_TOKENS,
-        attention=frozenset(attention),
-        half_share=half_s / short_s,
-        long_probe_s=long_s,
-    )
+    return Calibration.of(short_s, probe_s, peak, attention, half_share=half_s / short_s, long_probe_s=long_s)
 
 
 def overhead_of(short_s: float, probe_s: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from ..core.step import ChunkTiming, Encoded, PrefillChunk, StepOutput, StepPlan
 from ..util.faults import Fault, device_fault
 from .attention import observed
-from .calibrate import PROBE_TOKENS, SHORT_PROBE_TOKENS, Calibration, overhead_of
+from .calibrate import PROBE_TOKENS, SHORT_PROBE_TOKENS, Calibration
 from .device import DeviceWatch, peak_of
 from .encoder import EncoderModel
 from .runner import RowFences
@@ -96,13 +96,7 @@ def calibrate_encoder(model: EncoderModel) -> Calibration:
     _run(model, SHORT_PROBE_TOKENS)
     short_s = min(_run(model, SHORT_PROBE_TOKENS) for _ in range(2))
     mx.clear_cache()
-    overhead_s = overhead_of(short_s, probe_s)
-    return Calibration(
-        tokens_per_s=PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
-        overhead_s=overhead_s,
-        chunk_bytes_per_token=peak / PROBE_TOKENS,
-        attention=frozenset(attention),
-    )
+    return Calibration.of(short_s, probe_s, peak, attention)
 
 
 def _run(model: EncoderModel, num_tokens: int) -> float:

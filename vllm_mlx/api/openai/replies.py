@@ -190,7 +190,7 @@ class ModelCard(Reply):
 
     id: str
     object: Literal["model"] = "model"
-    created: int  # 0 for one of `models_from` that nobody asked for yet
+    created: int  # 0 for one of `models_from` that was not asked for yet
     owned_by: str
     root: str
     max_model_len: int  # 0 if the files of a checkpoint do not say
@@ -205,7 +205,7 @@ class ModelCard(Reply):
     pinned: bool  # whether the weights leave for no other model
     aliases: list[str]  # other names of the same model
     task: ModelTask  # chat needs a chat template; vision: images too
-    found: bool = False  # whether it is one of `models_from` that nobody named
+    found: bool = False  # whether it is one of `models_from` without an entry of its own
     cause: str | None = None  # why it is not served; it is not set for a model that is
     capabilities: list[Capability]  # what the model takes in addition to text, and what it writes
     web_search: bool  # whether this server runs the searches that a model asks for
