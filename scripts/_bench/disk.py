@@ -121,8 +121,10 @@ def started(model: Path, folder: Path) -> Iterator[Driver]:
     """Run the engine of one server, from its start to its clean stop."""
     driver = loaded(model, folder)
     yield driver
-    end_s = time.monotonic() + _STOP_S
+    end_s, disk = time.monotonic() + _STOP_S, driver.engine.disk
     driver.engine.close(lambda: end_s - time.monotonic())
+    if disk is not None:
+        disk.store.folder.close()  # so that the next engine may own it
 
 
 def first_token(driver: Driver, prompt: list[int]) -> tuple[float, int]:
