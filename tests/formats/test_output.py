@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import ReplyFormats
 from tests.support.rows import row
 from vllm_mlx.core.events import (
     ContentEvent,
@@ -25,7 +26,6 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.pipeline import OutputPipeline, merged
 from vllm_mlx.formats.tokenizer import Tokenizer
 

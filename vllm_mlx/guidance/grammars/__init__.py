@@ -3,11 +3,10 @@
 from .calls import calls, calls_in_text, required_calls
 from .carried import CarriedNames
 from .guide_grammar import guide_grammar
-from .lark import AddedTokens, LarkWriter
+from .lark import LarkWriter
 from .shapes import GuidedTool
 
 __all__ = [
-    "AddedTokens",
     "CarriedNames",
     "GuidedTool",
     "LarkWriter",

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...core.errors import InvalidParameter
-from ...formats.families import CallChoice, call_format, spelling
+from ...formats.call_formats import GENERIC
 from ...formats.family import (
+    Calls,
     ExpressionCall,
     Header,
     JsonCall,
@@ -28,58 +29,56 @@ MAX_CALLS = 8  # in a reply that has to make some: a weak model would never stop
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
-def calls(tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, most: int | None) -> str:
-    """Return an expression for one or several calls in the format `choice`, at most `most` (by default MAX_CALLS)."""
-    written = spelling(choice, writer.tokens.texts)
-    return f"{writer.text(written.begin)} {_section(tools, choice, written, writer, _most(written, most))}".strip()
+def calls(tools: Sequence[GuidedTool], format: Calls, writer: LarkWriter, most: int | None) -> str:
+    """Return an expression for one or several calls in this format, at most `most` (by default MAX_CALLS)."""
+    written = format.spelling(writer.tokens.texts)
+    return f"{writer.text(written.begin)} {_section(tools, format, written, writer, _most(written, most))}".strip()
 
 
 def required_calls(
-    tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, header: Header, most: int | None
+    tools: Sequence[GuidedTool], format: Calls, writer: LarkWriter, header: Header, most: int | None
 ) -> str:
     """Write the grammar of a reply that makes calls and says nothing else."""
-    start = f"{optional(writer.text(header.lead))} {calls(tools, choice, writer, most)}".strip()
+    start = f"{optional(writer.text(header.lead))} {calls(tools, format, writer, most)}".strip()
     return grammars(writer.build(start), own_name="calls")
 
 
 def calls_in_text(
-    tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, header: Header, most: int | None
+    tools: Sequence[GuidedTool], format: Calls, writer: LarkWriter, header: Header, most: int | None
 ) -> str:
     """Write the grammar of free text in which text that begins like a call is a call."""
-    written = spelling(choice, writer.tokens.texts)
+    written = format.spelling(writer.tokens.texts)
     most = _most(written, most)
     if header.answer:  # here, a call is a separate message
         answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
-        start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, choice, writer, most)))}"
+        start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, format, writer, most)))}"
         return grammars(writer.build(start.strip()))
     if not written.marker:
         text = writer.terminal(f"({TEXT}) & ~/\\s*[{{\\[<](?s:.*)/")
-        return grammars(writer.build(f"({calls(tools, choice, writer, most)} | {text})?"))
-    return grammars(writer.build(_interrupted(tools, choice, written, writer, most)))
+        return grammars(writer.build(f"({calls(tools, format, writer, most)} | {text})?"))
+    return grammars(writer.build(_interrupted(tools, format, written, writer, most)))
 
 
-def _interrupted(
-    tools: Sequence[GuidedTool], choice: CallChoice, written: Spelling, writer: LarkWriter, most: int
-) -> str:
+def _interrupted(tools: Sequence[GuidedTool], format: Calls, written: Spelling, writer: LarkWriter, most: int) -> str:
     marker = written.marker
     if written.begin:
-        body = f"{writer.text(written.begin[len(marker) :])} {_section(tools, choice, written, writer, most)}"
+        body = f"{writer.text(written.begin[len(marker) :])} {_section(tools, format, written, writer, most)}"
     else:
-        body = _section(tools, choice, written, writer, most, without_first=marker)
-    others = [tag for tag in _other_markers(choice) if tag not in marker and marker not in tag]
+        body = _section(tools, format, written, writer, most, without_first=marker)
+    others = [tag for tag in _other_markers(format) if tag not in marker and marker not in tag]
     return interrupted_text({marker: body}, writer, without=others, most="?" if most == 1 else "*")
 
 
 def _section(
     tools: Sequence[GuidedTool],
-    choice: CallChoice,
+    format: Calls,
     written: Spelling,
     writer: LarkWriter,
     most: int,
     without_first: str = "",
 ) -> str:
     """Write the calls of a section, without its `begin`. `without_first`: the part of `open` written already."""
-    call = writer.rule(either(map(CallWriter(choice, written, writer).call, tools)))
+    call = writer.rule(either(map(CallWriter(format, written, writer).call, tools)))
     first = f"{writer.text(written.open[len(without_first) :])} {call}".strip()
     more = f"{writer.text(written.between)} {writer.text(written.open)} {call}".strip()
     others = f"({more}){{0,{most - 1}}}" if most > 1 else ""
@@ -90,10 +89,10 @@ def _most(written: Spelling, most: int | None) -> int:
     return 1 if written.is_single else MAX_CALLS if most is None else most
 
 
-def _other_markers(choice: CallChoice) -> Iterable[str]:
+def _other_markers(format: Calls) -> Iterable[str]:
     """Return tags that the parser would read as the start of a call if they occurred as text."""
-    for format in (call_format(choice).reads, call_format("generic").reads):
-        for opening in format.openings:
+    for reads in (format.reads, GENERIC):
+        for opening in reads.openings:
             if opening.place is not Place.AT_START and len(opening.marker) > 1:
                 yield opening.marker
 
@@ -104,11 +103,11 @@ def _other_markers(choice: CallChoice) -> Iterable[str]:
 class CallWriter:
     """Writes calls as one of the spellings of a format."""
 
-    def __init__(self, choice: CallChoice, written: Spelling, writer: LarkWriter):
+    def __init__(self, format: Calls, written: Spelling, writer: LarkWriter):
         self._kind = written.kind
         self._close = written.close
         self._writer = writer
-        self._keys = CarriedKeys(choice, writer.tokens)
+        self._keys = CarriedKeys(format, writer.tokens)
 
     def call(self, tool: GuidedTool) -> str:
         """Return an expression for one call to the tool, up to and including the tag that closes it.
