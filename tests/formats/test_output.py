@@ -247,6 +247,17 @@ def test_a_call_whose_arguments_are_whole_needs_no_end(play) -> None:
     assert finished(events).reason is FinishReason.TOOL_CALLS
 
 
+def test_a_reply_whose_open_call_was_completed_is_not_complete(qwen: Tokenizer) -> None:
+    """No client sends it back as the model wrote it."""
+    for text, is_complete in ((CALL, True), (CALL.partition("}}")[0] + "}", False)):
+        *ids, end = Replies(qwen).ids(f"{text}<|im_end|>")
+        formats, prompt = ReplyFormats("qwen3", "hermes"), PromptInputs(token_ids=(1,))
+        output = OutputPipeline(qwen, WITH_TOOLS, prompt, formats, stop_token_ids=frozenset({end}))
+        output.feed([TokenOutput(0, token_id) for token_id in (*ids, end)])
+        output.finish(FinishReason.STOP, end)
+        assert len(output.reply.calls) == 1 and output.reply.is_complete is is_complete
+
+
 def test_a_reply_with_a_call_that_cannot_be_read_is_no_reply_of_calls(play) -> None:
     broken = '{"name": "say", "arguments": {"text": bad}}'
     events = play(f"{CALL}<tool_call>{broken}</tool_call>", WITH_TOOLS)

@@ -65,7 +65,7 @@ def test_what_was_used_last_is_kept(compiler) -> None:
 def test_a_key_takes_no_grammars_from_keys_that_hold_fewer(compiler) -> None:
     held = CompiledGrammars(8)
     for number in range(3):
-        held.put(("ben", f"{number}"), matcher(compiler, number), 100)
+        held.put(("ben", f"{number}"), matcher(compiler, number), 10_000)
     for number in range(20):
         held.put(("ann", f"{number}"), matcher(compiler, number), 100)
     assert all(held.get(("ben", f"{number}")) is not None for number in range(3))

@@ -277,6 +277,8 @@ def test_a_call_ends_the_reasoning_where_its_tag_is_a_token() -> None:
     [call_id] = model.ids("<tool_call>")
     assert model.watch(tools="hermes").feed(call_id) is Tag.CALL
     assert model.watch().feed(call_id) is None
+    [bracket_id] = model.ids("[")
+    assert model.watch(tools="pythonic").feed(bracket_id) is None, "a list is text inside reasoning"
 
 
 @row("S2-10")

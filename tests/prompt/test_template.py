@@ -126,6 +126,7 @@ WITH_SYSTEM = "{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif
 TO_QUESTIONS = "{% if messages[-1].role == 'user' %}{{ tools | tojson }}{% endif %}" + SAYS
 WITHOUT_NAMES = "{% if tools %}{{ tools | length }} tools{% endif %}" + SAYS
 OTHERS_FORM = "{% for tool in tools or [] %}{{ tool.function.name | upper }}{% endfor %}" + SAYS
+REFUSES = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + SAYS
 SYSTEM = Message("system", (TextPart("get_weather"),))
 
 
@@ -158,6 +159,14 @@ def test_tools_that_the_template_does_not_show_are_refused(with_template, templa
 )
 def test_tools_that_the_template_shows_in_its_way_are_taken(with_template, template, messages) -> None:
     assert render(with_template(template), *messages, tools=(WEATHER,))
+
+
+@pytest.mark.parametrize(
+    ("template", "is_shown"),
+    [(SAYS, False), (NEVER, False), (REFUSES, False), (WITH_SYSTEM, True), (OTHERS_FORM, True)],
+)
+def test_a_model_takes_tools_if_its_template_shows_them(with_template, template: str, is_shown: bool) -> None:
+    assert ChatTemplate(with_template(template)).shows_tools is is_shown
 
 
 @row("S0-19")
