@@ -6,7 +6,8 @@ from typing import Any
 from vllm_mlx import formats
 from vllm_mlx.formats import pipeline
 from vllm_mlx.formats.families import CALL_FORMATS, REASONING_FORMATS
-from vllm_mlx.guidance import grammars
+from vllm_mlx.formats.family import Header
+from vllm_mlx.guidance.grammars import CallsWriter, GuidedTool, LarkWriter
 
 
 def reasoning_format(choice: Any) -> Any:
@@ -27,9 +28,13 @@ class OutputParser(pipeline.OutputParser):
         super().__init__(reasoning_format(reasoning), call_format(tools), **options)
 
 
-def required_calls(tools: Sequence[grammars.GuidedTool], choice: Any, *args: Any) -> str:
-    return grammars.required_calls(tools, call_format(choice), *args)
+def required_calls(
+    tools: Sequence[GuidedTool], choice: Any, writer: LarkWriter, header: Header, most: int | None
+) -> str:
+    return CallsWriter(call_format(choice), writer).required(tools, header, most)
 
 
-def calls_in_text(tools: Sequence[grammars.GuidedTool], choice: Any, *args: Any) -> str:
-    return grammars.calls_in_text(tools, call_format(choice), *args)
+def calls_in_text(
+    tools: Sequence[GuidedTool], choice: Any, writer: LarkWriter, header: Header, most: int | None
+) -> str:
+    return CallsWriter(call_format(choice), writer).in_text(tools, header, most)

@@ -21,7 +21,7 @@ from ..formats.tokenizer import Tokenizer
 from ..util.fence import Fence
 from ..util.lru import LRU
 from .grammar_compiler import MAX_BYTES, GrammarCompiler
-from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
+from .grammars import CallsWriter, CarriedNames, GuidedTool, LarkWriter, guide_grammar
 from .names import CheckpointNames
 from .reasoning import CheckpointReasoning
 
@@ -149,7 +149,7 @@ class ConstraintBuilder:
         """Return whether calls to these tools can be held. Only tools that are not strict can be looser."""
         writer = LarkWriter(self._tokenizer.added)
         try:
-            self._grammars.compile(required_calls(tools, self._tool_format, writer, NO_HEADER, 1), "tools", tenant)
+            self._grammars.compile(self._calls(writer).required(tools, NO_HEADER, 1), "tools", tenant)
         except (InvalidParameter, GrammarLimit):
             return False
         return True
@@ -163,14 +163,14 @@ class ConstraintBuilder:
                 raise InvalidParameter(
                     f"A `tool_choice` that forces a call cannot be combined with `{guide.param}`.", param=guide.param
                 )
-            return required_calls(tools, self._tool_format, writer, self._header(request), most), "tools"
+            return self._calls(writer).required(tools, self._header(request), most), "tools"
         if guide is not None:
             if isinstance(guide.form, Grammar):
                 guide = replace(guide, form=Grammar(_in_lark(guide.form.text, guide.param)))
-            instead = calls(tools, self._tool_format, writer, most) if tools else ""
+            instead = self._calls(writer).calls(tools, most) if tools else ""
             return guide_grammar(guide, writer, self._header(request), calls=instead), guide.param
         if any(tool.is_strict for tool in tools):
-            return calls_in_text(tools, self._tool_format, writer, self._header(request), most), "tools"
+            return self._calls(writer).in_text(tools, self._header(request), most), "tools"
         return None, ""
 
     def _guided_tools(self, request: Request, budget: SchemaBudget) -> list[GuidedTool]:
@@ -210,10 +210,9 @@ class ConstraintBuilder:
         names = [tool.name for tool in _declared(request) if request.tool_choice.allows(tool.name)]
         return self._names.rule(names, request.tenant) if names else None
 
-    @property
-    def _tool_format(self) -> Calls:
+    def _calls(self, writer: LarkWriter) -> CallsWriter:
         assert self._tools is not None, "tools were found"
-        return self._tools
+        return CallsWriter(self._tools, writer)
 
     def _header(self, request: Request) -> Header:
         guide = request.sampling.guide
