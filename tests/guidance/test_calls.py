@@ -176,6 +176,16 @@ def test_text_is_free_until_a_call_begins(name: str) -> None:
     assert matcher.is_accepting()
 
 
+def test_text_beside_one_call_holds_no_other() -> None:
+    one = sampler_of("hermes", has_tokens=True)
+    grammar = calls_in_text(GUIDED, "hermes", one.writer(), NO_HEADER, 1)
+    call = one.tokenizer.encode(
+        '<tool_call>\n{"name": "noop", "arguments": {}}\n</tool_call>', add_special_tokens=False
+    )
+    matcher = one.compiler.compile(grammar, "tools").deep_copy()
+    assert matcher.try_consume_tokens(call) == len(call) and matcher.try_consume_tokens(call) == 0
+
+
 def test_a_tool_that_is_not_strict_takes_any_arguments() -> None:
     one = sampler_of("hermes", has_tokens=True)
     tools = [GUIDED[0], GuidedTool.of(ToolSpec("free", None, WEATHER), "tools", is_strict=False)]
