@@ -7,6 +7,7 @@ import pytest
 
 from tests.cache.fakes import FakeSegment, FakeState, Ids, Ledger
 from tests.cache.oracle import FlatCache, Found
+from tests.support.integrity import check_integrity
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import Match, ResumeRule, Space
@@ -147,7 +148,7 @@ class Session:
         self.flat.clear(fingerprint, salts)
 
     def compare(self) -> None:
-        self.tree.check_integrity()
+        check_integrity(self.tree)
         assert contents_of_tree(self.tree) == contents_of_oracle(self.flat)
         assert self.tree.used_bytes == self.flat.used_bytes
         self.may_exceed = self.may_exceed and self.tree.used_bytes > self.tree.max_bytes

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from .index import WORD_BYTES, num_tokens
 from .node import Match, Node, Piece, ResumeRule, Segment, Space, State, deepest_resumable, hit_of, pinned
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
-from .store import Insertion, NodeStore, check_integrity
+from .store import Insertion, NodeStore
 from .victims import Prices, VictimQueue, Worth, evictable_bytes, is_victim, unevictable_bytes, worth, worth_of_new
 
 _LONG_S = 1e6  # of which a path is the older that is to go first
@@ -44,7 +44,7 @@ class MemoryAwarePrefixCache:
         self._min_cut = min_cut
         self._worth = worth
         self.store = NodeStore()
-        self._pins: dict[int, Node] = {}  # by Match.pin_id
+        self.pins: dict[int, Node] = {}  # the pinned node, by Match.pin_id
         self._num_pins_made = 0
         self._now = 0.0  # the latest time that a caller has passed
         self._counters = Counters()
@@ -101,7 +101,7 @@ class MemoryAwarePrefixCache:
             pin_id=self._num_pins_made + 1,
         )
         self._num_pins_made += 1
-        self._pins[found.pin_id], self.store.matches[found.pin_id] = node, found
+        self.pins[found.pin_id], self.store.matches[found.pin_id] = node, found
         node.pins += 1
         return found
 
@@ -126,7 +126,7 @@ class MemoryAwarePrefixCache:
     def release(self, match: Match) -> None:
         """Remove the match's pin. A second call does nothing."""
         self.store.release(match)
-        node = self._pins.pop(match.pin_id, None)
+        node = self.pins.pop(match.pin_id, None)
         if node is not None:
             node.pins -= 1
 
@@ -193,7 +193,7 @@ class MemoryAwarePrefixCache:
         if self.used_bytes <= self._max_bytes and self.used_buffers <= self._max_buffers:
             return True
         keep = [node] if node.state is not None else node.path()
-        if unevictable_bytes([*self._pins.values(), *keep]) > self._max_bytes:
+        if unevictable_bytes([*self.pins.values(), *keep]) > self._max_bytes:
             return False
         with pinned(keep):
             self.shrink_to(self._max_bytes)
@@ -211,7 +211,7 @@ class MemoryAwarePrefixCache:
         kept = (
             [] if after is None else [node for node in self.path(*after)[-1:] if node.end * WORD_BYTES <= len(after[1])]
         )
-        if unevictable_bytes([*self._pins.values(), *kept]) + num_bytes > self._max_bytes:
+        if unevictable_bytes([*self.pins.values(), *kept]) + num_bytes > self._max_bytes:
             return False
         with pinned(kept):
             self.shrink_to(self._max_bytes - num_bytes)
@@ -356,7 +356,7 @@ class MemoryAwarePrefixCache:
         for other in self.store.spaces[space].under(key[: (start + 1) * WORD_BYTES]):
             if other.at(start + 1) is damaged:
                 self._remove_through(other, damaged)
-        self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.pins}
+        self.pins = {pin_id: node for pin_id, node in self.pins.items() if node.pins}
         if damaged.parent is not None:
             self._retreat(damaged.parent, damaged.start)
         return before - self.used_bytes
@@ -376,7 +376,7 @@ class MemoryAwarePrefixCache:
         Nodes are freed with the last reference to them, so the caller can spread that over time.
         """
         spaces = [space for space in self.store.spaces if space[1].startswith(salts)]
-        self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.space not in spaces}
+        self.pins = {pin_id: node for pin_id, node in self.pins.items() if node.space not in spaces}
         return [leaf for space in spaces for leaf in self.store.detach(space)]
 
     def _retreat(self, leaf: Node, limit: int) -> Node | None:
@@ -408,10 +408,6 @@ class MemoryAwarePrefixCache:
     @property
     def stats(self) -> TreeStats:
         return tree_stats(self.store, self._counters, max_bytes=self._max_bytes)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError that names the broken invariant."""
-        check_integrity(self.store, tuple(self._pins.values()))
 
 
 def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:
