@@ -5,7 +5,7 @@ The number of buffers is bounded too, because a device has a limit of live buffe
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
@@ -237,30 +237,20 @@ class MemoryAwarePrefixCache:
 
     def shrink_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
-        if not self._is_within(num_bytes):
-            queue = self._victims(self.store.nodes())
-            while not self._is_within(num_bytes) and self._evict_next(queue, num_bytes):
-                pass
+        if self._is_within(num_bytes):
+            return self.used_bytes
+        queue = VictimQueue(self.store.nodes(), self._prices, self._worth)
+        while not self._is_within(num_bytes) and (node := queue.pop()) is not None:
+            before = self.used_bytes
+            if (left := self._evict(node, before - num_bytes)) is not None:
+                queue.push(left)
+            self._counters.evictions += 1
+            self._counters.evicted_bytes += before - self.used_bytes
         return self.used_bytes
-
-    def _victims(self, nodes: Iterable[Node]) -> VictimQueue:
-        return VictimQueue(nodes, self._prices, self._worth)
 
     @property
     def _prices(self) -> Prices:
         return Prices(self._now, self._speeds, self.read_bytes_per_s)
-
-    def _evict_next(self, queue: VictimQueue, num_bytes: int) -> bool:
-        """Evict the node of least worth, or a part of it if `num_bytes` are enough. Returns False if there is none."""
-        if (node := queue.pop()) is None:
-            return False
-        before = self.used_bytes
-        left = self._evict(node, before - num_bytes)
-        self._counters.evictions += 1
-        self._counters.evicted_bytes += before - self.used_bytes
-        if left is not None:
-            queue.push(left)
-        return True
 
     def _is_within(self, num_bytes: int) -> bool:
         return self.used_bytes <= num_bytes and self.used_buffers <= self._max_buffers

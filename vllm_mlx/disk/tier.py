@@ -6,7 +6,7 @@ steps. The planner of the cache asks `reader` and tells `writer`, and changes `t
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from ..cache.node import Node
@@ -31,14 +31,14 @@ class DiskTier:
         memory: MemoryAwarePrefixCache,
         report: DiskReport,
     ):
-        """`memory` is the tree of the engine's cache. `report` has the settings; `DiskTier.report` adds what happens.
+        """`memory` is the tree of the engine's cache. `report` has the settings, and gets the counts of reads.
 
         The first tick reads the index, once all models were added.
         """
         self.store = DiskStore(folder, memory)
-        self._threads, self._settings = self.store.threads, report
+        self._threads, self._report = self.store.threads, report
         self.tree = self.store.index.tree  # what is on disk, of all checkpoints and salts
-        self.reader = Reader(self.store)
+        self.reader = Reader(self.store, report)
         self.writer = Writer(self.store, report)
         self._is_loaded = False
         self._cleared: list[str] = []  # salts that were cleared before the index was read
@@ -136,8 +136,7 @@ class DiskTier:
     def report(self) -> DiskReport:
         usage = self.writer.usage_since(_REPORT_S)
         return replace(
-            self._settings,
-            **asdict(self.reader.counts),
+            self._report,
             off_reason=self.store.off_reason,
             used_bytes=0 if usage is None else usage.used_bytes,
             written_today_bytes=0 if usage is None else usage.written_bytes,
