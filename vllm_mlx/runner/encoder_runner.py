@@ -9,9 +9,7 @@ import numpy as np
 
 from ..core.step import ChunkTiming, Encoded, PrefillChunk, StepOutput, StepPlan
 from ..util.faults import Fault, device_fault
-from .attention import observed
-from .calibrate import PROBE_TOKENS, SHORT_PROBE_TOKENS, Calibration
-from .device import DeviceWatch, peak_of
+from .device import DeviceWatch
 from .encoder import EncoderModel
 from .runner import RowFences
 
@@ -85,21 +83,3 @@ class EncoderRunner:
 
     def drain(self) -> None:
         """Wait for nothing: each step waits for its own results."""
-
-
-def calibrate_encoder(model: EncoderModel) -> Calibration:
-    """Measure two batches of short texts. The first batch of a shape also compiles kernels and is not counted."""
-    with observed() as attention:
-        _run(model, PROBE_TOKENS)
-    mx.clear_cache()
-    probe_s, peak = peak_of(lambda: _run(model, PROBE_TOKENS))
-    _run(model, SHORT_PROBE_TOKENS)
-    short_s = min(_run(model, SHORT_PROBE_TOKENS) for _ in range(2))
-    mx.clear_cache()
-    return Calibration.of(short_s, probe_s, peak, attention)
-
-
-def _run(model: EncoderModel, num_tokens: int) -> float:
-    start = time.perf_counter()
-    mx.eval(model.encode([[0] * SHORT_PROBE_TOKENS] * (num_tokens // SHORT_PROBE_TOKENS), None))
-    return time.perf_counter() - start
