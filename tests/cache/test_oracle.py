@@ -158,7 +158,7 @@ class Session:
 
     def parts(self) -> list[Any]:
         """Segments and states in the tree, or kept by a match that is not released."""
-        nodes = list(self.tree.nodes())
+        nodes = list(self.tree.store.nodes())
         parts: list[Any] = [part for node in nodes for part in (node.segment, node.state)]
         for match, _ in self.held:
             parts += [match.state, *(piece.segment for piece in match.pieces)]

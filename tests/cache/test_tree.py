@@ -173,6 +173,6 @@ def test_the_number_of_buffers_is_bounded_too():
     tree.add_model("model", ResumeRule())
     for number in range(40):
         assert put(tree, [number, *range(100, 130)], now=number)
-        assert tree.used_buffers <= 20
+        assert tree.store.used_buffers <= 20
     assert tree.stats.evictions >= 30
     assert resumed(tree, [39, *range(100, 130), 5], now=40) == ("prefix", 31), "the last ones stay"

@@ -21,7 +21,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.disk import reader
 from vllm_mlx.disk.faults import InUse
-from vllm_mlx.disk.kept import Memories, Restored
+from vllm_mlx.disk.kept import Kept, Memories
 from vllm_mlx.engine import loading
 from vllm_mlx.engine.loading import fingerprint, start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
@@ -243,11 +243,11 @@ def test_the_folder_is_free_only_when_what_is_remembered_is_written(path: Path, 
         memories.responses.put("a", "", lambda: 1, num_bytes=1)
         memories.close()
         free = folder(tmp_path)  # as another server
-        found: list[Restored] = []
+        found: list[list[Kept]] = []
         again = Memories.at(free, "f1", cap_bytes=1 << 30)
         again.responses.restore(found.append)
         again.close()
-        assert [value.name for value in found[0].values] == ["a"]
+        assert [value.name for value in found[0]] == ["a"]
 
 
 def test_the_cap_is_kept_by_what_is_least_worth(path: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class MemoryAwarePrefixCache:
 
         An eviction cuts at least `min_cut` tokens. `worth` is the rule by which nodes are weighed.
         """
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes  # `set_limit` changes it
         self._max_buffers = max_buffers or 1 << 62
         self._s_per_token = s_per_token
         self._speeds: dict[str, float] = {}  # seconds to recompute a token, by model fingerprint
@@ -64,18 +64,9 @@ class MemoryAwarePrefixCache:
         return self._speeds[fingerprint]
 
     @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
-
-    @property
     def used_bytes(self) -> int:
         """Return the size of all segments, states, nodes and the index."""
         return self.store.used_bytes
-
-    @property
-    def used_buffers(self) -> int:
-        """Live buffers of the device that segments and states hold."""
-        return self.store.used_buffers
 
     # Look-ups
 
@@ -118,10 +109,6 @@ class MemoryAwarePrefixCache:
         """Return the nodes that hold the longest stored prefix of the key, in order. Callers must not change them."""
         leaf, common = self.store.nearest(space, key)
         return leaf.at(common).path() if leaf is not None and common else []
-
-    def nodes(self) -> Iterator[Node]:
-        """Return all nodes, starting from the leaves. Callers must not change them."""
-        return self.store.nodes()
 
     def release(self, match: Match) -> None:
         """Remove the match's pin. A second call does nothing."""
@@ -190,13 +177,13 @@ class MemoryAwarePrefixCache:
 
         If the node has a state, earlier states on its path may be evicted. Otherwise its path depends on them.
         """
-        if self.used_bytes <= self._max_bytes and self.used_buffers <= self._max_buffers:
+        if self._is_within(self.max_bytes):
             return True
         keep = [node] if node.state is not None else node.path()
-        if unevictable_bytes([*self.pins.values(), *keep]) > self._max_bytes:
+        if unevictable_bytes([*self.pins.values(), *keep]) > self.max_bytes:
             return False
         with pinned(keep):
-            self.shrink_to(self._max_bytes)
+            self.shrink_to(self.max_bytes)
         return True
 
     # Room
@@ -206,15 +193,15 @@ class MemoryAwarePrefixCache:
 
         `after` is the key of a path that will be continued, so its stored tokens stay.
         """
-        if self._max_bytes - self.used_bytes >= num_bytes:
+        if self.max_bytes - self.used_bytes >= num_bytes:
             return True
         kept = (
             [] if after is None else [node for node in self.path(*after)[-1:] if node.end * WORD_BYTES <= len(after[1])]
         )
-        if unevictable_bytes([*self.pins.values(), *kept]) + num_bytes > self._max_bytes:
+        if unevictable_bytes([*self.pins.values(), *kept]) + num_bytes > self.max_bytes:
             return False
         with pinned(kept):
-            self.shrink_to(self._max_bytes - num_bytes)
+            self.shrink_to(self.max_bytes - num_bytes)
         return True
 
     def is_worth(self, fingerprint: str, num_bytes: int, *, num_tokens: int, kept_bytes: int) -> bool:
@@ -222,7 +209,7 @@ class MemoryAwarePrefixCache:
 
         The new ones take `kept_bytes` and save `num_tokens`. The call changes nothing.
         """
-        lacking = num_bytes - self._max_bytes + self.used_bytes
+        lacking = num_bytes - self.max_bytes + self.used_bytes
         if lacking <= 0:
             return True
         limit, prices = worth_of_new(self._speeds[fingerprint] * num_tokens / max(1, kept_bytes)), self._prices
@@ -253,10 +240,10 @@ class MemoryAwarePrefixCache:
         return Prices(self._now, self._speeds, self.read_bytes_per_s)
 
     def _is_within(self, num_bytes: int) -> bool:
-        return self.used_bytes <= num_bytes and self.used_buffers <= self._max_buffers
+        return self.used_bytes <= num_bytes and self.store.used_buffers <= self._max_buffers
 
     def set_limit(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.shrink_to(max_bytes)
 
     def _evict(self, node: Node, num_bytes: int) -> Node | None:
@@ -397,7 +384,7 @@ class MemoryAwarePrefixCache:
 
     @property
     def stats(self) -> TreeStats:
-        return tree_stats(self.store, self._counters, max_bytes=self._max_bytes)
+        return tree_stats(self.store, self._counters, max_bytes=self.max_bytes)
 
 
 def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..cache.node import Node
-from ..cache.stats import DiskReport, Entry
+from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from .folder import Folder
 from .reader import Reader
@@ -42,10 +42,6 @@ class DiskTier:
         self.writer = Writer(self.store, report)
         self._is_loaded = False
         self._cleared: list[str] = []  # salts that were cleared before the index was read
-
-    def add_model(self, fingerprint: str, name: str) -> None:
-        """Keep the state of a model that the tree in memory has. Called before the first tick."""
-        self.store.add_model(fingerprint, name)
 
     @property
     def is_on(self) -> bool:
@@ -95,17 +91,13 @@ class DiskTier:
     def free_memory(self, fingerprint: str) -> None:
         """Remove what is on disk too of a model from memory."""
         memory = self.store.memory
-        own = [node for node in memory.nodes() if node.space[0] == fingerprint]
+        own = [node for node in memory.store.nodes() if node.space[0] == fingerprint]
         for leaf, key in [(node, node.key) for node in own if node.key is not None]:
             node: Node | None = leaf
             while node is not None and node.is_copied:
                 node = node.parent
             if self.tree.common_length(leaf.space, key) >= leaf.end:
                 memory.trim(leaf.space, key, 0 if node is None else node.end)
-
-    def raise_fault(self) -> None:
-        """Raise the device fault that a tick met, if any did."""
-        self.store.raise_fault()
 
     def write_all(self, rest_s: Callable[[], float]) -> None:
         """Write what is not on disk yet, while `rest_s` returns a time. Called on the engine thread at a clean stop."""
@@ -129,9 +121,6 @@ class DiskTier:
         self.reader.cancel()
         self.store.sweep()
         self._threads.close(_END_S)
-
-    def entries(self) -> list[Entry]:
-        return list(self.tree.entries())
 
     def report(self) -> DiskReport:
         usage = self.writer.usage_since(_REPORT_S)

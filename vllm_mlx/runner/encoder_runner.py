@@ -1,6 +1,5 @@
 """Carries out the units of an encoder on the device: one padded batch of whole texts a step. It decides nothing."""
 
-import logging
 import time
 from collections.abc import Sequence as Rows
 
@@ -8,12 +7,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.step import ChunkTiming, Encoded, PrefillChunk, StepOutput, StepPlan
-from ..util.faults import Fault, device_fault
 from .device import DeviceWatch
 from .encoder import EncoderModel
 from .runner import RowFences
-
-logger = logging.getLogger(__name__)
 
 
 class EncoderRunner:
@@ -39,16 +35,9 @@ class EncoderRunner:
         """Run the texts as one batch. A device fault is raised, and no result is reported then."""
         fences, seqs = RowFences(), list(dict.fromkeys(chunk.seq for chunk in chunks))
         longest = max(chunk.end - chunk.start for chunk in chunks)
-        started_s = time.perf_counter()
-        try:
-            vectors = fences.run(seqs, self._encode, chunks)
-        except RuntimeError as error:
-            if device_fault(error) is not Fault.OUT_OF_MEMORY:
-                raise
-            logger.warning("The device had no memory for %d texts of %d tokens: %s", len(chunks), longest, error)
-            fences.refused += [(seq.seq_id, longest * len(chunks)) for seq in seqs]
-            vectors = None
-        timing = ChunkTiming(longest, longest * len(chunks), time.perf_counter() - started_s)
+        num_tokens, started_s = longest * len(chunks), time.perf_counter()
+        vectors = fences.run_chunk(seqs, num_tokens, self._encode, chunks)
+        timing = ChunkTiming(longest, num_tokens, time.perf_counter() - started_s)
         mx.clear_cache()
         pairs = () if vectors is None else zip(chunks, vectors, strict=True)
         return StepOutput(
