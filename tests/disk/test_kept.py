@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawing import examples
@@ -119,6 +119,7 @@ def files_of(folder: Path) -> bytes:
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(CHANGES, min_size=1, max_size=3), st.booleans())
+@example([[("put", "a", "", None, 1), ("put", "b", "", None, 2), ("use", ["a"])]], True)
 def test_a_restart_finds_what_was_kept(
     tmp_path_factory: pytest.TempPathFactory, lives: list[list[tuple[Any, ...]]], flushes: bool
 ) -> None:
