@@ -92,7 +92,7 @@ def repeat(tree: MemoryAwarePrefixCache, leaf: Node, words: bytes, start: int) -
 
 
 def longest(tree: MemoryAwarePrefixCache) -> Node:
-    return max((node for node in tree.nodes() if node.key is not None), key=lambda node: node.end)
+    return max((node for node in tree.store.nodes() if node.key is not None), key=lambda node: node.end)
 
 
 def dropped(folder: Path) -> Iterator[int]:
@@ -252,7 +252,7 @@ class Beside:
         """End all writing, and keep only the path that stands for others in memory."""
         self._disk.clear()
         self._disk.write_all(lambda: _QUIET_S)
-        for node in [node for node in self._tree.nodes() if node.key is not None and node is not self._leaf]:
+        for node in [node for node in self._tree.store.nodes() if node.key is not None and node is not self._leaf]:
             if node.key is not None:
                 self._tree.drop(node.space, node.key)
 

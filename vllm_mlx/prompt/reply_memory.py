@@ -21,7 +21,7 @@ from ..core.messages import (
     ToolSpec,
     VideoPart,
 )
-from ..disk.kept import Journal, Restored
+from ..disk.kept import Journal, Kept
 from ..util.lru import LRU
 from .echo import DeclaredValue, calls_of, declared_arguments, is_echo
 from .remembered import RememberedReply, can_be_kept, reply_value, restored_replies
@@ -162,17 +162,17 @@ class ReplyMemory:
         base = None if entry.base is None else entry.base.entry.name
         journal.put(entry.name, entry.salt, partial(reply_value, entry), num_bytes=entry.num_bytes, base=base)
 
-    def _restore(self, kept: Restored) -> None:
-        found = restored_replies(kept.values)
+    def _restore(self, kept: list[Kept]) -> None:
+        found = restored_replies(kept)
         with self._lock:
             for entry in found.values():
                 self._recent.remember(entry, (entry.key,))
-            for name in kept.order:
-                if name in found:
-                    self._recent.get(found[name])
+            for value in sorted(kept, key=lambda value: value.used):
+                if value.name in found:
+                    self._recent.get(found[value.name])
             evicted = [entry.name for entry, _ in self._recent.evict()]
         assert self._journal is not None
-        self._journal.drop([*evicted, *(value.name for value in kept.values if value.name not in found)])
+        self._journal.drop([*evicted, *(value.name for value in kept if value.name not in found)])
 
     def _wait(self) -> None:
         if self._journal is not None:
