@@ -16,7 +16,7 @@ from typing import Any
 from mlx_lm.utils import load
 from PIL import Image
 
-from scripts.served import BenchmarkError, Messages, ask, read, serving, start
+from scripts.served import BenchmarkError, Messages, ask, serving, worst_gap_s
 from tests.support.vision_checkpoints import write_vision_checkpoint
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cli.remote import Remote
@@ -28,6 +28,7 @@ from vllm_mlx.engine.loading import start_engine
 
 from .checkpoint import Prompts, speak_in_words
 from .figures import OURS, Figure, Played, at_most, read_off
+from .serving import NUM_DECODERS
 
 FAMILY = "qwen3_5"  # a hybrid
 SIDE = 2048  # pixels
@@ -35,10 +36,7 @@ TILES = 32  # a side: random colours, so that no two pictures are alike and file
 QUESTION = 24  # tokens
 REPLY = 8
 NEW_QUESTION, ANOTHER_CHAT = (f"same image, {what}, of cold" for what in ("new question", "another chat"))
-NUM_DECODERS = 4
 _PATCH = 32  # pixels: large, since the CPU's attention holds the scores of all pairs of patches
-_WARM_READS = 20
-_ENDLESS = 30_000
 _SHARE = 10.0  # % of the cold time that a new question about a known picture may take
 NUM_SCREENSHOTS, SCREENSHOT = 40, (1920, 1080)
 _SECOND_SHARE = 5.0  # % of the first turn's processor time that preparing the next one may take
@@ -68,13 +66,7 @@ class VisionLoad(Played):
         A bound is one encoding, the longest so far, and the stall budget.
         """
         texts = [self.prompts.text(QUESTION) for _ in range(NUM_DECODERS)]
-        decoders = start(self.port, texts, _ENDLESS)
-        read(decoders, until=lambda: min(stream.num_reads for stream in decoders) >= _WARM_READS)
-        [long] = start(self.port, [self._about(new_picture())], REPLY)
-        read([*decoders, long], until=lambda: not long.is_open)
-        for stream in decoders:
-            stream.close()
-        gap_s = max(stream.reply().worst_gap_s(long.sent_s) for stream in decoders)
+        gap_s = worst_gap_s(self.port, texts, self._about(new_picture()), REPLY)
         return gap_s / (float(self._images()["longest_encode_s"]) + _STALL_S)
 
     def _about(self, picture: str) -> Messages:

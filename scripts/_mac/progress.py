@@ -29,9 +29,8 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class VirtualMemory:
-    free_bytes: int
     wired_bytes: int
-    compressed_bytes: int
+    cached_bytes: int  # parts of files
 
 
 def output_of(*command: str) -> str:
@@ -55,7 +54,7 @@ def parse_footprint(text: str) -> Footprint | None:
 def parse_vm_stat(text: str) -> VirtualMemory | None:
     page = re.search(r"page size of (\d+) bytes", text)
     pages = {name: int(count) for name, count in re.findall(r'^"?([^:"]+)"?:\s+(\d+)\.', text, re.M)}
-    names = ("Pages free", "Pages wired down", "Pages occupied by compressor")
+    names = ("Pages wired down", "File-backed pages")
     if page is None or not all(name in pages for name in names):
         return None
     return VirtualMemory(*(int(page[1]) * pages[name] for name in names))
@@ -71,17 +70,6 @@ def parse_power(text: str) -> str | None:
     """Read `pmset -g batt`: "AC Power" or "Battery Power"."""
     found = re.search(r"drawing from '([^']+)'", text)
     return found[1] if found else None
-
-
-def cached_file_bytes() -> int | None:
-    """Return the memory that holds parts of files. Returns None without `vm_stat`."""
-    return parse_cached_files(output_of("vm_stat"))
-
-
-def parse_cached_files(text: str) -> int | None:
-    page = re.search(r"page size of (\d+) bytes", text)
-    pages = re.search(r"^File-backed pages:\s+(\d+)\.", text, re.M)
-    return None if page is None or pages is None else int(page[1]) * int(pages[1])
 
 
 def footprint(pid: int) -> Footprint | None:

@@ -19,7 +19,7 @@ from tests.support.harm.vitals import Vitals
 from tests.support.rows import cases
 from tests.support.supervisors import Machine
 from vllm_mlx.cli import service as cli
-from vllm_mlx.cli.options import service_settings
+from vllm_mlx.cli.options import load_settings, service_settings
 from vllm_mlx.cli.output import log_files
 from vllm_mlx.cli.service import History, Place, last_lines, new_lines, texts
 from vllm_mlx.cli.settings import AllSettings, settings_fields
@@ -264,6 +264,15 @@ def test_every_setting_survives_the_files(tmp_path: Path) -> None:
         read = service_settings(place.home)
         if name != "model":
             assert getattr(read, name) == getattr(settings, name), name
+
+
+def test_a_list_of_models_survives_the_files(tmp_path: Path) -> None:
+    file, again = tmp_path / "models.toml", tmp_path / "again.toml"
+    first = 'model = "demo"\nname = "coder"\nmatch = ["claude-*"]\nmax-model-len = 4096\npin = true\n'
+    file.write_text(f'port = 1234\n[[models]]\n{first}[[models]]\nmodel = "org/small"\ntext_only = true\n')
+    written, keys = texts(load_settings({"api_key": ["sk-1"]}, file))
+    again.write_text(written)
+    assert load_settings({}, again) == load_settings({}, file) and keys == 'api_key = ["sk-1"]\n'
 
 
 def test_starts_that_come_late_enough_are_no_loop() -> None:
