@@ -59,17 +59,18 @@ def _items(recorded: Recorded) -> str:
 def shortened(trace: Iterable[Recorded]) -> dict[str, Any]:
     """Return the lengths of an agent's shared lines, and its first requests as numbers of lines and lines."""
     requests = first_requests(trace)
-    texts = [{name: text for name, text in (recorded.body or {}).items() if name in _KEPT} for recorded in requests]
+    bodies = [recorded.body or {} for recorded in requests]
+    texts = [{name: body[name] for name in _KEPT if name in body} for body in bodies]
     shared = set.intersection(*(set(_lines(text)) for text in texts))
     numbers = {line: number for number, line in enumerate(dict.fromkeys(filter(shared.__contains__, _lines(texts[0]))))}
     sessions = [
         {
             "session": recorded.session,
             "endpoint": recorded.endpoint,
-            "tools": [len(json.dumps(tool)) for tool in (recorded.body or {})["tools"]],
+            "tools": [len(json.dumps(tool)) for tool in body["tools"]],
             "body": _replaced(text, numbers),
         }
-        for recorded, text in zip(requests, texts, strict=True)
+        for recorded, body, text in zip(requests, bodies, texts, strict=True)
     ]
     return {"lines": [len(line) for line in numbers], "sessions": sessions}
 
