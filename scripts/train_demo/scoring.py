@@ -139,6 +139,12 @@ def images(turns: tuple[Turn, ...]) -> list[Image.Image]:
     return [p.image for t in turns if isinstance(t, User) for p in t.parts if isinstance(p, Picture)]
 
 
+def prompt_of(tokenizer, wire: list[dict], tools: list[dict] | None, thinking: bool) -> str:
+    return tokenizer.apply_chat_template(
+        wire, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+    )
+
+
 class Greedy:
     """A checkpoint in mlx-vlm."""
 
@@ -157,9 +163,7 @@ class Greedy:
     ) -> tuple[str, int]:
         from mlx_vlm import generate
 
-        prompt = self.tokenizer.apply_chat_template(
-            wire, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-        )
+        prompt = prompt_of(self.tokenizer, wire, tools, thinking)
         result = generate(
             self.model, self.processor, prompt, image=pictures or None, max_tokens=MAX_NEW_TOKENS, temperature=0.0
         )
