@@ -22,7 +22,6 @@ PACKAGES = ("vllm-mlx-server", "mlx", "mlx-metal", "mlx-lm", "mlx-vlm", "transfo
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    num_bytes: int
     peak_bytes: int
     num_regions: int | None  # None if `footprint` listed no categories
 
@@ -44,11 +43,9 @@ def output_of(*command: str) -> str:
 
 def parse_footprint(text: str) -> Footprint | None:
     """Read `footprint -f bytes -p PID`."""
-    now, peak = (re.search(rf"^\s*{name}:\s*(\d+) B", text, re.M) for name in ("phys_footprint", "phys_footprint_peak"))
+    peak = re.search(r"^\s*phys_footprint_peak:\s*(\d+) B", text, re.M)
     total = re.search(r"(\d+)\s+TOTAL\s*$", text, re.M)
-    if now is None or peak is None:
-        return None
-    return Footprint(int(now[1]), int(peak[1]), int(total[1]) if total else None)
+    return None if peak is None else Footprint(int(peak[1]), int(total[1]) if total else None)
 
 
 def parse_vm_stat(text: str) -> VirtualMemory | None:

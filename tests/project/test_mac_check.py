@@ -27,7 +27,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_outputs_of_macos_tools_are_read() -> None:
-    assert progress.parse_footprint(output("footprint")) == progress.Footprint(5368709120, 5637144576, 1204)
+    assert progress.parse_footprint(output("footprint")) == progress.Footprint(5637144576, 1204)
     memory = progress.parse_vm_stat(output("vm_stat"))
     assert memory == progress.VirtualMemory(16384 * 400018, 16384 * 895976)
     assert progress.parse_boot_time(output("boottime")) == 1764012345
