@@ -154,13 +154,10 @@ class Greedy:
         self.model, self.processor = load(str(folder))
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
 
-    def reply(self, turns: tuple[Turn, ...], tools: list[dict] | None, thinking: bool) -> tuple[str, int]:
-        """Return the reply after `turns`, with its reasoning, and the number of prompt tokens."""
-        return self.complete(messages(turns), tools, thinking, images(turns))
-
     def complete(
         self, wire: list[dict], tools: list[dict] | None, thinking: bool, pictures: list[Image.Image]
     ) -> tuple[str, int]:
+        """Return the reply to messages, with its reasoning, and the number of prompt tokens."""
         from mlx_vlm import generate
 
         prompt = prompt_of(self.tokenizer, wire, tools, thinking)
@@ -176,7 +173,7 @@ def judged(asker: Greedy, item: Item) -> Verdict:
     length = 0
     for turn in item.turns:
         history = with_thoughts(item.conversation.turns[:turn], item.thinking)
-        text, length = asker.reply(history, tools, item.thinking)
+        text, length = asker.complete(messages(history), tools, item.thinking, images(history))
         wanted = reply_text(item.conversation.turns[turn])
         if answer_of(text) != wanted:
             return Verdict(item.skill, length, (wanted, text))
