@@ -285,6 +285,16 @@ def test_starts_that_come_late_enough_are_no_loop() -> None:
     assert history.ends_too_often
 
 
+def test_the_end_of_the_log_is_printed_and_controls_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = Place(tmp_path).log
+    log.parent.mkdir(parents=True)
+    log.write_text("one\n\x1b[2Jtwo\nthree\n")
+    assert service("logs", "-n", "2") == (0, "[2Jtwo\nthree\n")
+
+
 _LINES = """
 import logging, os, sys
 sys.path.insert(0, {root!r})

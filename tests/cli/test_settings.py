@@ -60,6 +60,8 @@ def test_several_values_from_flags_a_variable_and_a_file(config_file: Path, monk
     assert load_settings({}, config_file).cors_origin == ("*",)
     monkeypatch.setenv("VLLM_MLX_SERVED_MODEL_NAME", "e, f")
     assert load_settings({}, config_file).served_model_name == ("e", "f")
+    monkeypatch.setenv("VLLM_MLX_MODELS_FROM", "hub, /models")
+    assert load_settings({}).models_from == ("hub", "/models")
 
 
 def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,9 @@ _OTHER_MODEL = (
 _OTHER_PROGRAM = "If another program holds the port, stop it, or set another port with VLLM_MLX_PORT."
 
 
-def _clients(incomplete: str) -> list[tuple[str, str]]:
-    """Return the clients that begin so, each with its title, for the Tab key."""
-    return [(name, row.title) for name, row in CLIENTS.items() if name.startswith(incomplete)]
+def _clients() -> list[tuple[str, str]]:
+    """Return the clients, each with its title, for the Tab key."""
+    return [(name, row.title) for name, row in CLIENTS.items()]
 
 
 def launch(

@@ -31,11 +31,10 @@ KeyOption = Annotated[
 ]
 
 
-def served_names(incomplete: str) -> list[str]:
-    """Return the names that begin so, of the server with the settings of this machine, for the Tab key."""
+def served_names() -> list[str]:
+    """Return the names of the server with the settings of this machine, for the Tab key."""
     with suppress(CommandFailed, ConfigError):
-        models = find_server(None, None, answer_s=_COMPLETION_S).models()
-        return [model.name for model in models if model.name.startswith(incomplete)]
+        return [model.name for model in find_server(None, None, answer_s=_COMPLETION_S).models()]
     return []
 
 
@@ -45,8 +44,8 @@ ModelOption = Annotated[
 ]
 
 
-def _models(incomplete: str) -> list[str]:
-    return list(dict.fromkeys([*served_names(incomplete), *downloaded(incomplete)]))
+def _models() -> list[str]:
+    return list(dict.fromkeys([*served_names(), *downloaded()]))
 
 
 StartOption = Annotated[

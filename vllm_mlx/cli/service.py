@@ -234,12 +234,8 @@ def logs(
 ) -> None:
     """Print the end of the service's log."""
     place = Place.of(user)
-    for line in last_lines(place.log, num_lines):
-        sys.stdout.write(printable(line))
-    if follow:
-        for line in new_lines(place.log):
-            sys.stdout.write(printable(line))
-            sys.stdout.flush()
+    for line in itertools.chain(last_lines(place.log, num_lines), new_lines(place.log) if follow else ()):
+        print(printable(line), end="", flush=True)
 
 
 @service_app.command()

@@ -24,8 +24,8 @@ class Form:
     """The form in which people write a setting's value. `read` raises ValueError, which says what to write."""
 
     metavar: str
-    note: str  # the end of the help text
-    read: Callable[[object], object]
+    note: str = ""  # the end of the help text
+    read: Callable[[object], object] = lambda value: value
 
 
 def read_list(value: object) -> object:
