@@ -167,25 +167,6 @@ def test_sampling_does_not_matter_to_the_cache(model, driver):
     assert check(driver, model[1], ids) == 49
 
 
-@pytest.mark.full  # of four architectures any load does
-def test_small_caches_evict_and_stay_exact(model):
-    path = model[1]
-    free = Driver(path)
-    footprint = free.engine.default.facts.footprint
-    window = sum(window * size for window, size in footprint.windows)
-    limit = 260 * (footprint.bytes_per_token + 8) + 5 * (footprint.fixed_bytes + window)
-    driver = Driver(path, cache_memory_bytes=limit)
-    conversations = [prompt(120) for _ in range(4)]
-    for _ in range(4):
-        for number, ids in enumerate(conversations):
-            reply, _ = run(driver, ids, points=(100,))
-            assert reply == plain_loop(path, ids, NUM_TOKENS)[0]
-            conversations[number] = [*ids, *reply, *prompt(6)]
-            assert driver.engine.cache_tree.used_bytes <= limit
-            driver.engine.cache_tree.check_integrity()
-    assert driver.engine.cache_tree.stats.evictions > 0
-
-
 @row("S4-26")
 def test_state_of_several_rows_is_not_stored(model, driver, monkeypatch):
     """A batch dimension other than 1: the reply goes on, nothing is kept, and the next prompt is a miss.
