@@ -48,49 +48,17 @@ TOOLS_FLAGS = {
     for flag in re.findall(r"--[a-z][a-z-]+", file.read_text(encoding="utf-8"))
 }
 CLIENTS_FLAGS = {
-    "--allowed-tools",
-    "--allow-all-tools",
-    "--attachment",
-    "--auth-type",
-    "--auto",
-    "--bare",
-    "--cask",
-    "--config",
-    "--continue",
-    "--data-dir",
-    "--editor-model",
-    "--extension",
-    "--file",
-    "--image",
-    "--install-extension",
-    "--last",
-    "--local",
-    "--message",
-    "--model-metadata-file",
-    "--no-show-model-warnings",
-    "--permission-mode",
-    "--profile",
-    "--provider",
-    "--settings",
-    "--tools",
-    "--weak-model",
-    "--yolo",
-}
+    "--allowed-tools", "--allow-all-tools", "--attachment", "--auth-type", "--auto", "--bare", "--cask", "--config",
+    "--continue", "--data-dir", "--editor-model", "--extension", "--file", "--image", "--install-extension", "--last",
+    "--local", "--message", "--model-metadata-file", "--no-show-model-warnings", "--permission-mode", "--profile",
+    "--provider", "--settings", "--tools", "--weak-model", "--yolo",
+}  # fmt: skip
 
 ROUTER_FLAGS = {
-    "--balance-abs-threshold",
-    "--balance-rel-threshold",
-    "--health-check-interval-secs",
-    "--max-buffered-request-bytes",
-    "--policy",
-    "--prometheus-host",
-    "--routing-key-headers",
-    "--sticky-sessions",
-    "--tenant-api-key",
-    "--worker-overload-token-usage",
-    "--worker-overload-waiting-requests",
-    "--worker-urls",
-}
+    "--balance-abs-threshold", "--balance-rel-threshold", "--health-check-interval-secs",
+    "--max-buffered-request-bytes", "--policy", "--prometheus-host", "--routing-key-headers", "--sticky-sessions",
+    "--tenant-api-key", "--worker-overload-token-usage", "--worker-overload-waiting-requests", "--worker-urls",
+}  # fmt: skip
 
 
 def test_every_command_and_its_flags_are_documented() -> None:

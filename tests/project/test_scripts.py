@@ -12,20 +12,9 @@ import pytest
 from tests.project.sources import ROOT
 
 SCRIPTS = (
-    "serve",
-    "test",
-    "check",
-    "bench",
-    "replay",
-    "accept-clients",
-    "soak",
-    "fuzz",
-    "check-drift",
-    "vllm-mlx",
-    "lock",
-    "install",
-    "formula",
-)
+    "serve", "test", "check", "bench", "replay", "accept-clients", "soak", "fuzz", "check-drift", "vllm-mlx", "lock",
+    "install", "formula",
+)  # fmt: skip
 TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz", "check-drift")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm", "sed")
 
