@@ -21,10 +21,7 @@ NAMES = (*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5")
 prompt = RandomPrompts(4)
 
 
-@pytest.fixture(
-    scope="module",
-    params=cases(NAMES, {"gemma3_text", "qwen3_5"}),
-)
+@pytest.fixture(scope="module", params=cases(NAMES, {"gemma3_text", "qwen3_5"}))
 def model(request, checkpoint):
     return request.param, checkpoint(request.param)
 
