@@ -173,12 +173,6 @@ def test_the_plot_shows_the_table_of_the_benchmarks() -> None:
     assert len(ratios) > 5 and all(f">{ratio}</text>" in plot(page) for ratio in ratios)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_is_documented(name: str) -> None:
-    page = read(ROOT / "docs" / "configuration.md")
-    assert f"| `{name.upper() if name in POSITIONAL else flag_name(name)}` |" in page
-
-
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_links_lead_to_files_and_headings_of_this_repository(path: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", read(path)):
