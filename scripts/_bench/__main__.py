@@ -31,7 +31,7 @@ WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "disk": disk.write_wide,
     "embeddings": embeddings.write_tiny,
 }
-TABLES: dict[str, Callable[[Sequence[str]], None]] = {"device": tables.device}  # computed
+TABLES: dict[str, Callable[[Sequence[str]], None]] = {"device": tables.device, "keep": tables.keep}  # computed
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -39,7 +39,8 @@ def parse_arguments() -> argparse.Namespace:
         prog="scripts/bench",
         description="Measures this server beside `python -m mlx_lm.server`, run by run in turn, and prints medians and "
         "ratios. The machine should have nothing else to do.",
-        epilog="`scripts/bench device` prints tables that are computed for Apple chips.",
+        epilog="`scripts/bench device` prints tables that are computed for Apple chips, `scripts/bench keep` what "
+        "eviction costs.",
     )
     add = parser.add_argument
     workloads = [*COMPARISONS, *WORKLOADS]

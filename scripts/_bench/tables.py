@@ -1,4 +1,4 @@
-"""Tables that are computed, not measured, and need neither a model nor a Mac: `device`."""
+"""Tables that are computed, not measured, and need neither a model nor a Mac: `device` and `keep`."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -9,12 +9,17 @@ from tests.support.agent_sessions import agents
 from tests.support.device_catalogue import CHIPS, SHAPES
 from tests.support.device_model import Device
 from tests.support.device_serving import Result, decode_rows, fits, serve_agents
+from tests.support.keep_comparison import DEVICES, Comparisons
+from tests.support.recorded_sessions import requests_of
 
 LENGTHS = (60_000, 20_000, 8_000, 2_000)
 MODELS = ("Qwen3 0.6B", "Qwen3 8B", "Qwen3 32B", "Llama 3.3 70B", "Qwen3.8 27B", "Qwen3 30B-A3B", "gpt-oss 120B")
+SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
+PEOPLE = (4, 8, 16)
 _AGENT_CHIPS = ("M1 Max", "M2 Ultra", "M3 Max", "M3 Ultra", "M4 Pro", "M4 Max", "M5 Max")
 _SHORT, _PROMPT = 2_000, 2_048
 _FILE_WIDTH = 200
+_COLUMNS = ("share", "ours", "least recently used", "clairvoyant", "÷ least recently used", "÷ clairvoyant")
 Cell = Callable[[Device], str]
 
 
@@ -60,6 +65,37 @@ def _agent_gaps(device: Device) -> str:
 @cache
 def _served(device: Device) -> Result:
     return serve_agents(device, agents())
+
+
+def keep(arguments: Sequence[str]) -> None:
+    """Print what eviction costs on recorded sessions: seconds of prefill, beside two other rules."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench keep",
+        description="Runs the prefix planner on recorded sessions with little room to keep their state. Prints the "
+        "seconds of computing again what had been computed, and all seconds of prompts over those of the "
+        "other rules. Devices are computed; nothing is measured.",
+    )
+    parser.add_argument(
+        "--people", type=int, action="append", metavar="N", help="number of people who work (default: 4, 8 and 16)"
+    )
+    parser.add_argument("--kind", action="append", choices=DEVICES, help="a kind of model; may repeat (default: all)")
+    given = parser.parse_args(arguments)
+    for people in given.people or PEOPLE:
+        requests = requests_of(people=people)
+        for kind in given.kind or DEVICES:
+            _print_kept(people, kind, Comparisons(DEVICES[kind], requests))
+
+
+def _print_kept(people: int, kind: str, comparisons: Comparisons) -> None:
+    device = DEVICES[kind]
+    rows = []
+    for share in SHARES:
+        found = comparisons.at(share)
+        seconds = (found.ours_s, found.lru_s, found.clairvoyant_s)
+        over = [f"{found.ours_s / other:.3f}" for other in seconds[1:]]
+        rows.append((f"{share:.0%}", *(f"{each - comparisons.least_s:.1f}" for each in seconds), *over))
+    wanted = f"{comparisons.wanted_bytes / 1e9:.1f} GB wanted, at least {comparisons.least_s:.0f} s of prefill"
+    _print(f"{people} people, {device.shape.name}, {device.chip.name}: {wanted}", _COLUMNS, rows)
 
 
 def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -1,22 +1,35 @@
-"""`python -m scripts._replay.beginnings TRACE... FILE`: what recorded sessions share, without their texts.
+"""`python -m scripts._replay.beginnings [--lengths] TRACE... FILE`: what recorded sessions share, without their texts.
 
-FILE gets the first requests. A line that all sessions of an agent share is kept as its length, and
+Without the flag, FILE gets the first requests. A line that all sessions of an agent share is kept as its length, and
 stands again as made-up words of that length. Lines in which sessions differ are kept, so that prompts part where the
 recorded ones do.
+
+With `--lengths`, each prompt is rendered and tokenised as the server does it, with a vocabulary trained on the traces.
+FILE has for each prompt its session, the earlier prompt of the same trace that shares most with it and how many tokens,
+its length, its snapshot points, and how many tokens of its reply the next prompt repeats.
 """
 
 import argparse
 import json
 import random
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.support.tokenizers import TEMPLATES, save
+from vllm_mlx.prompt.encoded import common_prefix
+from vllm_mlx.prompt.processor import RequestProcessor
+
+from .checkpoint import texts_of, train
+from .ideal import decode, processor_of
 from .trace import Recorded, load
 
 # The most tokens that requests across sessions may compute, in a model that resumes at snapshot points, for each token
 # that no earlier prompt began with. Sessions of codex differ in the last few lines only.
 MOST_COMPUTED = {"claude_code": 1.02, "codex": 1.10, "opencode": 1.03}
+_CONTINUED = {"p_continue": "p_session3_otherdir", "long_continue": "long"}  # sessions taken up again, by name
+_END = "<|im_end|>"
 Ids = tuple[int, ...]
 _KEPT = ("system", "instructions", "messages", "input")
 _WORDS = [
@@ -160,14 +173,63 @@ def _tool(endpoint: str, place: int, size: int) -> dict[str, Any]:
     return {"type": "function", **function} if "responses" in endpoint else {"type": "function", "function": function}
 
 
+def prompts_of(processor: RequestProcessor, agent: str, trace: Iterable[Recorded]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    ids: list[Ids] = []
+    for recorded in trace:
+        if recorded.protocol is None or recorded.body is None or recorded.body.get("max_tokens") == 1:
+            continue
+        try:
+            prepared = processor.prepare(decode(recorded.protocol, recorded.body))
+        except ValueError:  # pydantic's: a body that asks for something else than a reply
+            continue
+        own = prepared.prompt.token_ids
+        common, base = max(((common_prefix(own, other), -number) for number, other in enumerate(ids)), default=(0, 1))
+        rows.append(
+            {
+                "agent": agent,
+                "session": _CONTINUED.get(recorded.session, recorded.session),
+                "is_continued": recorded.session in _CONTINUED,
+                "base": -base,
+                "common": common,
+                "tokens": len(own),
+                "points": list(prepared.prompt.snapshot_points),
+                "reply": 0,
+            }
+        )
+        ids.append(own)
+        if -base >= 0 and common == len(ids[-base]) and rows[-base]["session"] == rows[-1]["session"]:
+            rest = processor.tokenizer.decode(own[common:])
+            reply = rest[: rest.find(_END)] if _END in rest else ""
+            rows[-base]["reply"] = len(processor.tokenizer.encode(reply, add_special_tokens=False))
+    return rows
+
+
+def lengths_of(traces: dict[str, list[Recorded]]) -> list[dict[str, Any]]:
+    texts = list(dict.fromkeys(text for trace in traces.values() for each in trace for text in texts_of(each.body)))
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = save(Path(name), train(texts), eos=_END, template=(TEMPLATES / "qwen3.jinja").read_text())
+        for agent, trace in traces.items():
+            first = len(rows)
+            rows += prompts_of(processor_of(folder), agent, trace)
+            for row in rows[first:]:
+                row["base"] += first if row["base"] >= 0 else 0
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE")
     parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--lengths", action="store_true", help="write the lengths that prompts share")
     arguments = parser.parse_args()
     traces = {path.stem: load(path) for path in arguments.traces}
-    kept = ((agent, shortened(trace)) for agent, trace in traces.items())
-    text = "{\n" + ",\n".join(f"{json.dumps(agent)}: {json.dumps(each)}" for agent, each in kept) + "\n}\n"
+    if arguments.lengths:
+        text = "[\n" + ",\n".join(map(json.dumps, lengths_of(traces))) + "\n]\n"
+    else:
+        kept = ((agent, shortened(trace)) for agent, trace in traces.items())
+        text = "{\n" + ",\n".join(f"{json.dumps(agent)}: {json.dumps(each)}" for agent, each in kept) + "\n}\n"
     arguments.file.write_text(text, encoding="utf-8")
 
 
