@@ -16,12 +16,7 @@ from .fakes import FakeEngine
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 MESSAGE: Any = {"model": "tiny", "max_tokens": 5, **CHAT}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine(), host_names=("llm.example",)) as running:
-        yield running
+OPTIONS = {"host_names": ("llm.example",)}
 
 
 def asked_as(server: Running, host: str, path: str = "/health") -> httpx.Response:

@@ -30,13 +30,7 @@ SCHEMA: Any = {"type": "object", "properties": {"x": {"enum": ["y" * 300]}}}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TOOLS: Any = [{**TOOL, "function": {**TOOL["function"], "name": name}} for name in ("f", "g", "h")]
 TREE: Any = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    limits = RequestLimits(max_messages=3, max_tools=2, max_schema_bytes=200, max_choices=5)
-    with serving(FakeEngine(), limits=limits) as running:
-        yield running
+OPTIONS = {"limits": RequestLimits(max_messages=3, max_tools=2, max_schema_bytes=200, max_choices=5)}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import weakref
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,10 +13,8 @@ from tests.support.running import Running, eventually, post_bytes, serving, slow
 from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.openai.encode import ChatStream
 from vllm_mlx.api.replies import ReplyFold
-from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
-from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server import routes
 from vllm_mlx.server.log import Receipts, RequestRecord, error_of
 from vllm_mlx.server.response_store import ResponseStore
@@ -25,6 +22,7 @@ from vllm_mlx.server.response_store import ResponseStore
 from .fakes import FakeEngine, FakeGeneration
 
 MAX_OPEN = 3  # requests that the server under test holds at once
+MODEL, SETTINGS = "qwen3", {"max_model_len": 512, "max_num_seqs": 1, "max_queue": MAX_OPEN - 1}
 HI: Any = [{"role": "user", "content": "Hello"}]
 CHAT: Any = {"messages": HI, "max_tokens": 3}
 COMPLETION: Any = {"prompt": ["a", "b"], "max_tokens": 3}
@@ -58,19 +56,6 @@ SEAMS: Any = {
         ["response", "streamed response", "background response"],
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint: Any) -> Iterator[Running]:
-    config = EngineConfig(
-        model=str(checkpoint("qwen3")),
-        max_model_len=512,
-        memory_budget_bytes=2 << 30,
-        max_num_seqs=1,
-        max_queue=MAX_OPEN - 1,
-    )
-    with serving(start_engine(config)) as running:
-        yield running
 
 
 @pytest.mark.parametrize("name", SEAMS)

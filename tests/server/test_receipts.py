@@ -10,9 +10,6 @@ from tests.support.running import Running, eventually
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.receipt import CacheReceipt, ChangeCause, Expectation, PromptChange, Shortfall
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.runner.checkpoint import DEMO_PATH
-
-from .watched import engine_served
 
 CHANGE = PromptChange(
     cause=ChangeCause.MESSAGE, num_common_tokens=40, num_previous_tokens=90, previous_token_id=1, token_id=2
@@ -41,12 +38,7 @@ def test_why_less_was_cached_than_expected(cached, stored, expected, change, sho
     assert (receipt.why is None) == (shortfall is None)
 
 
-@pytest.fixture(scope="module")
-def server():
-    with engine_served(DEMO_PATH, text_only=True) as running:
-        yield running
-
-
+MODEL, SETTINGS = "demo", {"text_only": True}
 FIRST = "Say: hello"
 PROTOCOLS = {
     "/v1/chat/completions": ("messages", lambda reply: reply["choices"][0]["message"]["content"]),

@@ -11,7 +11,6 @@ from vllm_mlx.api.text import seal
 from vllm_mlx.core.errors import Unsupported
 from vllm_mlx.core.messages import (
     DocumentPart,
-    ImagePart,
     Message,
     ReasoningPart,
     TextPart,
