@@ -1,4 +1,4 @@
-"""Whatever JSON comes, it is decoded or refused in words, by name where the protocol has names: there is no third way."""
+"""Whatever JSON comes, it is decoded or refused in words, and by name where the protocol has names."""
 
 import json
 from collections.abc import Callable

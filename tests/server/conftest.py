@@ -50,7 +50,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
 def engine(server: Running, request: pytest.FixtureRequest) -> FakeEngine:
     """It says hello, or searches once, and has seen nothing yet."""
     engine: FakeEngine = server.engine
-    engine.play, engine.refuse = hello, None
+    engine.play, engine.refuse, engine.prompt_change = hello, None, None
     if hasattr(request.module, "SEARCHES"):
         web: Searx = request.getfixturevalue("web")
         web.queries.clear()

@@ -179,6 +179,8 @@ def test_settings_that_cannot_serve(make: Callable[[], object]) -> None:
         ("/chat/completions", "/v1/chat/completions"),
         ("//v1/responses", "/v1/responses"),
         ("/v1/v1/models", "/v1/models"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/v1/v2/rerank", "/v1/rerank"),
         ("/v1/message", None),
         ("/elsewhere", None),
     ],

@@ -5,30 +5,17 @@ import json
 import logging
 import random
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, eventually, post_bytes
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.events import Started, TextDelta
+from vllm_mlx.core.events import TextDelta
 
-from .fakes import FakeEngine, Pause, Script, finished, hello
+from .fakes import endless, finished, hello, silent
 
-
-def endless(request: object, index: int) -> Script:
-    return (Started(7, 0), *(step for _ in range(2000) for step in (TextDelta("word "), Pause(0.002))), Pause())
-
-
-def silent(request: object, index: int) -> Script:
-    return (Pause(),)
-
-
-@pytest.fixture
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def post(server: Running, **fields: object) -> socket.socket:
@@ -72,7 +59,7 @@ def test_a_reply_read_to_its_end_aborts_nothing(server: Running, stream: bool) -
     assert server.engine.aborted == [] and len(server.engine.finished) == 20
 
 
-def test_one_prompt_refused_leaves_no_other_running(server: Running) -> None:
+def test_one_prompt_refused_leaves_no_other_running(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     server.engine.play = silent
     submit = server.engine.submit
 
@@ -81,7 +68,7 @@ def test_one_prompt_refused_leaves_no_other_running(server: Running) -> None:
             raise InvalidParameter("No.", param="prompt")
         return await submit(request)  # type: ignore[arg-type]
 
-    server.engine.submit = refuse_the_third  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(server.engine, "submit", refuse_the_third)
     with server.http() as client:
         assert client.post("/v1/completions", json={"prompt": ["a", "b", "c"]}).status_code == 400
     assert len(server.engine.aborted) == 2 and not server.engine.running

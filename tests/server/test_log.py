@@ -3,13 +3,12 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, eventually, post_bytes
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
 from vllm_mlx.core.receipt import ChangeCause, PromptChange
@@ -22,11 +21,10 @@ SECRET = "xyzzy-secret"
 CHAT: Any = {"messages": [{"role": "user", "content": SECRET}]}
 
 
-@pytest.fixture
-def server(caplog: pytest.LogCaptureFixture) -> Iterator[Running]:
+@pytest.fixture(autouse=True)
+def logged(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with serving(FakeEngine(play=lambda request, index: (Started(7, 2), TextDelta(SECRET), finished()))) as running:
-        yield running
+    engine.play = lambda request, index: (Started(7, 2), TextDelta(SECRET), finished())
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.golden.streams import ASKED, PATHS
-from tests.support.running import Running, serving
+from tests.support.running import serving
 from vllm_mlx.core.errors import ContextLengthExceeded, Overloaded
 from vllm_mlx.core.events import PromptProgress, ReasoningDelta, Started, TextDelta
 from vllm_mlx.core.request import Request
@@ -49,23 +50,28 @@ PROTOCOLS = {
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_a_reply_has_the_id_of_its_request_and_the_name_that_was_asked_for(
-    server: Running, engine: FakeEngine, name: str
+    http: httpx.Client, engine: FakeEngine, name: str
 ) -> None:
-    with server.http() as client:
-        reply = client.post(PATHS[name], json=ASKED[name] | {"model": "alias"}).json()
+    reply = http.post(PATHS[name], json=ASKED[name] | {"model": "alias"}).json()
     assert (reply["id"], reply["model"]) == (engine.requests[-1].request_id, "alias")
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_the_likeliest_token_alone_may_be_asked_for(http: httpx.Client, engine: FakeEngine, name: str) -> None:
+    """`top_p` 0 is within the vendors' limits."""
+    statuses = [http.post(PATHS[name], json=ASKED[name] | {"top_p": value}).status_code for value in (0, -0.1)]
+    assert statuses == [200, 400] and [request.sampling.top_p for request in engine.requests] == [0]
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_engine_refuses_is_refused_before_any_stream(
-    server: Running, engine: FakeEngine, name: str, stream: bool
+    http: httpx.Client, engine: FakeEngine, name: str, stream: bool
 ) -> None:
-    with server.http() as client:
-        engine.refuse = ContextLengthExceeded(num_prompt_tokens=600, max_model_len=512)
-        assert client.post(PATHS[name], json=ASKED[name] | {"stream": stream}).status_code == 400
-        engine.refuse = Overloaded("Too many requests wait.", retry_after_s=1.2)
-        refused = client.post(PATHS[name], json=ASKED[name] | {"stream": stream})
+    engine.refuse = ContextLengthExceeded(num_prompt_tokens=600, max_model_len=512)
+    assert http.post(PATHS[name], json=ASKED[name] | {"stream": stream}).status_code == 400
+    engine.refuse = Overloaded("Too many requests wait.", retry_after_s=1.2)
+    refused = http.post(PATHS[name], json=ASKED[name] | {"stream": stream})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
 
 
