@@ -21,9 +21,6 @@ from ..media.samples import (
     bomb,
     corners,
     encode,
-    png,
-    png_chunk,
-    progressive,
     turned,
 )
 from .image_engine import ImageEngine
@@ -50,19 +47,10 @@ def pictures() -> Iterator[Host]:
         running.routes |= {
             "/good.png": image(PNG),
             "/slow": drip(b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
-            "/silent": drip(b"", b""),
-            "/endless": drip(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536, pause_s=0),
-            "/heads": drip(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", pause_s=0),
-            "/short": reply(PNG[:50], length=5000),
-            "/cut": image(PNG[:50]),
             "/page": reply(b"<html></html>", "Content-Type: text/html"),
             "/gone": reply(b"", status="404 Not Found"),
             "/loop": redirect("/loop"),
             "/inside": redirect("http://inside.test/"),
-            "/metadata": redirect("http://169.254.169.254/latest/meta-data/"),
-            "/file": redirect("file:///etc/passwd"),
-            "/secret": redirect("http://user:password@pictures.test/"),
-            "/packed": reply(PNG, "Content-Encoding: gzip"),
         }
         yield running
 
@@ -78,8 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Running]:
     config = {**LIMITS, "media_root": str(root)}
-    names = Names({name: name for name in ("10.0.0.1", "169.254.169.254", "::1", "127.0.0.2", "0x7f000001")})
-    names.leads |= {"pictures.test": HERE, "inside.test": "192.168.0.1", "127.1": "127.0.0.2"}
+    names = Names({"169.254.169.254": "169.254.169.254", "pictures.test": HERE, "inside.test": "192.168.0.1"})
     with serving(ImageEngine(media=MediaConfig(**config), web=web(names, **config))) as running:
         yield running
 
@@ -111,78 +98,29 @@ PLACES = {
     "responses": "input[0].content[0].image_url",
 }
 
-BAD_DATA: dict[str, str] = {
+BAD: dict[str, str] = {  # `tests/media` has many more of each kind
     "empty": "data:image/png;base64,",
-    "no comma": "data:image/png;base64",
     "not base64": "data:image/png;base64,@@@@",
-    "half of base64": "data:image/png;base64,A",
-    "text": data_url(b"hello"),
-    "a page": data_url(b"<!doctype html><html></html>"),
-    "svg": data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"),
-    "svg as png": data_url(b"<?xml version='1.0'?><svg/>"),
     "svg in words": "data:image/svg+xml,%3Csvg%20xmlns='http://www.w3.org/2000/svg'/%3E",
-    "pdf": data_url(b"%PDF-1.7", "application/pdf"),
-    "heic": data_url(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"),
     "video": data_url(b"\0\0\0\x18ftypisom\0\0\0\0", "video/mp4"),
-    "gzip": data_url(b"\x1f\x8b\x08\0\0\0\0\0"),
-    "format not read": data_url(encode(corners(), "PPM")),
-    "icon": data_url(encode(Image.new("RGB", (16, 16)), "ICO")),
     "png cut": data_url(PNG[:-30]),
-    "png of nothing": data_url(png(9, 9)),
-    "png of garbage": data_url(png(9, 9, png_chunk(b"IDAT", b"garbage"))),
-    "png of no size": data_url(png(0, 0)),
-    "png of another size": data_url(png(900, 900, png_chunk(b"IDAT", b"x\x9c\x03\0\0\0\0\x01"))),
-    "jpeg cut": data_url(encode(corners(64, 64), "JPEG")[:400], "image/jpeg"),
-    "jpeg of scans": data_url(progressive(150)),
-    "gif cut": data_url(encode(corners(), "GIF")[:20]),
-    "webp cut": data_url(encode(corners(), "WEBP")[:30]),
-    "avif cut": data_url(encode(corners(), "AVIF")[:-20]),
-    "tiff": data_url(encode(corners(), "TIFF"), "image/tiff"),
     "bomb": data_url(bomb(3000)),
-    "billions of pixels": data_url(png(2**31 - 1, 2**31 - 1)),
-    "a thread of pixels": data_url(png(49_000_000, 1)),
-    "a thread of frames": data_url(
-        encode(Image.new("L", (201, 1)), "GIF", save_all=True, append_images=[Image.new("L", (201, 1), 9)])
-    ),
     "too many bytes": data_url(encode(Image.effect_noise((600, 600), 90).convert("RGB"))),
     "bare base64": base64.b64encode(PNG).decode(),
-    "nothing": "",
     "relative": "a.png",
-    "null": "http://\0/",
     "half a character": "\ud83d",
     "half a character in an address": "http://pictures.test/\ud83d",
-    "half a character as a path": "/\ud83d",
-    "half a character as data": "data:image/png,\ud83d",
     "half a character in base64": "data:image/png;base64,\ud83dAAA",
-}
-BAD_ADDRESSES: dict[str, str] = {
-    **{path[1:]: f"http://pictures.test:PORT{path}" for path in (
-        "/slow", "/silent", "/endless", "/heads", "/short", "/cut", "/page", "/gone", "/loop", "/inside", "/metadata",
-        "/file", "/secret", "/packed", "/unknown")},
+    **{path[1:]: f"http://pictures.test:PORT{path}" for path in ("/slow", "/page", "/gone", "/loop", "/inside")},
     "unknown host": "http://none.test/a.png",
-    "private host": "http://inside.test/a.png",
-    "loopback": "http://127.0.0.2:PORT/good.png",
-    "loopback, short": "http://127.1:PORT/good.png",
-    "loopback of six": "http://[::1]:PORT/good.png",
     "metadata address": "http://169.254.169.254/latest/meta-data/",
     "password": "http://user:password@pictures.test:PORT/good.png",
     "closed port": "http://pictures.test:1/",
-    "impossible port": "http://pictures.test:99999/",
-    "not TLS": "https://pictures.test:PORT/good.png",
-    "ftp": "ftp://pictures.test/a.png",
-    "gopher": "gopher://pictures.test/",
-    "broken": "http://[::1",
-    "no host": "http:///a.png",
     "a long one": "http://pictures.test/" + "a" * 80_000,
-    "a file elsewhere": "/etc/passwd",
     "a file by URL": "file:///etc/passwd",
-    "a file by way of the folder": "ROOT/../etc/passwd",
     "a link out": "ROOT/out.png",
-    "a folder": "ROOT",
-    "a device": "file:///dev/zero",
     "another machine's file": "file://server/share/a.png",
 }  # fmt: skip
-BAD = {**BAD_DATA, **BAD_ADDRESSES}
 
 
 def refused(protocol: str, answer: httpx.Response) -> str:
@@ -202,7 +140,6 @@ def refused(protocol: str, answer: httpx.Response) -> str:
 def test_bad_images_are_refused_and_the_server_is_well(
     server: Running, pictures: Host, root: Path, protocol: str
 ) -> None:
-    assert len(BAD) > 60
     with server.http() as http:
         for name, source in BAD.items() if protocol == "chat" else [*BAD.items()][::6]:
             source = source.replace("PORT", str(pictures.port)).replace("ROOT", str(root))
