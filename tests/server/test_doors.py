@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.protocols import PROTOCOLS
 from tests.support.running import Running, named, serving
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.guards import own_names
@@ -97,10 +98,9 @@ def test_metrics_may_be_opened_alone() -> None:
         assert ask(server, None, "GET", "/v1/status") == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
-def test_holders_of_different_keys_share_no_cache(guarded: Running, path: str) -> None:
-    said = {"input": "hi"} if path.endswith("responses") else MESSAGE
-    body = {"prompt": "hi", "max_tokens": 5} if path.endswith("/completions") and "chat" not in path else said
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_holders_of_different_keys_share_no_cache(guarded: Running, name: str) -> None:
+    path, body = PROTOCOLS[name].path, PROTOCOLS[name].body("hi")
     salts = []
     for key, salt in (("first", None), ("first", None), ("second", None), ("second", "mine"), ("first", "mine")):
         fields = body if salt is None else {**body, "cache_salt": salt}
@@ -201,8 +201,7 @@ def test_allowed_origins_may_ask_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/unknown", "/health", "/page/nothing.js"])
-def test_no_page_can_take_an_answer_for_a_script_or_an_image(server: Running, path: str) -> None:
-    with server.http() as client:
-        headers = client.get(path).headers.multi_items()
+def test_no_page_can_take_an_answer_for_a_script_or_an_image(http: httpx.Client, path: str) -> None:
+    headers = http.get(path).headers.multi_items()
     assert headers.count(("x-content-type-options", "nosniff")) == 1
     assert headers.count(("cross-origin-resource-policy", "same-origin")) == 1

@@ -10,7 +10,6 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.rows import row
-from tests.support.running import Running
 from vllm_mlx.cli.remote import events_of
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -74,13 +73,12 @@ def test_a_named_tool_behind_a_thought_of_nine_tokens(gpt: openai.OpenAI) -> Non
 
 @row("S1-1", "S2-14")
 @pytest.mark.parametrize("stream", [False, True])
-def test_hidden_reasoning_is_reasoning_all_the_same(server: Running, stream: bool) -> None:
+def test_hidden_reasoning_is_reasoning_all_the_same(http: httpx.Client, stream: bool) -> None:
     """The grammar bounds the answer alone: the same tokens are sampled, and the thought is not sent."""
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
     body = {"messages": HI, "response_format": form, "thinking_token_budget": 7, "temperature": 0, "max_tokens": 300}
-    with server.http() as client:
-        shown = client.post("/v1/chat/completions", json=body).json()
-        hidden = hidden_reply(client, {**body, "include_reasoning": False}, stream)
+    shown = http.post("/v1/chat/completions", json=body).json()
+    hidden = hidden_reply(http, {**body, "include_reasoning": False}, stream)
     message, usage = shown["choices"][0]["message"], shown["usage"]
     assert message["reasoning_content"] and usage["completion_tokens_details"]["reasoning_tokens"] == 7
     assert hidden == {"content": message["content"], "reasoning": "", "usage": usage["completion_tokens"]}

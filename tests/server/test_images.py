@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.support.protocols import PROTOCOLS, SEEING
 from tests.support.running import Running, serving
 from vllm_mlx.core.config import MediaConfig
 
@@ -71,32 +72,11 @@ def server(root: Path) -> Iterator[Running]:
         yield running
 
 
-def chat(*sources: str, **image_fields: Any) -> tuple[str, dict[str, Any]]:
-    content = [{"type": "image_url", "image_url": {"url": source, **image_fields}} for source in sources]
-    return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}
+def showing(name: str, *sources: str) -> tuple[str, dict[str, Any]]:
+    """The path and the body of a request with these images."""
+    protocol = PROTOCOLS[name]
+    return protocol.path, protocol.body([protocol.image_part(source) for source in sources])
 
-
-def messages(*sources: str) -> tuple[str, dict[str, Any]]:
-    content = [{"type": "image", "source": {"type": "url", "url": source}} for source in sources]
-    return "/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
-
-
-def responses(*sources: str) -> tuple[str, dict[str, Any]]:
-    content = [{"type": "input_image", "image_url": source} for source in sources]
-    return "/v1/responses", {"input": [{"role": "user", "content": content}], "store": False}
-
-
-PROTOCOLS: dict[str, Callable[..., tuple[str, dict[str, Any]]]] = {
-    "chat": chat,
-    "messages": messages,
-    "responses": responses,
-}
-
-PLACES = {
-    "chat": "messages[0].content[0].image_url",
-    "messages": "messages[0].content[0].source",
-    "responses": "input[0].content[0].image_url",
-}
 
 BAD: dict[str, str] = {  # `tests/media` has many more of each kind
     "empty": "data:image/png;base64,",
@@ -123,41 +103,35 @@ BAD: dict[str, str] = {  # `tests/media` has many more of each kind
 }  # fmt: skip
 
 
-def refused(protocol: str, answer: httpx.Response) -> str:
+def refused(name: str, answer: httpx.Response) -> str:
     """The message of a refusal in the protocol's own envelope."""
-    assert answer.status_code == 400, answer.text
-    body = answer.json()
-    if protocol == "messages":
-        assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
-    else:
-        assert body["error"]["type"] == "invalid_request_error" and body["error"]["code"] == "invalid_image"
-        of_all = {"chat": "messages", "responses": "input"}[protocol]
-        assert body["error"]["param"] in (of_all, PLACES[protocol])
-    return str(body["error"]["message"])
+    protocol = PROTOCOLS[name]
+    error = protocol.refusal(answer)
+    if name != "messages":
+        assert error["code"] == "invalid_image" and error["param"] in (protocol.list_name, protocol.image_place)
+    return str(error["message"])
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", SEEING)
 def test_bad_images_are_refused_and_the_server_is_well(
-    server: Running, pictures: Host, root: Path, protocol: str
+    http: httpx.Client, pictures: Host, root: Path, protocol: str
 ) -> None:
-    with server.http() as http:
-        for name, source in BAD.items() if protocol == "chat" else [*BAD.items()][::6]:
-            source = source.replace("PORT", str(pictures.port)).replace("ROOT", str(root))
-            path, body = PROTOCOLS[protocol](source)
-            message = refused(protocol, http.post(path, content=json.dumps(body), headers=JSON))
-            assert message.startswith(f"Image 1 of this request (`{PLACES[protocol]}`, "), name
-            assert len(message) < 500, name
-        path, body = PROTOCOLS[protocol](f"http://pictures.test:{pictures.port}/good.png")
-        assert http.post(path, json=body).status_code == 200
+    for name, source in BAD.items() if protocol == "chat" else [*BAD.items()][::6]:
+        source = source.replace("PORT", str(pictures.port)).replace("ROOT", str(root))
+        path, body = showing(protocol, source)
+        message = refused(protocol, http.post(path, content=json.dumps(body), headers=JSON))
+        assert message.startswith(f"Image 1 of this request (`{PROTOCOLS[protocol].image_place}`, "), name
+        assert len(message) < 500, name
+    path, body = showing(protocol, f"http://pictures.test:{pictures.port}/good.png")
+    assert http.post(path, json=body).status_code == 200
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_too_many_images_or_pixels_are_refused(server: Running, protocol: str) -> None:
+@pytest.mark.parametrize("protocol", SEEING)
+def test_too_many_images_or_pixels_are_refused(http: httpx.Client, protocol: str) -> None:
     large = [data_url(encode(Image.new("1", (900, 900), number))) for number in range(2)]
-    with server.http() as http:
-        for sources, words in ([[data_url(PNG)] * 5, "--limit-mm-per-prompt"], [large, "--max-request-pixels"]):
-            path, body = PROTOCOLS[protocol](*sources)
-            assert words in refused(protocol, http.post(path, json=body))
+    for sources, words in ([[data_url(PNG)] * 5, "--limit-mm-per-prompt"], [large, "--max-request-pixels"]):
+        path, body = showing(protocol, *sources)
+        assert words in refused(protocol, http.post(path, json=body))
 
 
 def test_good_images_of_every_kind(server: Running, pictures: Host, root: Path) -> None:
@@ -167,8 +141,8 @@ def test_good_images_of_every_kind(server: Running, pictures: Host, root: Path) 
         f"{root}/good.png",
         f"file://{root}/good.png",
     ]
-    for make in PROTOCOLS.values():
-        path, body = make(*sources)
+    for name in SEEING:
+        path, body = showing(name, *sources)
         with server.http() as http:
             assert http.post(path, json=body).status_code == 200
         assert len(server.engine.seen[-1]) == 4
@@ -183,7 +157,7 @@ RGB = [encode(Image.new("RGB", (4, 4), colour)) for colour in (RED, GREEN, BLUE)
 A, B, C = (base64.b64encode(data).decode() for data in RGB)
 
 
-def test_images_stand_where_the_conversation_has_them(server: Running) -> None:
+def test_images_stand_where_the_conversation_has_them(server: Running, http: httpx.Client) -> None:
     """In user messages, in tool results, several in one; for each protocol."""
     block = [
         {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": data}} for data in (A, B, C)
@@ -208,18 +182,16 @@ def test_images_stand_where_the_conversation_has_them(server: Running) -> None:
         {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "t", "output": [item[2]]},
     ]
-    with server.http() as http:
-        for path, body in (
-            ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": anthropic}),
-            ("/v1/chat/completions", {"messages": openai}),
-            ("/v1/responses", {"input": given}),
-        ):
-            assert http.post(path, json=body).status_code == 200
-            assert colours(server) == [RED, GREEN, BLUE]
-
-
-def test_a_photograph_stands_upright(server: Running) -> None:
-    path, body = chat(data_url(turned(6), "image/jpeg"))
-    with server.http() as http:
+    for path, body in (
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": anthropic}),
+        ("/v1/chat/completions", {"messages": openai}),
+        ("/v1/responses", {"input": given}),
+    ):
         assert http.post(path, json=body).status_code == 200
+        assert colours(server) == [RED, GREEN, BLUE]
+
+
+def test_a_photograph_stands_upright(server: Running, http: httpx.Client) -> None:
+    path, body = showing("chat", data_url(turned(6), "image/jpeg"))
+    assert http.post(path, json=body).status_code == 200
     assert (server.engine.seen[-1][0].width, server.engine.seen[-1][0].height) == (48, 64)

@@ -19,7 +19,7 @@ from vllm_mlx.engine.loading import start_engine
 
 from ..media.hosts import HERE, Host, host, image, reply
 from ..media.samples import encode
-from .test_images import JSON, chat, data_url
+from .test_images import JSON, data_url
 
 MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow_private_media=True)
 MAX_MODEL_LEN = 256  # of the checkpoint that knows nothing
@@ -37,6 +37,11 @@ def pictures() -> Iterator[Host]:
     with host() as running:
         running.routes["/red.png"] = image(encode(draw_shape("red", "circle", 112)))
         yield running
+
+
+def chat(*sources: str, **image_fields: Any) -> tuple[str, dict[str, Any]]:
+    content = [{"type": "image_url", "image_url": {"url": source, **image_fields}} for source in sources]
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}
 
 
 def post(running: Running, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -7,6 +7,7 @@ import weakref
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.running import Running, eventually, post_bytes, serving, slowly
@@ -60,25 +61,24 @@ SEAMS: Any = {
 
 @pytest.mark.parametrize("name", SEAMS)
 def test_a_fault_behind_the_submission_leaves_nothing(
-    server: Running, monkeypatch: pytest.MonkeyPatch, name: str
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("injected fault")
 
     owner, method, kinds = SEAMS[name]
-    with server.http() as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, method, broken)
-            for kind in kinds:
-                path, body = REQUESTS[kind]
-                for _ in range(MAX_OPEN):
-                    answer = client.post(path, json=body)
-                    assert answer.status_code != 429
-        eventually(lambda: client.get("/v1/status").json()["requests"] == [])
-        assert not server.engine.queue.num_preparing and not server.engine.queue.timers
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, broken)
         for kind in kinds:
             path, body = REQUESTS[kind]
-            assert client.post(path, json=body).status_code == 200
+            for _ in range(MAX_OPEN):
+                answer = http.post(path, json=body)
+                assert answer.status_code != 429
+    eventually(lambda: http.get("/v1/status").json()["requests"] == [])
+    assert not server.engine.queue.num_preparing and not server.engine.queue.timers
+    for kind in kinds:
+        path, body = REQUESTS[kind]
+        assert http.post(path, json=body).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages?beta=true", "/v1/responses"])
@@ -96,7 +96,7 @@ def test_a_full_queue_refuses_before_the_body_comes(server: Running, path: str) 
 
 
 def test_a_background_response_that_cannot_be_stored_never_runs(
-    server: Running, monkeypatch: pytest.MonkeyPatch
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("injected fault")
@@ -106,12 +106,13 @@ def test_a_background_response_that_cannot_be_stored_never_runs(
 
     monkeypatch.setattr(ResponseStore, "put", broken)
     monkeypatch.setattr(server.engine, "submit", submitted)
-    with server.http() as client:
-        answer = client.post("/v1/responses", json={**RESPONSE, "background": True})
+    answer = http.post("/v1/responses", json={**RESPONSE, "background": True})
     assert answer.status_code == 500 and answer.json()["error"]["message"]
 
 
-def test_a_background_response_that_is_refused_is_not_stored(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_background_response_that_is_refused_is_not_stored(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored: list[str] = []
     put = ResponseStore.put
 
@@ -121,10 +122,9 @@ def test_a_background_response_that_is_refused_is_not_stored(server: Running, mo
         put(self, response)
 
     monkeypatch.setattr(ResponseStore, "put", noting)
-    with server.http() as client:
-        answer = client.post("/v1/responses", json={**RESPONSE, "input": "word " * 1000, "background": True})
-        assert answer.status_code == 400 and "context length" in answer.json()["error"]["message"]
-        assert client.get(f"/v1/responses/{stored[0]}").status_code == 404
+    answer = http.post("/v1/responses", json={**RESPONSE, "input": "word " * 1000, "background": True})
+    assert answer.status_code == 400 and "context length" in answer.json()["error"]["message"]
+    assert http.get(f"/v1/responses/{stored[0]}").status_code == 404
 
 
 class Preparing(FakeEngine):

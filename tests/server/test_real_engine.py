@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -26,12 +27,11 @@ CONTINUOUS: Any = {"include_usage": True, "continuous_usage_stats": True}
 
 
 @pytest.mark.parametrize(("path", "num_prompts"), [("chat/completions", 1), ("completions", 2)])
-def test_every_chunk_says_what_its_choice_has_used(server: Running, path: str, num_prompts: int) -> None:
+def test_every_chunk_says_what_its_choice_has_used(http: httpx.Client, path: str, num_prompts: int) -> None:
     asked = {"messages": HI} if "chat" in path else {"prompt": ["Once", "Once upon a time"]}
     body = {**asked, "n": 2, "max_tokens": 6, "ignore_eos": True, "stream": True, "stream_options": CONTINUOUS}
-    with server.http() as http:
-        lines = http.post(f"/v1/{path}", json=body).text.split("\n\n")
-        plain = http.post(f"/v1/{path}", json=body | {"stream_options": {"continuous_usage_stats": True}}).text
+    lines = http.post(f"/v1/{path}", json=body).text.split("\n\n")
+    plain = http.post(f"/v1/{path}", json=body | {"stream_options": {"continuous_usage_stats": True}}).text
     *chunks, total = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
     usages: dict[int, list[Any]] = {index: [] for index in range(2 * num_prompts)}
     for chunk in chunks:

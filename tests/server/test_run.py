@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import httpx
 import pytest
 
+from tests.support.protocols import PROTOCOLS
 from tests.support.rows import cases
 from tests.support.running import Running, eventually, post_bytes, serving, start_python
 from vllm_mlx.core.errors import ConfigError
@@ -93,19 +94,13 @@ def test_what_does_not_finish_in_time_is_told(stream: bool) -> None:
     assert answer.status_code == (200 if stream else 503)
 
 
-PATHS = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/messages": {**CHAT, "model": "tiny", "max_tokens": 9},
-    "/v1/responses": {"input": "hi"},
-}
+PATHS = {protocol.path: protocol.body("hi") for protocol in PROTOCOLS.values()}
 
 
 def _code(answer: dict[str, Any]) -> str:
     """In each protocol's place."""
     error = answer["error"]
-    found: str = error["details"]["error_code"] if answer.get("type") == "error" else error["code"]
-    return found
+    return str(error["details"]["error_code"] if answer.get("type") == "error" else error["code"])
 
 
 @pytest.mark.parametrize("path", PATHS)
