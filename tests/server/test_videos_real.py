@@ -10,15 +10,15 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from tests.support.shapes import draw_shape
-from vllm_mlx.core.config import EngineConfig, MediaConfig
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.core.config import MediaConfig
 
 from ..media.hostile_videos import HOSTILE
 from ..media.hosts import HERE, Host, host, reply
 from ..media.samples import encode as encode_picture
 from ..media.video_samples import encode, sound
+from .watched import engine_served
 
 VIDEO = encode(num_frames=20, size=(96, 64))
 FRAMES = [draw_shape(color, "circle", 64) for color in ("red", "green", "blue")]
@@ -34,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path, checkpoint: Callable[..., Path]) -> Iterator[Running]:
     media = MediaConfig(max_video_bytes=100_000, max_videos=2, allow_private_media=True, media_root=str(root))
-    with serving(start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=media))) as running:
+    with engine_served(checkpoint("vision:qwen3_vl"), media=media) as running:
         yield running
 
 

@@ -7,7 +7,6 @@ import openai
 import pytest
 
 from tests.api.streams import chunks
-from tests.support.running import serving
 from vllm_mlx.core.events import Counted
 
 from .fakes import FakeEngine, usage
@@ -104,12 +103,3 @@ def test_a_body_in_the_form_of_responses_has_its_search_too(http: httpx.Client, 
     choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["message"]["content"] == "Let me look. It is new." and web.queries == ["news site:example.com"]
     assert choice["finish_reason"] == "stop"
-
-
-def test_without_a_search_server_the_setting_is_named() -> None:
-    with serving(FakeEngine()) as running, running.http() as http:
-        for body in ({**CHAT, "web_search_options": {}}, {"input": "x", "tools": [{"type": "web_search"}]}):
-            answer: httpx.Response = http.post("/v1/chat/completions", json=body)
-            error = answer.json()["error"]
-            assert answer.status_code == 400 and "start the server with --web-search" in error["message"]
-            assert error["param"] in ("web_search_options", "tools")
