@@ -32,7 +32,7 @@ def arrays(cache: Any) -> list[mx.array]:
 
 
 def put(cache: Any, stored: Sequence[mx.array], fields: Json) -> None:
-    """Give a new cache object what `take` has found in another one of the same model.
+    """Give a new cache object the state that `take` has found in another object of the same model.
 
     Raises ValueError if the values do not fit such an object, which is unusable then.
     """
@@ -84,10 +84,10 @@ def _is_cache(value: Any) -> bool:
 
 
 def _value(stored: Json, current: Any, found: Sequence[mx.array]) -> Any:
-    """Return the value that the JSON stands for; `current`: the value of a new object here, None if it has none."""
+    """Return the value that the JSON represents. `current`: the value in a new object; None if it has none."""
     if not isinstance(stored, dict):
         if stored is not None and current is not None and type(stored) is not type(current):
-            raise ValueError(f"{stored!r} is no {type(current).__name__}")
+            raise ValueError(f"expected {type(current).__name__}, got {stored!r}")
         return stored
     match stored:
         case {"array": int(place)} if 0 <= place < len(found):
@@ -101,4 +101,4 @@ def _value(stored: Json, current: Any, found: Sequence[mx.array]) -> Any:
         case {"cache": name, "fields": fields} if type(current).__name__ == name:
             put(current, found, fields)
             return current
-    raise ValueError(f"{stored!r} stands for nothing")
+    raise ValueError(f"{stored!r} has no meaning")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 RECORDS = "records"
 NAME = "vllm-mlx"
-CAP_SHARE = 10  # by default, the cache takes at most a tenth of what it and free space take together
+CAP_SHARE = 10  # by default, the cache takes at most a tenth of its own size and the free space together
 DAILY_SHARE = 5  # in a day, a fifth of the disk's size is written at most, so that it lasts for years
 FLOOR_SHARE = 50  # a fiftieth of a disk stays free,
 MAX_FLOOR_BYTES = 10_000_000_000  # and no more than this
@@ -94,7 +94,7 @@ def record_files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def remove_old(folder: Path) -> None:
-    """Remove what earlier versions kept in another format, and nothing else. Raises OSError."""
+    """Remove only files that earlier versions wrote in another format. Raises OSError."""
     found = [path for pattern in _OLD for path in folder.glob(pattern)]
     old = [path for path in found if not path.is_symlink() and (path.parent == folder or not path.parent.is_symlink())]
     if (ledger := folder / "usage.json") in old and not ledger.read_bytes().startswith(_LEDGER_BEGINS):
@@ -105,7 +105,7 @@ def remove_old(folder: Path) -> None:
         if not any(place.iterdir()):  # else it holds files of others
             place.rmdir()
     if old:
-        logger.warning("Removed %d files of the cache on disk in %s: their format is an earlier one.", len(old), folder)
+        logger.warning("Removed %d files of the cache on disk in %s: they have an earlier format.", len(old), folder)
 
 
 def nothing_in(folder: Path) -> str | None:
