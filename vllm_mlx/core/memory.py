@@ -26,7 +26,7 @@ def most_slots(num_tokens: int) -> int:
 class RowFootprint:
     """Memory of one row's state: attention KV grows with every token, windows up to their size, recurrent state never.
 
-    State of other layers is copied whole. It grows with every token, too.
+    State of other layers is copied whole. It grows with every token.
     """
 
     bytes_per_token: int
@@ -34,7 +34,7 @@ class RowFootprint:
     fixed_bytes: int = 0  # recurrent layers, and the constant part of layers that are copied whole
     spare_bytes: int = 0  # free slots of chunked layers, at most
     windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), one pair per window size
-    num_layers: int = 1  # layers that grow with every token: a long row consists of them
+    num_layers: int = 1  # layers that grow with every token, which hold most of a long row
 
     def bytes_at(self, num_tokens: int) -> int:
         slots = most_slots(num_tokens)
@@ -144,7 +144,7 @@ class Budget:
 
     @property
     def text(self) -> str:
-        """Say how large the budget is, and what others hold of it."""
+        """Describe the budget, and the part that other models hold."""
         held = f", of which other models hold {readable(self.held_bytes)}" if self.held_bytes else ""
         return f"the budget is {readable(self.total_bytes)}{held}"
 
