@@ -177,7 +177,7 @@ class RecurrentState:
 
     arrays: Stack  # the arrays of each layer in turn
     widths: tuple[int, ...]  # the number of arrays of each layer
-    fields: tuple[whole.Json, ...] = ()  # what each layer that is copied whole keeps besides arrays
+    fields: tuple[whole.Json, ...] = ()  # the values other than arrays of each layer that is copied whole
 
     @classmethod
     def joined(cls, parts: Sequence["RecurrentState"]) -> "RecurrentState":
@@ -200,7 +200,7 @@ class RecurrentState:
         return [self.arrays[place] for place in range(first, first + self.widths[index])]
 
     def fill(self, index: int, leaf: Any) -> None:
-        """Give a new cache object the state of the `index`-th layer that is copied whole, in arrays of its own."""
+        """Give a new cache object the state of the `index`-th layer that is copied whole, in new arrays."""
         stored = self.layer(len(self.widths) - len(self.fields) + index)
         try:
             whole.put(leaf, [mx.contiguous(array[0]) for array in stored if array is not None], self.fields[index])

@@ -23,7 +23,7 @@ class NodeStore:
         self.used_bytes = 0
         self.used_buffers = 0
         self.matches: dict[int, Match] = {}  # those that are not released, by Match.pin_id
-        self.num_changes = 0  # after each, there may be less in `held`
+        self.num_changes = 0  # after each release, `held` may yield less
         self._sizes: dict[Space, list[int]] = {}  # bytes and buffers of each space
         self._num_made = 0
 
@@ -58,7 +58,7 @@ class NodeStore:
         return self._sizes[space][0]
 
     def detach(self, space: Space) -> list[Node]:
-        """Take all paths of a space out at once. Returns their leaves; the nodes go with the last reference to them."""
+        """Remove all paths of a space in one operation. Returns the leaves; nodes go with their last reference."""
         self.num_changes += 1
         num_bytes, num_buffers = self._sizes.pop(space)
         self.used_bytes -= num_bytes
