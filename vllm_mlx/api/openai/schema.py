@@ -1,4 +1,4 @@
-"""Wire types of requests: chat completions and completions. What a field means is decided in `decode`.
+"""Wire types of requests: chat completions and completions. `decode` decides the meaning of a field.
 
 A field that the types do not declare is ignored or refused by a table; a field in no table is refused as unknown.
 """
