@@ -2,7 +2,7 @@
 
 A `Call` carries a body from its route to the encoder of the reply.
 
-This file alone decides where: threads read and decode long bodies, so that they do not block the event loop. Each
+This file alone chooses the thread: long bodies are read and decoded off the event loop, so as not to block it. Each
 tenant has one of these threads at a time, and tenants take turns.
 """
 
@@ -314,7 +314,7 @@ def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits, unknown: U
 
 
 def _check_lengths(value: Any, limits: RequestLimits) -> None:
-    """Refuse early what decoding would refuse only after much work."""
+    """Refuse bodies early that decoding would refuse only after much work."""
     match value:
         case {"messages": list(messages)}:
             limits.check_messages(len(messages))
