@@ -1,4 +1,4 @@
-"""`vllm-mlx cache`: what is kept on this machine's disk, and what a running server's prefix cache holds in memory."""
+"""`vllm-mlx cache`: the prefix cache on this machine's disk, and in the memory of a running server."""
 
 import json
 import sys

@@ -132,7 +132,7 @@ class ReplyPrinter:
     is_plain: bool = False  # print only the text, for a pipe
 
     def print(self, events: Iterator[dict[str, Any]], reply: Reply, server: Remote) -> None:
-        """Print the events and fill `reply` with them. If it is interrupted, `reply` holds what has arrived."""
+        """Print the events and fill `reply` with them. If it is interrupted, `reply` has the part that has arrived."""
         spinner, ended = self.console.status("Reading…", spinner="dots"), threading.Event()
         if self._is_live:
             spinner.start()

@@ -35,7 +35,7 @@ from .worker import check_working, run_worker
 MAX_SHORT_RUNS = 5
 SHORT_RUN_S = 120.0
 ROOM_S = 60.0  # the longest wait for a free port and for wired memory that an earlier process left
-END_S = 35  # beyond --drain-s: a last step, the last events, and what is not on disk yet
+END_S = 35  # beyond --drain-s: a last step, the last events, and writes to disk
 PASSED_ON = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "XDG_CACHE_HOME")
 FOLLOW_S = 0.25
 SYSTEM_LOG = Path("/var/log/vllm-mlx-start.log")
@@ -98,7 +98,7 @@ class Place:
             raise CommandFailed(f"{path} cannot be written: {error.strerror}.") from error
 
     def write_definition(self, service: Supervisor) -> None:
-        """Write what the supervisor reads. It belongs to the user who installs the service. Raises CommandFailed."""
+        """Write the supervisor's file. It belongs to the user who installs the service. Raises CommandFailed."""
         with self.changes(service.path):
             service.path.parent.mkdir(parents=True, exist_ok=True)
             service.path.write_text(service.definition(), encoding="utf-8")

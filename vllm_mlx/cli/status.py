@@ -1,4 +1,4 @@
-"""`vllm-mlx status`: prints what a server is doing, once or continuously, over HTTP."""
+"""`vllm-mlx status`: prints a server's status, once or continuously, over HTTP."""
 
 import json
 import time
