@@ -175,7 +175,7 @@ def check_links(path: Path, inside: Sequence[Path]) -> None:
         except RuntimeError as error:
             raise ModelLoadError(f"{entry} is a link that leads to itself. Remove it.") from error
         if not any(target.is_relative_to(folder) for folder in inside):
-            raise ModelLoadError(f"{entry} is a link out of the models' folders. Copy the files there instead.")
+            raise ModelLoadError(f"{entry} is a link that leads out of the models' folders. Copy the files there.")
 
 
 def read_checkpoint(path: Path, *, trust_remote_code: bool = False, inside: tuple[Path, ...] = ()) -> Checkpoint:
