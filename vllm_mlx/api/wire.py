@@ -28,7 +28,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Every value is refused. `beside`: the field that makes this one unsupported; None if it is never supported."""
+    """Every value is refused. `beside`: the field with which this one is unsupported; None if it is never supported."""
 
     advice: str
     code: str | None = None  # a stable word for programs; None: the code of all unsupported fields

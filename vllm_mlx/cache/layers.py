@@ -92,7 +92,7 @@ def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def assemble(structure: Iterable[Any], kv: Iterable[Any], states: Iterable[Any]) -> LayerCaches:
-    """Make one cache per layer, as a model takes them: `structure` with these objects in place of its own."""
+    """Make one cache per layer, as a model takes them: `structure` with these objects instead of its own."""
     return _assemble(structure, iter(kv), iter(states))
 
 

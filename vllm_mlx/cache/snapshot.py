@@ -236,7 +236,7 @@ def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
 
 
 def copy_fault(caches: Iterable[Any]) -> str | None:
-    """Say why the state of these layers cannot be copied. Returns None if it can."""
+    """Return the reason why the state of these layers cannot be copied; None if it can."""
     for leaf in layers.copied_whole(caches):
         name = type(leaf).__name__
         if name in layers.HISTORIES:
@@ -250,7 +250,7 @@ def copy_fault(caches: Iterable[Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One row's layers, in caches of its own or in a batch. The arrays are lazy: nothing is copied yet."""
+    """One row's layers, in separate caches or in a batch. The arrays are lazy: nothing is copied yet."""
 
     attention: tuple[KV, ...]  # tokens [0, length)
     windows: tuple[KV, ...]  # the last tokens, as many as the layer holds
@@ -378,7 +378,7 @@ def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:
 
 
 def _stack(arrays: list[mx.array]) -> mx.array:
-    """Copy arrays into one buffer of its own; a view would keep the row's buffer alive."""
+    """Copy arrays into one new buffer; a view would keep the row's buffer alive."""
     return mx.concatenate(arrays) if len(arrays) > 1 else mx.contiguous(arrays[0])
 
 

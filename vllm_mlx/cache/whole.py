@@ -14,7 +14,7 @@ Json = Any  # None, bool, int, float, str, and lists and dicts with keys of text
 
 
 class CannotCopy(Exception):
-    """An attribute is neither an array nor a number, a text, a container of these or a cache object of its own."""
+    """An attribute is neither an array nor a number, a text, a container of these or a cache object."""
 
 
 def take(cache: Any) -> tuple[list[mx.array], Json]:
@@ -79,7 +79,7 @@ def _collect(value: Any, found: dict[int, mx.array]) -> None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Return whether this is an object with attributes of its own: a model's parameters are no state."""
+    """Return whether this is an object with its own attributes: a model's parameters are not state."""
     return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (nn.Module, type))
 
 

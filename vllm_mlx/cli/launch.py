@@ -143,7 +143,7 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
 
 
 def _small(client: Client, target: Target) -> str:
-    """Say which model gets the client's small tasks; the text is empty if they have no separate model."""
+    """Name the model for the client's small tasks; the text is empty if they have no separate model."""
     tasks = "titles, summaries and other small tasks go to"
     return f"{tasks} {target.small}" if client.has_small_roles and target.small else ""
 
@@ -177,7 +177,7 @@ def _table() -> Table:
 
 
 def _by_hand(name: str, row: Client) -> str:
-    """Say how a client that cannot be started gets the model."""
+    """Describe the set-up of a client that cannot be started."""
     if row.files:
         return (
             f"launch cannot start {row.title}, which takes its models from its own settings only: --print prints the "

@@ -276,7 +276,7 @@ def install_command(program: str) -> str | None:
 
 
 def layers(loaded: Mapping[str, Any]) -> str:
-    """Say which kinds of state the model has, and where a prompt that was computed before is resumed."""
+    """Describe the kinds of state of the model, and the point where a known prompt resumes."""
     windows = [f"windows of {window:,}" for window in loaded["sliding_windows"]]
     others = [f"{name} copied whole" for name in loaded["copied_whole"]]
     attention = "recurrent state beside attention" if loaded["keeps_recurrent_state"] else "attention"

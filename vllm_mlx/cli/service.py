@@ -207,7 +207,7 @@ def install(
 
 @service_app.command()
 def status(user: UserOption = None) -> None:
-    """Say whether the service runs and answers, and why not. The exit code is 1 if it does not answer."""
+    """Print whether the service runs and answers, or the reason. The exit code is 1 if it does not answer."""
     place = Place.of(user)
     settings, state = _settings(place), _supervisor(place).state()
     if not state.is_installed:

@@ -159,7 +159,7 @@ class Settings(_Values):
     """The settings that only the commands use. `AllSettings` adds the settings of the layers below."""
 
     models: tuple[OwnModel, ...] = ()
-    """Several models, each with settings of its own. The settings outside describe the first."""
+    """Several models, each with its own settings. The settings outside describe the first."""
     model: str = "demo"
     """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one."""
     models_from: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ def read_template(value: object) -> object:
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Say why a file could not be read as text."""
+    """Return the reason why a file could not be read as text."""
     return (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "it is not UTF-8 text"
 
 

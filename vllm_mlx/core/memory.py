@@ -103,7 +103,7 @@ class Budget:
     """All memory that the process may take, and the largest part of it for each purpose."""
 
     total_bytes: int
-    held_bytes: int = 0  # weights of other models, which stay in memory beside this one
+    held_bytes: int = 0  # weights of other models, which stay in memory
 
     @property
     def free_bytes(self) -> int:
@@ -157,7 +157,7 @@ class MemoryBudget:
     """
 
     total_bytes: int
-    held_bytes: int = 0  # weights of other models, which stay in memory beside this one
+    held_bytes: int = 0  # weights of other models, which stay in memory
     weights_bytes: int
     transient_bytes: int  # activations of one prefill chunk or one image in the encoder, measured at load
     encoder_inputs_bytes: int = 0  # encoder inputs that wait for the vision encoder

@@ -161,7 +161,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: no log probabilities; k: of the sampled token and the k likeliest
     guide: Guide | None = None  # the form that the reply must have
-    thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
+    thinking_token_budget: int | None = None  # tokens after which reasoning ends; None or -1: no limit
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # a single text, which would otherwise be read as a list of letters

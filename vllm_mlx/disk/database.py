@@ -1,7 +1,7 @@
 """The SQLite database in the folder of the cache, and the lock that makes one process the folder's only owner.
 
 The system frees the lock when its process ends, however it ends. All threads share one connection. SQLite notices no
-flipped bit in a value, so each row has a checksum of its own; a database that SQLite cannot read is emptied.
+flipped bit in a value, so each row has its own checksum; a database that SQLite cannot read is emptied.
 """
 
 import contextlib

@@ -219,7 +219,7 @@ class Writer:
                 if not self._store.make_room(size_of(job.tensors) + self._slack_bytes):
                     self._store.fail(error)
                 if self._num_held(job) < num_held:
-                    self._forget(job)  # else a path that is larger than the folder pushes its own records out for ever
+                    self._forget(job)  # else a path larger than the folder evicts its own records again and again
             case Damaged():  # the folder was removed, or its database emptied
                 self._index.lose(job.header.parent)
             case _:

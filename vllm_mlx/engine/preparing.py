@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
 
-LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
+LONG_CHARS = 1_000_000  # tokenising this many characters takes about a second
 MAX_THREADS = 6
 TENANT_THREADS = 2
 MAX_LONG = 2  # further threads for long prompts, one per tenant: tokenising takes some hundred bytes a character

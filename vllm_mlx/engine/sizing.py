@@ -184,14 +184,14 @@ def agreed(ranks: Ranks, measured: MeasuredModel, budget: Budget) -> tuple[Measu
 
 
 def no_drafts(config: EngineConfig, model: Model) -> str | None:
-    """Say why no drafts are verified. Returns None if they are."""
+    """Return the reason why no drafts are verified; None if they are."""
     if config.repeatable:  # a forward pass of several tokens rounds in another way
         return f"{setting('repeatable')} is set"
     return f"{setting('num_draft_tokens')} is 0" if config.num_draft_tokens == 0 else model.no_drafts
 
 
 def is_much_wired(wired: int | None) -> bool:
-    """Return whether loading a model deserves a warning while so many bytes of the machine's memory are wired."""
+    """Return whether loading a model deserves a warning while this much of the machine's memory is wired."""
     return wired is not None and wired > device_memory().total_bytes * _MUCH_WIRED
 
 

@@ -120,7 +120,7 @@ class ChatTemplate:
     def render_prompt(self, request: Request) -> Rendered:
         """Return the text of the request's prompt, in which each image and video has a separate text.
 
-        Raises TemplateError if there is no template or it refuses the conversation, Unsupported if it shows no tools.
+        Raises TemplateError without a template or if it refuses the conversation, Unsupported if it shows no tools.
         """
         rendered = self._render(request)
         self._check_tools(request, rendered.text)

@@ -172,7 +172,7 @@ def _likeness_in_chunks(model: Model) -> float:
 
 
 def drafts_fault(model: Model) -> str | None:
-    """Say why no drafts can be verified: tokens of a row cannot be taken back. Returns None if they can.
+    """Return the reason why no drafts can be verified: tokens of a row cannot be undone. None if they can.
 
     Two rows take three tokens and keep one and two of them. One more forward pass must give the logits of rows that
     never had the others.

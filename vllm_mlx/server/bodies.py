@@ -297,7 +297,7 @@ async def _in_turn(http: _JSONRequest, work: Callable[[], T]) -> T:
 
 
 def _other_task(model: str, task: Task, wanted: Task, fitting: Sequence[str]) -> str:
-    """Say that the model is of another task, and which of this server's models are of the wanted one."""
+    """Describe the model's other task, and name this server's models of the wanted task."""
     known = ", ".join(f"`{name}`" for name in fitting)
     advice = f"Here {known} can" if known else "None of this server's models can: start it with one more model"
     return f"The model `{shown(model)}` {_WORK[task]}, and this endpoint needs one that {_WORK[wanted]}. {advice}."

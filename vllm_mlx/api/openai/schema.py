@@ -264,7 +264,7 @@ class ToolName(ChatWire):
 
 
 class NamedToolChoice(ChatWire):
-    """The choice of one tool; its name stands beside `type` where tools have the flat form."""
+    """The choice of one tool; in the flat form of tools, its name is next to `type`."""
 
     extras: ClassVar[ExtraFields | None] = {"custom": Refused("Write `name` beside `type`.")}
     type: Literal["function", "custom"]

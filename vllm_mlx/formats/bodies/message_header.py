@@ -152,8 +152,8 @@ class SuffixBody(Body):
 class ChannelBody(Body):
     """The name of a channel, alone on a line. `usual`: the name that text may follow on the same line.
 
-    A channel is reasoning unless it is named like an answer. A word that is no known name is text already, because the
-    model may leave the name out.
+    A channel is reasoning unless it is named like an answer. An unknown word is text, because the model may
+    leave the name out.
     """
 
     ends_with_reply = True
