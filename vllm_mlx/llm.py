@@ -127,7 +127,7 @@ class LLM:
     def generate(
         self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | None = None, *, progress: bool = True
     ) -> list[RequestOutput]:
-        """Continue one prompt or several at once, given as texts or lists of token ids.
+        """Continue one prompt or several together, given as texts or lists of token ids.
 
         Results are in the order of the prompts. Without `max_tokens` a reply ends after 256 tokens. On a terminal, a
         bar shows the `progress` of several prompts.
@@ -142,7 +142,7 @@ class LLM:
         progress: bool = True,
         **fields: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several at once: `[{"role": "user", "content": "…"}, …]`.
+        """Answer a conversation, or several together: `[{"role": "user", "content": "…"}, …]`.
 
         Messages and other keywords are those of a chat completion (`tools=[…]`, `temperature=0`); images may also be
         paths, `file://` URLs and PIL images. `sampling_params` replace all keywords of sampling.
@@ -165,7 +165,7 @@ class LLM:
     async def stream_async(
         self, prompt: str | Conversation, sampling_params: SamplingParams | None = None, **fields: Any
     ) -> AsyncIterator[Delta]:
-        """Yield what `stream` does, in a program with an event loop."""
+        """Yield the pieces of `stream`, in a program with an event loop."""
         deltas = self._deltas(self._only(prompt, sampling_params, fields))
         try:
             while (delta := await asyncio.wrap_future(self._start(anext(deltas, None)))) is not None:

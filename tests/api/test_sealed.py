@@ -58,7 +58,7 @@ def test_the_words_of_one_request_unpack_to_a_bounded_length() -> None:
 
 def test_a_short_word_does_not_unpack_to_a_long_text() -> None:
     assert len(unseal(seal("x" * FREE_BYTES)) or "") == FREE_BYTES
-    with pytest.raises(InvalidParameter, match=f"{MAX_RATIO} times what was sent"):
+    with pytest.raises(InvalidParameter, match=f"{MAX_RATIO} times the sent bytes"):
         unseal(seal("x" * (FREE_BYTES + 1)))
 
 

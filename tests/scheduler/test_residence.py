@@ -161,7 +161,7 @@ def test_a_load_by_command_has_room_or_an_idle_model_leaves(
     beside = [resident(name, 2200, state=at, is_pinned=is_pinned) for name, (at, is_pinned) in others.items()]
     owner = Residency([model, *beside])
     if leaves is ModelUnavailable:
-        with pytest.raises(ModelUnavailable, match="no room beside pinned, pinned too"):
+        with pytest.raises(ModelUnavailable, match="do not fit together with pinned, pinned too"):
             owner.model_to_leave_for(model, 0.0)
     else:
         found = owner.model_to_leave_for(model, 0.0)
@@ -176,7 +176,7 @@ def test_a_load_by_command_leaves_the_memory_for_which_rows_were_admitted(more_b
     model = resident("asked", left_bytes - ROOM + more_bytes)
     owner = Residency([model, busy])
     if more_bytes:
-        with pytest.raises(ModelUnavailable, match="no room beside busy"):
+        with pytest.raises(ModelUnavailable, match="do not fit together with busy"):
             owner.model_to_leave_for(model, 0.0)
     else:
         assert owner.model_to_leave_for(model, 0.0) is None

@@ -182,8 +182,8 @@ def test_openais_client_reads_the_stream(gpt: openai.OpenAI, engine: FakeEngine)
 @pytest.mark.parametrize(
     ("fields", "param", "advice"),
     [
-        ({"messages": [{"role": "user", "content": "hi"}]}, "input", "not supported beside `messages`. Send one of"),
-        ({"messages": []}, "messages", "not supported beside `input`. It is empty: leave it out."),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "input", "not supported together with `messages`. Send"),
+        ({"messages": []}, "messages", "not supported together with `input`. It is empty: leave it out."),
         ({"max_tokens": 5}, "max_tokens", "`max_output_tokens`"),
         ({"max_completion_tokens": 5}, "max_completion_tokens", "`max_output_tokens`"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "`reasoning.effort`"),

@@ -74,7 +74,7 @@ def test_who_waits_too_long_for_room_learns_what_is_in_the_way() -> None:
             refused = server.http().post("/v1/models/hybrid/load")
             answers = list(pool.map(lambda asked: server.http().post(asked[0], json=asked[1]), bodies))
         assert refused.status_code == 503
-        assert "no room beside attention. Wait until" in refused.json()["error"]["message"]
+        assert "do not fit together with attention. Wait until" in refused.json()["error"]["message"]
         for (path, body), answer in zip(bodies, answers, strict=True):
             if body["stream"] and answer.status_code == 200:  # it had begun before the wait was over
                 *_, told = events_of(answer.text.splitlines())

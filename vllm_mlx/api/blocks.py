@@ -21,7 +21,7 @@ OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 
 
 class ReasoningView:
-    """Rewrites the events of one choice to what its client sees of the reasoning.
+    """Rewrites the events of one choice by the client's view of the reasoning.
 
     `separate`: the events stay as they are; `inline`: the reasoning is text between tags; `hidden`: it is left out.
     Usage counts it in every mode.
@@ -72,7 +72,7 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:
-    """The complete block. If its call was not ended, `text` may be no JSON. `search` is what a search found.
+    """The complete block. If its call was not ended, `text` may not be JSON. `search` has the results of a search.
 
     `is_broken`: a call that cannot be read; it is part of a stream only, since its text follows as content.
     """

@@ -221,7 +221,7 @@ class AnthropicEnvelope(Envelope):
         return replace(found, code=found.body.error.type)
 
     def _message(self, error: core.VLLMMLXError) -> str:
-        """Claude Code knows by these words that it must compact the conversation."""
+        """Begin with the words by which Claude Code knows that it must compact the conversation."""
         if isinstance(error, core.ContextLengthExceeded):
             return f"prompt is too long: {error.num_prompt_tokens} tokens > {error.max_model_len} maximum"
         return error.message

@@ -1,4 +1,4 @@
-"""Request parameters that mean the same in several protocols: their wire fields, and what they become in a Request."""
+"""Request parameters with the same meaning in several protocols: their wire fields, and their fields in a Request."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -88,7 +88,7 @@ _NAMES = frozenset(each.name for each in fields(SamplingParams))
 
 
 def decode_sampling(body: GenerationFields, **own: Any) -> SamplingParams:
-    """Decode each field with the name of a sampling parameter; a null stands for the default.
+    """Decode each field with the name of a sampling parameter; a null means the default.
 
     `own`: the parameters that this protocol writes in its own way. Raises InvalidParameter.
     """
@@ -110,7 +110,7 @@ def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | Non
     kwargs: dict[str, Any] = dict(template_kwargs or {})
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         message = f"`chat_template_kwargs` has {len(kwargs)} entries, at most {MAX_TEMPLATE_KWARGS} are allowed."
-        raise InvalidParameter(f"{message} Send only what the chat template reads.", param="chat_template_kwargs")
+        raise InvalidParameter(f"{message} Send only names that the chat template reads.", param="chat_template_kwargs")
     for name in sorted(RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
         raise Unsupported(
             f"`chat_template_kwargs.{name}` is not supported: the server sets it. "
@@ -174,7 +174,7 @@ def custom_parameters(format_: CustomInput | None) -> dict[str, Any]:
 
 
 def past_arguments(arguments: str | dict[str, Any] | None, *, is_custom: bool) -> dict[str, Any]:
-    """Return the arguments of a past call. A custom tool's call may come back with its text in place of arguments."""
+    """Return the arguments of a past call. A custom tool's call may come back with its text as arguments."""
     decoded = decode_arguments(arguments)
     if is_custom and isinstance(arguments, str) and CUSTOM_INPUT not in decoded:
         return {CUSTOM_INPUT: arguments}

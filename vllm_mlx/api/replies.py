@@ -49,7 +49,7 @@ def _bounded(text: str) -> str:
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}…"
 
 
-ErrorText = Annotated[str, AfterValidator(_bounded)]  # bounded, since an error may quote what a client sent
+ErrorText = Annotated[str, AfterValidator(_bounded)]  # bounded, since an error may quote a client's text
 
 
 def total_usage(usages: Mapping[int, Usage], choices_per_prompt: int) -> Usage:
@@ -91,7 +91,7 @@ class CacheShortfall(Reply):
 
 
 def shortfall_of(receipt: CacheReceipt | None) -> CacheShortfall | None:
-    """Describe what was not cached. Returns None if as much was cached as expected."""
+    """Describe missing cached tokens. Returns None if as many were cached as expected."""
     if receipt is None or receipt.shortfall is None:
         return None
     return CacheShortfall(
@@ -224,7 +224,7 @@ class ReplyFold:
         return self._write(self._choices).to_json().encode()
 
     def fail(self, error: VLLMMLXError) -> None:
-        """End what is open, and keep what was written, where a failed reply is kept."""
+        """End open blocks, and keep the text so far if a failed reply is kept."""
         for choice in self._choices:
             choice.close()
         if self._write_failed is not None:

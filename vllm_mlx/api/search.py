@@ -1,4 +1,4 @@
-"""Web search that the server runs: its tool, what a request asks of it, and results as the model reads them.
+"""Web search that the server runs: its tool, its parameters in requests, and results as the model reads them.
 
 Knows no protocol, and searches nothing.
 """
@@ -17,7 +17,7 @@ from .text import json_in
 from .wire import ExtraFields, Wire
 
 SEARCH_NAME = "web_search"
-MAX_USES = 20  # searches for one reply, whatever a request asks for
+MAX_USES = 20  # most searches for one reply
 DEFAULT_USES = 8
 DEFAULT_PAGES = 5
 ContextSize = Literal["low", "medium", "high"]
@@ -74,7 +74,7 @@ def search_tool(
     num_pages: int = DEFAULT_PAGES,
     param: str,
 ) -> SearchTool:
-    """Check what a request asks of searches. Raises InvalidParameter."""
+    """Check the search parameters of a request. Raises InvalidParameter."""
     if allowed and blocked:
         raise InvalidParameter(f"`{param}`: a search takes allowed or blocked domains, not both.", param=param)
     domains = (*allowed, *blocked)
@@ -128,7 +128,7 @@ def packed_search(done: SearchDone) -> str:
 
 
 def unpacked_search(text: str) -> tuple[ToolCallPart, ToolResultPart] | None:
-    """Read what `packed_search` wrote. Returns None for any other text."""
+    """Read a text of `packed_search`. Returns None for any other text."""
     try:
         match json_in(text):
             case [str(call_id), dict(arguments), list(rows), str() | None as error]:

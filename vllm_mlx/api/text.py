@@ -3,7 +3,7 @@
 A client that cuts a string inside an emoji sends half a surrogate pair, which no tokenizer accepts. The server replaces
 it when it parses a body, the Python API in its arguments. All other code trusts that texts are well formed.
 
-Sealed reasoning is kept by a client that does not show it. It is no secret: anyone may unpack it.
+Sealed reasoning is kept by a client that does not show it. It is not secret: anyone may unpack it.
 """
 
 import base64
@@ -48,7 +48,7 @@ def json_in(text: str) -> Any:
 
 
 def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of a past call as a dict, which is what templates read.
+    """Return the arguments of a past call as a dict, as templates read them.
 
     Clients send calls back that were cut off: text that is not a JSON object is kept under `RAW_ARGUMENTS`. Missing
     arguments are an empty dict.
@@ -114,7 +114,7 @@ class Unsealer:
         if self._num_unpacked > self._max_bytes:
             raise InvalidParameter(
                 f"The sealed reasoning of this request is longer than {self._max_bytes} bytes, which is the maximum: "
-                f"{MAX_RATIO} times what was sent, at least {FREE_BYTES} and at most {MAX_UNSEALED_BYTES} bytes. "
+                f"{MAX_RATIO} times the sent bytes, at least {FREE_BYTES} and at most {MAX_UNSEALED_BYTES} bytes. "
                 "Leave out the reasoning of earlier turns.",
                 param=param,
             )

@@ -28,10 +28,10 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Every value is refused. `beside`: the field that makes this one unsupported; None if it is never supported."""
+    """Every value is refused. `beside`: the field with which this one is unsupported; None if it is never supported."""
 
     advice: str
-    code: str | None = None  # a stable word for programs; None stands for the code of all unsupported fields
+    code: str | None = None  # a stable word for programs; None: the code of all unsupported fields
     beside: str | None = None
 
 
@@ -51,7 +51,7 @@ class UnknownFields:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Paths without the numbers of list items, each once; `...` stands for those after `MAX_UNKNOWN`."""
+        """Paths without the numbers of list items, each once; `...` replaces those after `MAX_UNKNOWN`."""
         return tuple(self._patterns)
 
     def note(self, path: str) -> None:
@@ -122,7 +122,7 @@ def _judge_field(rule: Ignored | Refused, value: Any, path: str) -> None:
         case Ignored(otherwise=advice):
             raise Unsupported(f"`{path}` is not supported with this value. {advice}", param=path)
         case Refused(advice=advice, code=code, beside=other):
-            where = "" if other is None else f" beside `{other}`"
+            where = "" if other is None else f" together with `{other}`"
             raise Unsupported(f"`{path}` is not supported{where}. {advice}", param=path, code=code)
 
 

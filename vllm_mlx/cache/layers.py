@@ -1,4 +1,4 @@
-"""The only file that knows the libraries' cache classes: what they keep, how rows join a batch cache and leave it.
+"""The only file that knows the libraries' cache classes: their contents, and how rows join and leave a batch cache.
 
 mlx-lm and mlx-vlm have classes of the same names, with the same fields. A row's state is a list with one cache object
 per layer, all from one library. Some hold KV: rows that share a batch cache are padded on the left. Others hold
@@ -51,7 +51,7 @@ _BATCHABLE = (Kind.ATTENTION, Kind.WINDOW, Kind.RECURRENT)
 def kind(cache: Any) -> Kind:
     """Return the kind of a cache object. A subclass of a known class is OTHER, because it may keep more.
 
-    A window that keeps its first tokens is OTHER too.
+    So is a window that keeps its first tokens.
     """
     cls = type(cache)
     found = _KINDS.get(cls.__name__, Kind.OTHER) if cls.__module__ in _LIBRARIES else Kind.OTHER
@@ -92,7 +92,7 @@ def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def assemble(structure: Iterable[Any], kv: Iterable[Any], states: Iterable[Any]) -> LayerCaches:
-    """Make one cache per layer, as a model takes them: `structure` with these objects in place of its own."""
+    """Make one cache per layer, as a model takes them: `structure` with these objects instead of its own."""
     caches, kv, states = [], iter(kv), iter(states)
     for cache in structure:
         if _is_list(cache):

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, Self
 Hit = Literal["exact", "prefix", "supersequence", "lcp", "miss"]
 Space = tuple[str, str]  # (model fingerprint, salt); spaces share nothing
 
-NODE_BYTES = 512  # an estimate of what a node and its entry in the index take in Python
+NODE_BYTES = 512  # estimated size in Python of a node and its entry in the index
 
 
 class Segment(Protocol):
@@ -75,7 +75,7 @@ class Node:
     state_bytes: int = 0
     num_children: int = 0
     pins: int = 0
-    is_copied: bool = False  # whether all that it holds is kept elsewhere too, as the copier has said
+    is_copied: bool = False  # whether a copy of its whole content is kept elsewhere, as the copier reported
     is_stored_end: bool = True  # False if a split created this end, and no insert ended here
     last_used: float = 0.0
     state_used: float = 0.0

@@ -1,6 +1,6 @@
-"""Cached state of which every rank of a model has a slice: the tree on rank 0 holds its name beside rank 0's slice.
+"""Cached state of which every rank of a model has a slice: the tree on rank 0 holds rank 0's slice and a name.
 
-What the tree does to such state is noted, for the other ranks to do the same. This module knows no tree and no rank.
+Changes of such state by the tree are recorded, so that the other ranks repeat them. It knows no tree and no rank.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ Event = list[int]  # [name]: no longer used; [name, at, left, right]: split afte
 
 
 class SharedLog:
-    """Gives the names, and notes what became of them."""
+    """Gives out the names, and records changes of the named state."""
 
     def __init__(self) -> None:
         self.names: set[int] = set()  # in use
@@ -20,7 +20,7 @@ class SharedLog:
         self._events: list[Event] = []
 
     def __bool__(self) -> bool:
-        """Return whether there is something to tell."""
+        """Return whether there are events to report."""
         return bool(self._events)
 
     def make(self, num: int) -> int:

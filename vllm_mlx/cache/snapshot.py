@@ -172,7 +172,7 @@ class RecurrentState:
 
     arrays: Stack  # the arrays of each layer in turn
     widths: tuple[int, ...]  # the number of arrays of each layer
-    fields: tuple[whole.Json, ...] = ()  # what each layer that is copied whole keeps besides arrays
+    fields: tuple[whole.Json, ...] = ()  # the values other than arrays of each layer that is copied whole
 
     @classmethod
     def joined(cls, parts: Sequence["RecurrentState"]) -> "RecurrentState":
@@ -195,7 +195,7 @@ class RecurrentState:
         return [self.arrays[place] for place in range(first, first + self.widths[index])]
 
     def fill(self, index: int, leaf: Any) -> None:
-        """Give a new cache object the state of the `index`-th layer that is copied whole, in arrays of its own."""
+        """Give a new cache object the state of the `index`-th layer that is copied whole, in new arrays."""
         stored = self.layer(len(self.widths) - len(self.fields) + index)
         try:
             whole.put(leaf, [mx.contiguous(array[0]) for array in stored if array is not None], self.fields[index])
@@ -215,7 +215,7 @@ def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
 
 
 def copy_fault(caches: Iterable[Any]) -> str | None:
-    """Say why the state of these layers cannot be copied. Returns None if it can."""
+    """Return the reason why the state of these layers cannot be copied; None if it can."""
     for leaf in layers.copied_whole(caches):
         name = type(leaf).__name__
         if name in layers.HISTORIES:
@@ -229,7 +229,7 @@ def copy_fault(caches: Iterable[Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One row's layers, in caches of its own or in a batch. The arrays are lazy: nothing is copied yet."""
+    """One row's layers, in separate caches or in a batch. The arrays are lazy: nothing is copied yet."""
 
     attention: tuple[KV, ...]  # tokens [0, length)
     windows: tuple[KV, ...]  # the last tokens, as many as the layer holds
@@ -366,7 +366,7 @@ def overlapping(lengths: Iterable[int], start: int, end: int) -> Iterator[tuple[
 
 
 def _stack(arrays: list[mx.array]) -> mx.array:
-    """Copy arrays into one buffer of its own; a view would keep the row's buffer alive."""
+    """Copy arrays into one new buffer; a view would keep the row's buffer alive."""
     return mx.concatenate(arrays) if len(arrays) > 1 else mx.contiguous(arrays[0])
 
 

@@ -22,7 +22,7 @@ class NodeStore:
         self.used_bytes = 0
         self.used_buffers = 0
         self.matches: dict[int, Match] = {}  # those that are not released, by Match.pin_id
-        self.num_changes = 0  # after each, there may be less in `held`
+        self.num_changes = 0  # after each release, `held` may yield less
         self.sizes: dict[Space, list[int]] = {}  # bytes and buffers of each space
         self._num_made = 0
 
@@ -54,7 +54,7 @@ class NodeStore:
         self.num_changes += self.matches.pop(match.pin_id, None) is not None
 
     def detach(self, space: Space) -> list[Node]:
-        """Take all paths of a space out at once. Returns their leaves; the nodes go with the last reference to them."""
+        """Remove all paths of a space in one operation. Returns the leaves; nodes go with their last reference."""
         self.num_changes += 1
         num_bytes, num_buffers = self.sizes.pop(space)
         self.used_bytes -= num_bytes

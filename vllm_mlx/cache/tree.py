@@ -14,7 +14,7 @@ from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore
 from .victims import Prices, VictimQueue, Worth, evictable_bytes, is_victim, unevictable_bytes, worth, worth_of_new
 
-_LONG_S = 1e6  # of which a path is the older that is to go first
+_LONG_S = 1e6  # seconds by which a path that is to be evicted first counts as older
 NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork
 
 
@@ -261,7 +261,7 @@ class MemoryAwarePrefixCache:
         return self._retreat(node, max(node.start, node.end - num_cut))
 
     def mark_copied(self, space: Space, key: bytes) -> None:
-        """Note that everything in the node at the key's end is kept elsewhere too.
+        """Note that a copy of the whole node at the key's end is kept elsewhere.
 
         The mark is removed when the node gets a state or other KV.
         """

@@ -1,4 +1,4 @@
-"""Chooses what to evict first when room is needed. It weighs nodes and changes nothing."""
+"""Chooses the node to evict first when room is needed. It weighs nodes and changes nothing."""
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
@@ -60,7 +60,7 @@ def evictable_bytes(node: Node) -> int:
 
 
 def saved_s_per_byte(node: Node, prices: Prices) -> float:
-    """Seconds of recomputing what an eviction frees; of reading it, if it is kept elsewhere and that is faster."""
+    """Seconds to recompute the state that an eviction frees, or to read a copy if that is faster."""
     size = evictable_bytes(node)
     seconds = prices.s_per_token[node.space[0]] * _lost_tokens(node)
     if node.is_copied and prices.read_bytes_per_s is not None:

@@ -14,7 +14,7 @@ Json = Any  # None, bool, int, float, str, and lists and dicts with keys of text
 
 
 class CannotCopy(Exception):
-    """An attribute is neither an array nor a number, a text, a container of these or a cache object of its own."""
+    """An attribute is neither an array nor a number, a text, a container of these or a cache object."""
 
 
 def take(cache: Any) -> tuple[list[mx.array], Json]:
@@ -32,7 +32,7 @@ def arrays(cache: Any) -> list[mx.array]:
 
 
 def put(cache: Any, stored: Sequence[mx.array], fields: Json) -> None:
-    """Give a new cache object what `take` has found in another one of the same model.
+    """Give a new cache object the state that `take` has found in another object of the same model.
 
     Raises ValueError if the values do not fit such an object, which is unusable then.
     """
@@ -79,15 +79,15 @@ def _collect(value: Any, found: dict[int, mx.array]) -> None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Return whether this is an object with attributes of its own: a model's parameters are no state."""
+    """Return whether this is an object with its own attributes: a model's parameters are not state."""
     return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (nn.Module, type))
 
 
 def _value(stored: Json, current: Any, found: Sequence[mx.array]) -> Any:
-    """Return the value that the JSON stands for; `current`: the value of a new object here, None if it has none."""
+    """Return the value that the JSON represents. `current`: the value in a new object; None if it has none."""
     if not isinstance(stored, dict):
         if stored is not None and current is not None and type(stored) is not type(current):
-            raise ValueError(f"{stored!r} is no {type(current).__name__}")
+            raise ValueError(f"expected {type(current).__name__}, got {stored!r}")
         return stored
     match stored:
         case {"array": int(place)} if 0 <= place < len(found):
@@ -101,4 +101,4 @@ def _value(stored: Json, current: Any, found: Sequence[mx.array]) -> Any:
         case {"cache": name, "fields": fields} if type(current).__name__ == name:
             put(current, found, fields)
             return current
-    raise ValueError(f"{stored!r} stands for nothing")
+    raise ValueError(f"{stored!r} has no meaning")

@@ -1,4 +1,4 @@
-"""`vllm-mlx cache`: what is kept on this machine's disk, and what a running server's prefix cache holds in memory."""
+"""`vllm-mlx cache`: the prefix cache on this machine's disk, and in the memory of a running server."""
 
 import json
 import sys
@@ -49,7 +49,7 @@ FolderOption = Annotated[str | None, option("--cache-dir", "DIR", "The folder. D
 
 @cache_app.command(name="list")
 def list_kept(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
-    """Print what is kept on disk, by model and salt. A server may use the folder."""
+    """Print the cached state on disk, by model and salt. A server may use the folder."""
     root = _root(cache_dir)
     with _explained():
         nothing, found = nothing_in(root), look(root)
@@ -102,9 +102,9 @@ def clear(
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Remove what is kept on disk: state, remembered replies and stored responses.
+    """Clear the cache on disk: state, remembered replies and stored responses.
 
-    A server that uses the folder clears its memory too, and keeps stored responses; its running replies continue.
+    A server that uses the folder also clears its memory, and keeps stored responses; its running replies continue.
     """
     if "" in (salt, model):
         raise WrongUsage("--salt and --model need a text: leave them out to clear everything.")
@@ -152,7 +152,7 @@ def _clear_there(root: Path | None, server: Remote, salt: str | None, model: str
 
 @cache_app.command()
 def verify(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
-    """Read every byte that is kept on disk, and remove what is damaged. Beside a server, damage is only named."""
+    """Read every byte of the cache on disk, and remove damaged records. If a server runs, damage is only named."""
     root, started_s = _folder(cache_dir), time.monotonic()
     with _opened(root) as (folder, _):
         num_records, num_bytes, faults = verified(root, folder)
@@ -172,7 +172,7 @@ def verify(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
 
 @cache_app.command()
 def memory(as_json: AsJson = False, url: UrlOption = None, api_key: KeyOption = None) -> None:
-    """Print what a running server's prefix cache holds in memory."""
+    """Print the prefix cache in the memory of a running server."""
     server = find_server(url, api_key, as_admin=True)
     server.status()  # or another program answers
     held = server.ask("/v1/cache")

@@ -98,7 +98,7 @@ class LinePrompt:
 
 
 def figures(reply: Reply, now_s: float) -> str:
-    """Say how long a reply was and how fast it came. The text is empty if the server does not count tokens."""
+    """Describe the length and the speed of a reply. The text is empty if the server does not count tokens."""
     if not reply.moments or "completion_tokens" not in reply.usage:
         return ""
     writing_s = now_s - reply.moments[0]
@@ -110,7 +110,7 @@ def figures(reply: Reply, now_s: float) -> str:
 
 
 def reading(row: Mapping[str, Any], first: Mapping[str, Any], models: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Say how far a prompt is, by its row in the status now and by the first one, or how far its model is."""
+    """Describe the progress of a prompt, by its present and its first row in the status, or of its model."""
     loading = [each["progress"] for each in models if each["name"] == row.get("model") and each["progress"] is not None]
     if loading:
         return f"Loading the model, {loading[0]:.0%}"
@@ -132,7 +132,7 @@ class ReplyPrinter:
     is_plain: bool = False  # print only the text, for a pipe
 
     def print(self, events: Iterator[dict[str, Any]], reply: Reply, server: Remote) -> None:
-        """Print the events and fill `reply` with them. If it is interrupted, `reply` holds what has arrived."""
+        """Print the events and fill `reply` with them. If it is interrupted, `reply` has the part that has arrived."""
         spinner, ended = self.console.status("Reading…", spinner="dots"), threading.Event()
         if self._is_live:
             spinner.start()

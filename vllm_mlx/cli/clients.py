@@ -1,6 +1,6 @@
 """The clients that `launch` knows, and how each is set up. Starts nothing. docs/clients has a page for each.
 
-clients.toml describes them with templates: `{model}` and the other names of `Target.values` stand for the server's.
+clients.toml describes them with templates: `{model}` and the other names of `Target.values` have the server's values.
 """
 
 import json
@@ -53,7 +53,7 @@ class Target:
             yield f"\n  - {_json(own | {'apiBase': f'{self.url}/v1', 'apiKey': self.api_key})}"
 
     def values(self) -> Mapping[str, str]:
-        """Return the texts that the names in clients.toml stand for."""
+        """Return the values of the names in clients.toml."""
         capabilities = self.model.capabilities
         return {
             "url": self.url,
@@ -81,7 +81,7 @@ class Target:
 
 
 def roles_of(models: Iterable[Model]) -> dict[tuple[str, str], str]:
-    """Return the first model for each role that Continue has besides chats, by the role and its provider."""
+    """Return the first model for each role of Continue except chats, by the role and its provider."""
     found: dict[tuple[str, str], str] = {}
     for model in models:
         fills_in = _FILLS_IN if model.writes and _FILL_IN_NAMES.search(model.name) else None
@@ -145,9 +145,9 @@ class Client:
     files: Mapping[str, str] = field(default_factory=dict)  # texts by path below the target's folder
     first_prompt: int = 0  # about how many tokens the client's first prompt has
     least_context: int = 0  # tokens without which the client does not start
-    key_warning: str = ""  # what the user should know before the client starts, if the server has a key
-    has_small_roles: bool = False  # whether it has small tasks for a model of their own
-    next_step: str = ""  # what the user does by hand if `launch` cannot start the client
+    key_warning: str = ""  # a warning before the client starts, if the server has a key
+    has_small_roles: bool = False  # whether it has small tasks for a separate model
+    next_step: str = ""  # the steps for the user if `launch` cannot start the client
 
     def for_server(self, target: Target) -> "Client":
         """Fill the templates for a server."""
@@ -165,7 +165,7 @@ class Client:
         return [*before, [self.program, *self.flags, *mode, *(arguments or self.default_arguments)]]
 
     def script(self, title: str, arguments: Sequence[str] = ()) -> str:
-        """Return a shell script that does what `launch` does."""
+        """Return a shell script that does the same as `launch`."""
         lines = [f"# {one_line(comment)}" for comment in (title, self.key_warning) if comment]
         for path, text in self.files.items():  # only their owner may read them, as with `write_own`
             lines += ["(", "umask 077", f"mkdir -p {shlex.quote(str(Path(path).parent))}"]

@@ -254,7 +254,7 @@ _REPLY_TOKENS = 24
 
 
 def check_models(settings: Settings) -> Iterator[Check]:
-    """Check each model beside the others that always stay in memory; of those in folders, say what each would take."""
+    """Check each model together with the pinned ones; for models in folders, print the memory that each would take."""
     from ..runner.checkpoint import checkpoints, folders_of
 
     for name, folder in checkpoints(folders_of(settings.models_from)):
@@ -268,7 +268,7 @@ def check_models(settings: Settings) -> Iterator[Check]:
 
 
 def _weights_of(folder: Path | None) -> int:
-    """Return 0 for a model that is not on this machine or cannot be served, which has a line of its own."""
+    """Return 0 for a model that is not on this machine or cannot be served, which has its own line."""
     try:
         return 0 if folder is None else describe(folder).weights_bytes
     except ConfigError:
@@ -276,7 +276,7 @@ def _weights_of(folder: Path | None) -> int:
 
 
 def check_model(settings: Settings, held_bytes: int = 0) -> Check:
-    """Check by the model's files whether it fits beside others, which hold `held_bytes`. No weights are read."""
+    """Check by the model's files whether it fits if others hold `held_bytes`. No weights are read."""
     name = f"Model {settings.model}"
     folder = local_folder(settings.model)
     if folder is None:
@@ -389,7 +389,7 @@ def self_test() -> Check:
 
 
 def _compare(llm: "LLM", question: str) -> str | None:
-    """Ask a question twice. Returns what is wrong with the replies, or None."""
+    """Ask a question twice. Returns the fault in the replies, or None."""
     messages = [{"role": "user", "content": question}]
     cold, warm = (
         llm.chat(messages, temperature=0, max_tokens=_REPLY_TOKENS, logprobs=True)[0].outputs[0] for _ in range(2)

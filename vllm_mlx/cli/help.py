@@ -49,7 +49,7 @@ class Group(TyperGroup):
 
 
 def hints(file: str = "hints.toml") -> dict[str, str]:
-    """Return what to write here instead of a word, or a flag, of another program, by that word."""
+    """Return the replacements of words and flags of other programs, by the word or flag."""
     table = tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
     return {word: hint for hint, words in table.items() for word in words}
 

@@ -1,4 +1,4 @@
-"""`vllm-mlx launch CLIENT`: asks the server what it serves, sets the client up, and becomes the client.
+"""`vllm-mlx launch CLIENT`: asks the server for its model, sets the client up, and becomes the client.
 
 If no server runs, it starts one for as long as the client runs.
 """
@@ -139,7 +139,7 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
 
 
 def _small(client: Client, target: Target) -> str:
-    """Say which model gets the client's small tasks; the text is empty if they have no model of their own."""
+    """Name the model for the client's small tasks; the text is empty if they have no separate model."""
     tasks = "titles, summaries and other small tasks go to"
     return f"{tasks} {target.small.name}" if client.has_small_roles and target.small else ""
 
@@ -163,7 +163,7 @@ def _warn(client: Client, target: Target) -> None:
 
 
 def _table() -> Table:
-    """List the clients, and for each whether it is installed, or what to do."""
+    """List the clients, and for each whether it is installed, or a remedy."""
     table = Table("Name", "Client", Column("Start it with `vllm-mlx launch NAME`", overflow="fold"), **TABLE)
     for name, row in CLIENTS.items():
         state = "installed" if shutil.which(row.program) else row.install
@@ -173,7 +173,7 @@ def _table() -> Table:
 
 
 def _by_hand(name: str, row: Client) -> str:
-    """Say how a client that cannot be started gets the model."""
+    """Describe the set-up of a client that cannot be started."""
     if row.files:
         return (
             f"launch cannot start {row.title}, which takes its models from its own settings only: --print prints the "

@@ -173,15 +173,15 @@ def _cached(name: str, folder: Path) -> CachedModel:
         return CachedModel(name, disk_bytes, folder, None, error.message)
 
 
-EXAMPLE = "mlx-community/Qwen3.5-9B-MLX-4bit"  # of help texts and messages: what a Mac with 16 GB runs
-AGENT_CONTEXT = 40_000  # tokens: what coding agents need for real work
+EXAMPLE = "mlx-community/Qwen3.5-9B-MLX-4bit"  # of help texts and messages: a model for a Mac with 16 GB
+AGENT_CONTEXT = 40_000  # tokens that coding agents need for real work
 _WEIGHTS = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([mbt])(?![a-z\d])", re.IGNORECASE)  # such as 8B
 _UNITS = {"m": 1e-3, "b": 1.0, "t": 1e3}
 _PRECISION = re.compile(r"[-_](mlx|gguf|latest|instruct|it|\d+-?bit|mxfp\d|bf16|fp16|q\d).*")
 _RATIO = 1.5  # of sizes that are about the same
 _SIMILAR = 0.6  # of two names, by difflib
 _SHARE = 16  # 1/16 of the budget for a chunk's attention scores and for images; see `Budget` in core/memory.py
-_COPIED_BYTES = 256 << 20  # what is copied in one evaluation
+_COPIED_BYTES = 256 << 20  # bytes copied in one evaluation
 _NUM_SHOWN = 3
 _ANSWER_S = 2.0  # a server that does not answer in time keeps no model from being listed or removed
 _LOAD_S = 600.0  # the longest wait for weights that are loaded or leave
@@ -240,7 +240,7 @@ def models(
     if served and not as_json:
         print("A server serves:")
     for card in () if as_json else served:
-        if card["id"] not in told:  # an alias of a card before has no line of its own
+        if card["id"] not in told:  # an alias of a card before has no own line
             print(_line(card))
         told.update(card.get("aliases") or ())
 

@@ -108,7 +108,7 @@ def load_settings(
 def _refuse_doubt(
     given: Mapping[str, Any], file: Mapping[str, Any], flags: Mapping[str, Any], origin: Callable[[str], str]
 ) -> None:
-    """Raise ConfigError if several models are listed, and one is described outside the list too."""
+    """Raise ConfigError if several models are listed, and one is also described outside the list."""
     if "models" not in given:
         return
     if given["models"] == []:
@@ -125,7 +125,7 @@ def _refuse_doubt(
 
 
 def read_models(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that MODEL or NAME=MODEL on the command line stand for, given once or several times."""
+    """Return the settings of one or several MODEL or NAME=MODEL on the command line."""
     models = []
     for text in texts:
         name, is_named, model = text.partition("=")
@@ -144,7 +144,7 @@ def read_models(texts: Sequence[str]) -> dict[str, Any]:
 def server_settings() -> Settings:
     """Return the settings with which a server is looked for. Raises ConfigError.
 
-    The environment wins over the files of this user's service, which stand in the place of the config file.
+    The environment wins over the files of this user's service, which replace the config file.
     """
     return own_service() or load_settings({})
 
@@ -224,7 +224,7 @@ def takes_settings(command: Callable[..., None], names: Collection[str] = NAMES)
 
     `names` are the settings that have a parameter.
 
-    Typer passes values on as strings; only the settings validate them, whatever their origin.
+    Typer passes values on as strings; only the settings validate them, for every origin.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 

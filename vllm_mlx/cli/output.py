@@ -53,7 +53,7 @@ class Output:
         self._writer: threading.Thread | None = None
 
     def write(self, text: str) -> None:
-        """Queue a text and return at once. The text is dropped if too much waits already."""
+        """Queue a text and return immediately. The text is dropped if too much waits already."""
         data = text.encode("utf-8", "backslashreplace")
         with self._changed:
             if self._num_bytes + len(data) > MAX_BYTES:
@@ -124,7 +124,7 @@ class OutputHandler(logging.StreamHandler[Output]):
 
     @contextlib.contextmanager
     def showing(self, stage: LoadStage) -> Iterator[None]:
-        """Show what is loaded inside the block: on a terminal in a line that is rewritten, elsewhere a line a stage."""
+        """Show the stage of loading inside the block: on one line of a terminal, elsewhere on a line per stage."""
         ended = threading.Event()
         thread = threading.Thread(target=self._show, args=(stage, ended), daemon=True)
         thread.start()

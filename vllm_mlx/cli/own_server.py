@@ -40,7 +40,7 @@ def served_name(model: str | None) -> str | None:
 
 
 def model_to_start(model: str | None, missing: NoServer, command: str) -> str:
-    """Return the model for a server in the place of the missing one. Raises CommandFailed if none may start."""
+    """Return the model for a server that replaces the missing one. Raises CommandFailed if none may start."""
     if own_service() is not None:
         why = "`vllm-mlx service status` says why the service does not answer; while it loads, wait and try again."
         raise CommandFailed(f"{missing.message.partition(' Start')[0]} {why}") from missing
@@ -106,7 +106,7 @@ def _last_line(log: Path) -> str:
 def run_client(command: list[str], program: str, environment: dict[str, str]) -> int:
     """Run the client in the foreground. Returns its exit code as a shell counts it.
 
-    Ctrl-C reaches the client by itself, and this process goes on. SIGTERM and SIGHUP are sent on to the client.
+    Ctrl-C reaches the client by itself, and this process continues. It forwards SIGTERM and SIGHUP to the client.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_SENT_ON)}
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: a program that is started inherits that

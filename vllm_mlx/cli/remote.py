@@ -19,7 +19,7 @@ from .terminal import CommandFailed, WrongUsage, choose, option
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 _COMPLETION_S = 2.0  # a server that does not answer in time has no names to complete
-UNTOLD = frozenset({"tools", "reasoning"})  # what a model is taken to do if its server does not say
+UNTOLD = frozenset({"tools", "reasoning"})  # assumed capabilities of a model if its server does not name any
 SILENCE_S = 300.0  # longest silence of a stream; the server sends something every ten seconds
 
 UrlOption = Annotated[
@@ -72,12 +72,12 @@ class Model:
     checkpoint: str = ""
     is_ready: bool = True  # whether its weights are in memory
     load_bytes: int = 0  # that they take
-    is_found: bool = False  # whether nobody named it, so that it is no default
+    is_found: bool = False  # whether it was found rather than named, so that it is not a default
     task: str = "chat"
 
     @classmethod
     def of(cls, card: Mapping[str, Any]) -> Self:
-        """Read a model of `/v1/models`, of another server too."""
+        """Read a model of `/v1/models`, even of another server."""
         return cls(
             name=str(card["id"]),
             max_model_len=card.get("max_model_len") or None,
@@ -97,7 +97,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """`url` has no path. Every method raises CommandFailed, in a sentence that says what to do."""
+    """`url` has no path. Every method raises CommandFailed, with a sentence that gives a remedy."""
 
     url: str
     api_key: str | None = None

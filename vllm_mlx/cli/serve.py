@@ -1,4 +1,4 @@
-"""`vllm-mlx serve`: load the model, print what was loaded and a request to paste, and serve until a signal."""
+"""`vllm-mlx serve`: load the model, print its facts and a request to paste, and serve until a signal."""
 
 import errno
 import json
@@ -168,7 +168,7 @@ class Banner:
         for name, fact in self.facts():
             facts.add_row(Text(f"  {name}", "dim"), Text(fact))
         console.print(facts)
-        # No wrapping: a line break inside a word would spoil what is pasted.
+        # No wrapping: a line break inside a word would spoil pasted text.
         request = self.curl(show_key=console.is_terminal)
         console.print(f"\nTry it:\n\n{request}\n\nCtrl-C stops the server.\n", markup=False, soft_wrap=True)
 
@@ -250,7 +250,7 @@ class Banner:
         return [text for is_on, text in checks if not is_on]
 
     def curl(self, *, show_key: bool) -> str:
-        """Return a shell command to try. Without `show_key`, a variable stands for the key, because logs are kept."""
+        """Return a shell command to try. Without `show_key`, a variable replaces the key, because logs are kept."""
         body: dict[str, Any] = {"model": self.names[0], "messages": [{"role": "user", "content": "Who are you?"}]}
         path = "chat/completions"
         if not self.loaded["takes_chats"]:
@@ -276,7 +276,7 @@ def install_command(program: str) -> str | None:
 
 
 def layers(loaded: Mapping[str, Any]) -> str:
-    """Say which kinds of state the model has, and where a prompt that was computed before is resumed."""
+    """Describe the kinds of state of the model, and the point where a known prompt resumes."""
     windows = [f"windows of {window:,}" for window in loaded["sliding_windows"]]
     others = [f"{name} copied whole" for name in loaded["copied_whole"]]
     attention = "recurrent state beside attention" if loaded["keeps_recurrent_state"] else "attention"

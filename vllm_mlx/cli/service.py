@@ -35,7 +35,7 @@ from .worker import check_working, run_worker
 MAX_SHORT_RUNS = 5
 SHORT_RUN_S = 120.0
 ROOM_S = 60.0  # the longest wait for a free port and for wired memory that an earlier process left
-END_S = 35  # beyond --drain-s: a last step, the last events, and what is not on disk yet
+END_S = 35  # beyond --drain-s: a last step, the last events, and writes to disk
 PASSED_ON = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "XDG_CACHE_HOME")
 FOLLOW_S = 0.25
 SYSTEM_LOG = Path("/var/log/vllm-mlx-start.log")
@@ -201,7 +201,7 @@ def install(
 
 @service_app.command()
 def status(user: UserOption = None) -> None:
-    """Say whether the service runs and answers, and why not. The exit code is 1 if it does not answer."""
+    """Print whether the service runs and answers, or the reason. The exit code is 1 if it does not answer."""
     place = Place.of(user)
     settings, state = _settings(place), _supervisor(place).state()
     if not state.is_installed:

@@ -87,7 +87,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of help and docs, and 
         "default_thinking_token_budget", "max_silent_tokens", *(each.name for each in fields(SamplingDefaults)),
     ),
 }  # fmt: skip
-COMMON = frozenset({  # what `--help` shows; `--help-all` shows every setting
+COMMON = frozenset({  # the settings in `--help`; `--help-all` shows every setting
     "served_model_name", "text_only", "chat_template", "enable_thinking", "host", "port", "api_key", "api_key_file",
     "log_level", "max_model_len", "max_num_seqs", "memory_budget", "cache_memory", "cache_disk", "cache_dir",
     "temperature", "max_tokens", "models_from",
@@ -159,7 +159,7 @@ class Settings(_Values):
     """The settings that only the commands use. `AllSettings` adds the settings of the layers below."""
 
     models: tuple[OwnModel, ...] = ()
-    """Several models, each with settings of its own. The settings outside describe the first."""
+    """Several models, each with its own settings. The settings outside describe the first."""
     model: str = "demo"
     """Folder or Hugging Face id of a checkpoint; `demo` is the small bundled one."""
     models_from: tuple[str, ...] = ()
@@ -174,14 +174,14 @@ class Settings(_Values):
     api_key: tuple[SecretStr, ...] = ()
     """Key that clients must send, as `Authorization: Bearer` or `x-api-key`. Default: no key is needed."""
     api_key_file: Path | None = None
-    """File of such keys, one on each line, as `NAME:KEY`. Their holders share no cached state."""
+    """File of API keys, one on each line, as `NAME:KEY`. Their holders share no cached state."""
     admin_key_file: Path | None = None
     """File of keys in the same form, whose holders may also load and unload models, and cancel requests and clear
     cached state of others."""
     insecure: bool = False
     """Listen beyond this machine without a key: anybody who reaches the port may use the server."""
     allowed_host: tuple[str, ...] = ()
-    """Host name that clients may use for the server, besides its addresses, localhost and this machine's own name; `*`
+    """Host name of the server for clients, in addition to its addresses, localhost and this machine's own name; `*`
     allows any. Other names are refused, because a web page could point its own name at this server."""
     cors_origin: tuple[str, ...] = ()
     """Origin whose web pages may call the server; `*` allows any. Default: no web page may."""
@@ -197,7 +197,7 @@ class Settings(_Values):
     memory_budget: int | None = None
     """Memory for the weights and all state. Default: computed from the machine's memory."""
     speculative_config: str | None = None
-    """The same number in vLLM's JSON, with the method `ngram` or `mtp`, and as its `model` the draft model."""
+    """Number of draft tokens in vLLM's JSON form, with the method `ngram` or `mtp` and the draft `model`."""
     cache_memory: int | None = None
     """Memory of the prefix cache, within the budget. Default: all that running replies leave free."""
     cache_thinking_tokens: bool = False
@@ -211,8 +211,8 @@ class Settings(_Values):
     worker_port: int | None = Field(default=None, ge=1, le=65535)
     """Port on which the workers of `--tensor-parallel-size` join; below 32768, since systems use higher ones."""
     worker_host: str = "127.0.0.1"
-    """This Mac's address on the network of the workers, which should be a network of their own: what the model computes
-    travels there in clear."""
+    """This Mac's address on the network of the workers, which should be a separate network: intermediate
+    results travel there unencrypted."""
     secret_file: Path | None = None
     """File with the secret that server and workers prove to each other: the same on all Macs, with mode 600."""
     rdma_devices: Path | None = None
@@ -356,7 +356,7 @@ flag_name = errors.setting  # messages of the layers below also name a setting b
 
 
 def help_text(name: str) -> str:
-    """Say on one line what a setting means and how its value is written."""
+    """Return the meaning of a setting and the form of its value, on one line."""
     note = FORMS[name].note if name in FORMS else ""
     return " ".join(f"{AllSettings.model_fields[name].description} {note}".split())
 

@@ -1,4 +1,4 @@
-"""`vllm-mlx status`: prints what a server is doing, once or continuously, over HTTP."""
+"""`vllm-mlx status`: prints a server's status, once or continuously, over HTTP."""
 
 import json
 import time
@@ -90,7 +90,7 @@ def _head(url: str, fields: Mapping[str, Any]) -> Text:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    """Say where the weights are."""
+    """Describe the state of the weights."""
     state, progress = row.get("state", "ready"), row.get("progress")
     share = "" if progress is None else f" {progress:.0%}"
     return f"{state}{share}" + (f": {row['cause']}" if state == "failed" and row.get("cause") else "")
@@ -181,7 +181,7 @@ def _rank(rank: Mapping[str, Any]) -> str:
 
 
 def held_line(cache: Mapping[str, Any]) -> str:
-    """Say how much of its memory the prefix cache uses."""
+    """Describe the used share of the prefix cache's memory."""
     return " of ".join(readable(cache.get(key, 0) * 1e6) for key in ("current_memory_mb", "max_memory_mb"))
 
 

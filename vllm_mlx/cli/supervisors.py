@@ -32,7 +32,7 @@ class Job:
     command: tuple[str, ...]
     home: Path
     user: str | None  # the user of a service that starts with the machine; None for one that starts at log-in
-    early_log: Path  # gets what the program writes before it opens its own log
+    early_log: Path  # gets the output of the program before it opens its own log
     stop_s: int  # the time that the server has between SIGTERM and SIGKILL
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -187,7 +187,7 @@ supervisor: type[Supervisor] = Launchd if sys.platform == "darwin" else Systemd 
 def program_path(argument: str) -> Path:
     """Return the absolute path of this program that stays the same at an upgrade. `argument` is how it was called.
 
-    Homebrew keeps each version in a folder of its own and a link to the newest one in `opt`.
+    Homebrew keeps each version in a separate folder, and a link to the newest one in `opt`.
     """
     path = Path(shutil.which(argument) or argument).absolute()
     parts = path.parts

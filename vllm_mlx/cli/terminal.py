@@ -61,7 +61,7 @@ def console() -> SafeConsole:
 
 
 def note(text: str) -> None:
-    """Say something beside what a command prints."""
+    """Print a remark that is not part of a command's output."""
     print(f"vllm-mlx: {text}", file=sys.stderr)
 
 
@@ -79,7 +79,7 @@ def duration(seconds: float) -> str:
 
 
 def state_folder() -> Path:
-    """Return the folder of what the commands keep between two runs."""
+    """Return the folder of files that the commands keep between two runs."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "vllm-mlx"
 
 
@@ -89,7 +89,7 @@ def confirm(what: str, *, is_sure: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise WrongUsage(f"{what} Add --yes to do that without a question.")
-    print(f"{what} Go on? [y/N] ", end="", file=sys.stderr, flush=True)  # not among what --json prints
+    print(f"{what} Continue? [y/N] ", end="", file=sys.stderr, flush=True)  # not in the output of --json
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandFailed("Nothing was removed.")
 

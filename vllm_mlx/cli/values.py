@@ -1,4 +1,4 @@
-"""Values as people write them, where their type has no form of its own: sizes, lists, templates, files of API keys."""
+"""Values as people write them, if their type has no form: sizes, lists, templates, files of API keys."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form in which people write a setting's value. `read` raises ValueError, which says what to write."""
+    """The form in which people write a setting's value. `read` raises ValueError, which names the right form."""
 
     metavar: str
     note: str = ""  # the end of the help text
@@ -33,7 +33,7 @@ def read_list(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-_SIZE = re.compile(r"[0-9]*\.?[0-9]+\s*[a-z]*", re.IGNORECASE)  # `ByteSize` alone ignores what follows a unit
+_SIZE = re.compile(r"[0-9]*\.?[0-9]+\s*[a-z]*", re.IGNORECASE)  # `ByteSize` alone ignores text after a unit
 _SHARE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%?)")
 _BYTE_SIZE = TypeAdapter(ByteSize)
 _LEAST_MEMORY = 10**6  # bytes; a smaller number lacks its unit
@@ -86,7 +86,7 @@ def read_template(value: object) -> object:
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Say why a file could not be read as text."""
+    """Return the reason why a file could not be read as text."""
     return (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "it is not UTF-8 text"
 
 
@@ -121,7 +121,7 @@ _METHODS = ("ngram", "[ngram]", "mtp", "qwen3_5_mtp")
 
 
 def read_speculative_config(value: object) -> str:
-    """Return vLLM's JSON as a text, if this server does what it asks for."""
+    """Return vLLM's JSON as a text, if this server supports its values."""
     try:
         given = value if isinstance(value, dict) else json.loads(str(value))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`vllm-mlx worker`: one of the other Macs of a model that `serve` runs on several; and what `serve` does for them."""
+"""`vllm-mlx worker`: one of the other Macs of a model that `serve` runs on several; and rank 0's part of it."""
 
 import json
 import logging
@@ -128,7 +128,7 @@ def leading(
 
 
 class Leading:
-    """Rank 0 of several ranks, and what becomes of its requests when another rank is lost."""
+    """Rank 0 of several ranks, and the end of its requests when another rank is lost."""
 
     engine: "EngineClient | None" = None  # once it is loaded
 
@@ -161,7 +161,7 @@ class Leading:
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the lines of the start-up block, once the link is measured: what each Mac takes, and what it costs."""
+        """Return the lines of the start-up block: the shard of each Mac, and the cost of the measured link."""
         shard, link = self.ranks.shard, self.ranks.link
         return [("Macs", f"experimental: {shard.comparison}"), ("Link", link.text(shard.num_sums))]
 
@@ -199,7 +199,7 @@ def _on_signals(stop: Callable[[int], object]) -> None:
 
 
 class _Working:
-    """A worker, on a thread of its own: the main thread stays free for signals while native code runs."""
+    """A worker, on a separate thread: the main thread stays free for signals while native code runs."""
 
     ranks: "Ranks | None" = None
 

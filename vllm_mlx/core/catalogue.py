@@ -53,7 +53,7 @@ class Found:
 class Catalogue:
     """The entries by their positions. The first is the model of requests that name none.
 
-    Raises ConfigError if there is no entry, or if a text is empty or stands for two entries.
+    Raises ConfigError if there is no entry, or if a text is empty or names two entries.
     """
 
     entries: tuple[Entry, ...]

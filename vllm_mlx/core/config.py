@@ -174,15 +174,15 @@ class ModelConfig(SettingsGroup):
     """Folder or Hugging Face id of an MTP head of the model, or of a checkpoint that holds it. Default: the one in the
     model's own checkpoint, if there is one."""
     enable_thinking: bool | None = None
-    """Reason where the model can and the request does not say. Default: yes."""
+    """Reasoning of requests that do not set it, if the model can reason. Default: yes."""
     default_thinking_token_budget: int | None = Field(default=None, ge=0)
     """Longest reasoning, in tokens, of a request that sets no budget. Default: no limit."""
     max_silent_tokens: int | None = Field(default=None, ge=1)
     """Tokens after which a reply that has reasoning only, and neither text nor a tool call, ends as if it had reached
     `max_tokens`. Default: no limit."""
     reasoning_config: ReasoningStrings | None = None
-    """A text that begins reasoning besides the reasoning parser's own tags, and the text that ends it once its budget
-    is spent. Default: the parser's tags."""
+    """A text that begins reasoning in addition to the parser's own tags, and the text that ends it once its budget is
+    spent. Default: the parser's tags."""
     reasoning_parser: str = "auto"
     """Format of the model's reasoning, or a parser of an installed package; `auto` detects the format in the chat
     template."""
@@ -237,8 +237,8 @@ class EngineConfig(ModelConfig):
     watchdog_s: float = Field(default=120.0, gt=0)
     """Seconds after which a step of the engine counts as hung, and `/health` reports it."""
     max_stall_ms: float | None = Field(default=None, gt=0)
-    """Longest pause of running replies while a prompt is computed, in milliseconds. Default: 200, or twice what
-    a step of the model takes without a prompt, if that is longer, and 400 at most."""
+    """Longest pause of running replies while a prompt is computed, in milliseconds. Default: 200, or twice the
+    time of a step without a prompt if that is longer, at most 400."""
     max_prefill_chunk: int = Field(default=2048, gt=0)
     """Most prompt tokens computed in one step while no reply is running; chunks have lengths that are powers of two."""
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory
@@ -253,8 +253,8 @@ class EngineConfig(ModelConfig):
     prefix_cache: bool = True
     """Keep the state of prompts and replies, so that a common beginning is computed only once."""
     repeatable: bool = False
-    """Give the same request the same reply, bit for bit, whatever else runs, for tests of prompts and models. It turns
-    the prefix cache and batches off: each prompt is computed from its start, each reply is computed alone, and
+    """Give the same request the same reply, bit for bit, during any other requests, for tests of prompts and models. It
+    turns the prefix cache and batches off: each prompt is computed from its start, each reply is computed alone, and
     `max_stall_ms` does not hold. A request repeats only with the same seed, or with temperature 0, on the same machine
     and versions."""
     cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
@@ -266,10 +266,10 @@ class EngineConfig(ModelConfig):
     snapshot_every: int = Field(default=8192, ge=0)
     """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
     cache_reasoning: CacheReasoning = "auto"
-    """Reasoning that stays in the prefix cache: what the next turn contains (`auto`), all (`keep`) or none (`drop`)."""
+    """Reasoning that stays in the prefix cache: the part in the next turn (`auto`), all (`keep`) or none (`drop`)."""
     idle_prefill: IdlePrefill = "auto"
     """Between two questions, compute the beginning of the next prompt if the chat template will write the last turn
-    differently, such as without its reasoning (`auto`), or never (`off`). It never runs beside a request, on battery
+    differently, such as without its reasoning (`auto`), or never (`off`). It never runs during a request, on battery
     power or under memory pressure."""
     media: MediaConfig = Field(default_factory=MediaConfig)
 
@@ -322,7 +322,7 @@ class EngineConfig(ModelConfig):
             )
 
     def _check_ranks(self) -> None:
-        """Raise ConfigError for what a model on several machines does without, if it is asked for."""
+        """Raise ConfigError for a setting that a model on several machines does not support."""
         drafts = self.draft_model is not None or self.num_draft_tokens not in ("auto", 0)
         asked = {
             "idle_unload_s": self.idle_unload_s > 0,

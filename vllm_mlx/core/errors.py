@@ -81,7 +81,7 @@ class ModelLoadError(ConfigError):
 
 @contextmanager
 def about(model: str | None) -> Iterator[None]:
-    """Say in a ConfigError of the block which of several models it is about. None stands for an only model."""
+    """Add the name of the model to a ConfigError of the block. None if there is only one model."""
     try:
         yield
     except ConfigError as error:

@@ -26,7 +26,7 @@ class Usage:
     completion_tokens: int = 0  # sampled tokens, the stop token included
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int | None = None  # tokens of the request's prediction that the reply took as drafts
-    rejected_prediction_tokens: int | None = None  # those that were tried in vain; both are None without a prediction
+    rejected_prediction_tokens: int | None = None  # the rejected ones; both are None without a prediction
     num_searches: int = 0  # web searches that the server made
     clamped_max_tokens: int | None = None  # set when the context window cut the requested max_tokens
     receipt: CacheReceipt | None = None
@@ -112,7 +112,7 @@ SearchError = Literal["invalid_tool_input", "max_uses_exceeded", "query_too_long
 
 @dataclass(frozen=True, slots=True)
 class SearchDone:
-    """The server has run the call of this id: a web search. The reply goes on with a further generation."""
+    """The server has run the call of this id: a web search. The reply continues with a further generation."""
 
     call_id: str
     query: str

@@ -26,7 +26,7 @@ def most_slots(num_tokens: int) -> int:
 class RowFootprint:
     """Memory of one row's state: attention KV grows with every token, windows up to their size, recurrent state never.
 
-    State of other layers is copied whole. It grows with every token, too.
+    State of other layers is copied whole. It grows with every token.
     """
 
     bytes_per_token: int
@@ -34,7 +34,7 @@ class RowFootprint:
     fixed_bytes: int = 0  # recurrent layers, and the constant part of layers that are copied whole
     spare_bytes: int = 0  # free slots of chunked layers, at most
     windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), one pair per window size
-    num_layers: int = 1  # layers that grow with every token: a long row consists of them
+    num_layers: int = 1  # layers that grow with every token, which hold most of a long row
 
     def bytes_at(self, num_tokens: int) -> int:
         slots = most_slots(num_tokens)
@@ -103,7 +103,7 @@ class Budget:
     """All memory that the process may take, and the largest part of it for each purpose."""
 
     total_bytes: int
-    held_bytes: int = 0  # weights of other models, which stay in memory beside this one
+    held_bytes: int = 0  # weights of other models, which stay in memory
 
     @property
     def free_bytes(self) -> int:
@@ -144,7 +144,7 @@ class Budget:
 
     @property
     def text(self) -> str:
-        """Say how large the budget is, and what others hold of it."""
+        """Describe the budget, and the part that other models hold."""
         held = f", of which other models hold {readable(self.held_bytes)}" if self.held_bytes else ""
         return f"the budget is {readable(self.total_bytes)}{held}"
 
@@ -157,7 +157,7 @@ class MemoryBudget:
     """
 
     total_bytes: int
-    held_bytes: int = 0  # weights of other models, which stay in memory beside this one
+    held_bytes: int = 0  # weights of other models, which stay in memory
     weights_bytes: int
     transient_bytes: int  # activations of one prefill chunk or one image in the encoder, measured at load
     encoder_inputs_bytes: int = 0  # encoder inputs that wait for the vision encoder

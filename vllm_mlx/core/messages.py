@@ -89,7 +89,7 @@ class ToolCallPart:
 class ToolResultPart:
     call_id: str
     content: tuple[ShownPart | DocumentPart, ...]
-    name: str | None = None  # some templates print the tool's name beside its result
+    name: str | None = None  # some templates print the tool's name with its result
     is_error: bool = False
 
 

@@ -56,7 +56,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReceipt:
-    """The result of looking a prompt up at the first admission of its sequence, beside what was expected."""
+    """The result of looking a prompt up at the first admission of its sequence, and the expectation."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
@@ -110,4 +110,4 @@ class CacheReceipt:
         return self.expected_tokens if change is None else min(self.expected_tokens, change.num_common_tokens)
 
 
-NO_RECEIPT = CacheReceipt()  # of a prompt that was not looked up
+NO_RECEIPT = CacheReceipt()  # for a prompt that was not looked up

@@ -37,7 +37,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1_000  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1_000
 MAX_LOGIT_BIAS = 300
-# The server sets these arguments of the chat template: a client that set them would change what other fields mean.
+# The server sets these arguments of the chat template. From a client they would change the meaning of other fields.
 RESERVED_TEMPLATE_KWARGS = frozenset({
     "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
@@ -161,10 +161,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: no log probabilities; k: of the sampled token and the k likeliest
     guide: Guide | None = None  # the form that the reply must have
-    thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
+    thinking_token_budget: int | None = None  # tokens after which reasoning ends; None or -1: no limit
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):  # one text, as programs write it, is no list of letters
+        if isinstance(self.stop, str):  # a single text, which would otherwise be read as a list of letters
             object.__setattr__(self, "stop", (self.stop,))
         if self.top_k == -1:  # vLLM's word for off
             object.__setattr__(self, "top_k", 0)
@@ -229,7 +229,7 @@ class TokenSampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0  # drawn at random if the client gave none
     num_top_logprobs: int | None = None
-    read_ids: tuple[int, ...] = ()  # tokens in place of the likeliest ones, the same for all rows of a model
+    read_ids: tuple[int, ...] = ()  # tokens instead of the likeliest ones, the same for all rows of a model
 
     @property
     def is_greedy(self) -> bool:
@@ -244,7 +244,7 @@ class TokenSampling:
 class ResolvedSampling:
     tokens: TokenSampling
     max_tokens: int
-    clamped_max_tokens: int | None  # set if the context window is too small for what the client asked for
+    clamped_max_tokens: int | None  # set if the context window is smaller than the client's limit
     min_tokens: int
     stop_token_ids: frozenset[int]
 
@@ -252,7 +252,7 @@ class ResolvedSampling:
 def checkpoint_defaults(config: Mapping[str, Any]) -> SamplingDefaults:
     """Read generation_config.json. Sampling is greedy if `do_sample` is false and no temperature is given.
 
-    Other values count even if `do_sample` is false. A value for which a client could not ask is left out.
+    Other values count even if `do_sample` is false. A value that a request may not have is left out.
     """
     found: dict[str, Any] = {
         name: float(value)
@@ -363,9 +363,9 @@ class Request:
     request_id: str
     messages: tuple[Message, ...] | None = None  # the messages of a chat
     prompt: str | tuple[int, ...] | None = None  # the prompt of a text completion: text or token ids
-    suffix: str = ""  # of a text completion: the text behind the one to generate, for models that can fill in
+    suffix: str = ""  # of a text completion: the text after the one to generate, for models that can fill in
     texts: TextInputs | None = None  # for an encoder, which generates nothing
-    prediction: str = ""  # a text that the reply may contain: it may come sooner, and is never another one
+    prediction: str = ""  # a text that the reply may repeat: the reply is the same, and may come sooner
     tools: tuple[ToolSpec, ...] = ()
     unlisted_tools: tuple[ToolSpec, ...] = ()  # callable, but not listed in the prompt
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
@@ -374,12 +374,12 @@ class Request:
     thinking: Literal["auto", "on", "off"] = "auto"
     thinking_limit: int | None = None  # like the sampling budget, but ignored by models that do not reason
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # none of RESERVED_TEMPLATE_KWARGS
-    fills_content: bool | None = None  # reasoning is content, too, if the reply has no other; None: as the family does
+    fills_content: bool | None = None  # reasoning is also content if the reply has no other; None: as for the family
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # only in a text completion: the reply begins with the prompt's text
-    max_prompt_logprobs: int = 0  # of the prompt, in each reply that echoes it; 0: the reply shows none
-    counts: bool = False  # whether the stream says before each delta how many tokens there are
+    max_prompt_logprobs: int = 0  # log-probabilities of an echoed prompt; 0: none
+    counts: bool = False  # whether the stream counts the tokens before each delta
     keeps_reasoning: bool | None = None  # in the prefix cache, for any next turn; None: as the server is set
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys

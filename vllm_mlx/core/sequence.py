@@ -136,7 +136,7 @@ class PromptInputs:
     """A prompt as the engine takes it."""
 
     token_ids: tuple[int, ...]
-    texts: TokenizedTexts | None = None  # in place of `token_ids`, for an encoder
+    texts: TokenizedTexts | None = None  # instead of `token_ids`, for an encoder
     media: tuple[MediaItem, ...] = ()
     snapshot_points: tuple[int, ...] = ()  # token counts worth keeping for a later turn
     starts_in_reasoning: bool = False

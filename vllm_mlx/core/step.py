@@ -14,7 +14,7 @@ from .sequence import Sequence
 Drafts = Mapping[int, tuple[int, ...]]  # tokens that may follow the last known token of a row, by its seq_id
 Group = Rows[Sequence]  # rows that decode with their KV in the same buffers
 MOST_SCORED = 256  # positions of a chunk whose logits are needed: those of a long prompt are not in memory together
-BY_HEAD = -1  # in place of a draft: the model's MTP head guesses this token and those behind it
+BY_HEAD = -1  # instead of a draft: the model's MTP head guesses this token and those after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ NO_WORK = StepPlan()
 
 
 def forward_passes(groups: Iterable[Group], isolated: Collection[int]) -> list[list[Group]]:
-    """Return the groups that share a forward pass, and each isolated group as a pass of its own."""
+    """Return the groups that share a forward pass, and each isolated group as a separate pass."""
     shared: list[Group] = []
     passes = []
     for group in groups:

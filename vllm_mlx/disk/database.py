@@ -1,7 +1,7 @@
 """The SQLite database in the folder of the cache, and the lock that makes one process the folder's only owner.
 
 The system frees the lock when its process ends, however it ends. All threads share one connection. SQLite notices no
-flipped bit in a value, so each row has a checksum of its own; a database that SQLite cannot read is emptied.
+flipped bit in a value, so each row has its own checksum; a database that SQLite cannot read is emptied.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Database:
             except sqlite3.Error as error:
                 if not is_malformed(error):
                     raise
-                logger.warning("%s is damaged (%s). It is emptied, and what it kept is forgotten.", self.path, error)
+                logger.warning("%s is damaged (%s). It is emptied, and its values are lost.", self.path, error)
                 self._disconnect()
                 _remove(self.path)
                 return self._run(work, *args)
@@ -97,7 +97,7 @@ class Database:
             self._charged.add(day)
 
     def shorten(self) -> None:
-        """Empty the write-ahead log, which keeps what was removed until then."""
+        """Empty the write-ahead log, which keeps removed data until then."""
         with self._turn, usable(self.root):
             self._connected().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -185,7 +185,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def reading(path: Path) -> sqlite3.Connection:
-    """Open the database only to read, also beside its owner. Nothing is changed. Raises sqlite3.Error."""
+    """Open the database for reading only, even while its owner uses it. Raises sqlite3.Error."""
     has_log = path.with_name(f"{path.name}-wal").exists()  # without one, no process has it open
     mode = "mode=ro" if has_log else "mode=ro&immutable=1"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", timeout=_WAIT_S, uri=True)
@@ -198,7 +198,7 @@ def _read_any_text(connection: sqlite3.Connection) -> None:
 
 
 def files(path: Path) -> tuple[Path, ...]:
-    """Return the database and the files that SQLite keeps beside it."""
+    """Return the database file and SQLite's additional files."""
     return tuple(path.with_name(f"{path.name}{end}") for end in ("", "-wal", "-shm"))
 
 

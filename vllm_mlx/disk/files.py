@@ -1,4 +1,4 @@
-"""The file of a record: its tensors one after the other. A row of the database says what they are."""
+"""The file of a record: its tensors one after the other. A row of the database describes them."""
 
 import errno
 import os

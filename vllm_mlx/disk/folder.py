@@ -1,4 +1,4 @@
-"""A folder of records: files with numbers, and a database whose rows say what they are. It knows no tree.
+"""A folder of records: files with numbers, and a database whose rows describe them. It knows no tree.
 
 A process owns the folder while it has its database open. A file is written before its row is committed, and removed
 after it, so a process that is killed leaves at most files without a row, which the next start removes. Nothing is
@@ -68,7 +68,7 @@ class Folder:
         return path_of(self.root, record.name)
 
     def note_model(self, fingerprint: str, model: str) -> None:
-        """Name a checkpoint that runs. `scan` keeps the name, and removes what other versions of it have written."""
+        """Name a checkpoint that runs. `scan` keeps the name, and removes the records of its other versions."""
         self._models[fingerprint] = model
 
     def scan(self) -> list[Record]:
@@ -265,7 +265,7 @@ def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], di
 
 
 def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]]:
-    """Read every byte, and remove what is damaged if the folder is given, which this process owns then.
+    """Read every byte. Damaged records are removed if `folder` is given, which this process then owns.
 
     Returns the numbers of records and bytes that were read, and the faults by file.
     """
@@ -298,7 +298,7 @@ class Listing:
 
 
 def look(root: Path) -> Listing:
-    """Read the database beside its owner, if there is one, and change nothing. Raises FolderUnusable."""
+    """Read the database without changing it, even while its owner uses it. Raises FolderUnusable."""
     with usable(root):
         if not (root / NAME).exists():
             return Listing([], {}, {})

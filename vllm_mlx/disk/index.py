@@ -86,8 +86,8 @@ class DiskIndex:
     def add(self, record: Record) -> bool:
         """Add a record. Returns False if it is useless: the run before it is missing, or its state is stored already.
 
-        A run whose tokens are stored already brings its windows. If these are stored too, it is kept for what continues
-        it, until `drop_repeated`.
+        A run whose tokens are stored already adds its windows. If these are stored as well, the run is kept for the
+        records that continue it, until `drop_repeated`.
         """
         header, before = record.header, self._stored.get(record.header.parent)
         is_known = self._rules.setdefault(header.fingerprint, header.rule) == header.rule
@@ -121,7 +121,7 @@ class DiskIndex:
         )
 
     def drop_repeated(self) -> None:
-        """Keep runs whose tokens other runs hold only where something continues them."""
+        """Drop the runs whose tokens other runs hold, unless a record continues them."""
         self._num_changes -= bool(self._repeated)
         self._repeated.clear()
 
@@ -147,7 +147,7 @@ class DiskIndex:
         return [stored for node in self.tree.path(space, key) for stored in _stored_in(node)]
 
     def lose(self, name: str) -> None:
-        """Forget a record whose file is gone, and what continues it."""
+        """Forget a record whose file is gone, and the records that continue it."""
         if (stored := self._stored.get(name)) is None:
             return
         header = stored.record.header

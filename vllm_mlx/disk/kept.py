@@ -1,6 +1,6 @@
-"""The values that a server remembers beside its state, as rows of a SQLite table. It knows no conversation.
+"""Values that a server remembers in addition to cached state, as rows of a SQLite table. It knows no conversation.
 
-Values are kept by name, for each kind and scope. A process that is killed loses at most what was not committed. SQLite
+Values are kept by name, for each kind and scope. A process that is killed loses only uncommitted values. SQLite
 notices no flipped bit in a value, so each row has a checksum; a row that is damaged is removed.
 """
 
@@ -28,7 +28,7 @@ MAX_BYTES = 64 << 20  # a kind takes at most this,
 _CAP_SHARE = 32  # and at most 1/32 of the tier's cap
 MAX_WAITING_BYTES = 32 << 20  # in memory, of values that are not written yet
 _VALUE_SHARE = 4  # a value takes at most a quarter of its kind's bytes
-_DELAY_S = 0.05  # values are written after the work that made them, several at once
+_DELAY_S = 0.05  # values are written after the work that made them, several together
 _RETRY_S = 30.0  # after a write that failed
 _CLOSE_S = 10.0
 _RESTORE_S = 10.0  # the longest wait for values that are read; a disk that hangs gives them later or never
@@ -101,10 +101,10 @@ class Journal:
         self._is_restored.wait(max(0.0, self._wait_until_s - time.monotonic()))
 
     def put(self, name: str, salt: str, value: Callable[[], Any], *, num_bytes: int, base: str | None = None) -> None:
-        """Keep a value, in place of one with the same name. `value` gives it as JSON, later and on another thread.
+        """Keep a value, which replaces one of the same name. `value` gives it as JSON, later and on another thread.
 
         `num_bytes` is its size in memory until then. `base` names a value that counts as used whenever this one does.
-        Neither the value nor an earlier one is kept if too much waits to be written.
+        If too much waits to be written, neither the value nor an earlier one is kept.
         """
         with self._journals.turn:
             if self._journals.add(_Change(partial(self._put, name, salt, base, value), max(1, num_bytes))):
@@ -256,13 +256,13 @@ class Journals:
             return True
 
     def flush(self, timeout_s: float = _CLOSE_S) -> bool:
-        """Write what waits. Returns whether that is done."""
+        """Write waiting values. Returns whether that succeeded."""
         tried = threading.Event()
         self.add(_Change(do_nothing, tried=tried.set), is_due=True)
         return tried.wait(timeout_s) and not self._has_failed
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Write what waits, once more if it failed before, and end the thread."""
+        """Write waiting values, once more if that failed before, and end the thread."""
         with self.turn:
             self._is_closed = True
             self.turn.notify_all()
@@ -308,14 +308,14 @@ class Journals:
             work()
         except (FolderUnusable, NoRoom) as error:
             if not self._has_failed:
-                logger.warning("What is remembered cannot be read or written now, and is tried again: %s", error)
+                logger.warning("Remembered values cannot be read or written now, and are tried again: %s", error)
             self._has_failed = True
             return False
         self._has_failed = False
         return True
 
     def _shrink(self, connection: sqlite3.Connection) -> None:
-        """Of each kind that has too much, remove what was not used for longest."""
+        """Remove the least recently used values of each kind that exceeds its limit."""
         excess = connection.execute(_EXCESS, (self.max_bytes,)).fetchall()
         connection.executemany("DELETE FROM kept WHERE rowid = ?", [(rowid,) for rowid, *_ in excess])
         for _, kind, scope, name in excess:
@@ -324,7 +324,7 @@ class Journals:
 
 
 class Memories:
-    """The memory of one server, so that its next prompts continue the ones that it computed before it was started.
+    """The memory of one server, so that its next prompts continue those of the process before it.
 
     A missing journal means that its values end with the process.
     """
@@ -346,7 +346,7 @@ class Memories:
         return type(self)(self.journals, fingerprint)
 
     def clear(self, salts: str = "") -> None:
-        """Drop what belongs to salts that begin with `salts`, for every checkpoint of the folder.
+        """Drop the values of salts that begin with `salts`, for every checkpoint of the folder.
 
         Stored responses stay: clients delete them.
         """
@@ -354,7 +354,7 @@ class Memories:
             self.journals.clear(salts, "replies")
 
     def close(self) -> None:
-        """Write what waits to be written, and free the folder for another process."""
+        """Write waiting values, and free the folder for another process."""
         if self.journals is not None:
             self.journals.close()
 

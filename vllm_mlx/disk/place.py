@@ -20,7 +20,7 @@ from .faults import FULL
 
 RECORDS = "records"
 NAME = "vllm-mlx"
-CAP_SHARE = 10  # by default, the cache takes at most a tenth of what it and free space take together
+CAP_SHARE = 10  # by default, the cache takes at most a tenth of its own size and the free space together
 DAILY_SHARE = 5  # in a day, a fifth of the disk's size is written at most, so that it lasts for years
 FLOOR_SHARE = 50  # a fiftieth of a disk stays free,
 MAX_FLOOR_BYTES = 10_000_000_000  # and no more than this

@@ -1,9 +1,9 @@
 """Reads state from disk for sequences that wait, and inserts it into the tree in memory.
 
 A read is made if the disk holds a deeper resume point than memory does, and reading is faster than computing. The
-sequence waits for it in the queue, while other rows go on. Then it resumes from memory like any other.
+sequence waits for it in the queue, while other rows continue. Then it resumes from memory like any other.
 
-The files are read on threads of their own, straight into arrays that the engine thread has made between two steps.
+Separate threads read the files directly into arrays that the engine thread has made between two steps.
 """
 
 import time
@@ -48,7 +48,7 @@ class _Reading:
     state: Record | None = None
     loads: deque[Load] = field(default_factory=deque)  # tensors that are not begun, in the order of the files
     num_bytes: int = 0
-    num_gained: int = 0  # tokens beyond what memory holds
+    num_gained: int = 0  # tokens beyond those in memory
     reserved_bytes: int = 0  # taken from the limit of the memory while it runs
     num_ahead: int = 0  # chunks that were begun and have not arrived
     arrays: dict[Key, mx.array] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Reader:
         self._counts = report
 
     def cancel(self, salts: str = "") -> None:
-        """Drop what is being read of salts that begin with `salts`. The sequences compute it."""
+        """Drop running reads of salts that begin with `salts`. Their sequences compute the state instead."""
         for reading in list(self._readings.values()):
             if reading.space[1].startswith(salts):
                 self._end(reading)
@@ -127,13 +127,13 @@ class Reader:
             self._store.threads.write(partial(self._store.folder.note_use, records, now), self._store.fail)
 
     def forget(self, seq_id: int) -> None:
-        """Note that the sequence has ended or resumed. What is being read for it is dropped."""
+        """Note that the sequence has ended or resumed. A running read for it is dropped."""
         self._found.pop(seq_id, None)
         if seq_id in self._readings:
             self._end(self._readings[seq_id])
 
     def _end(self, reading: _Reading) -> None:
-        """Drop what has arrived, and free the room that the read would have taken."""
+        """Drop the chunks that have arrived, and free the room reserved for the read."""
         self._readings.pop(reading.seq_id, None)
         reserved_bytes, reading.reserved_bytes = reading.reserved_bytes, 0
         reading.is_cancelled = True
@@ -154,7 +154,7 @@ class Reader:
                 self._end(reading)
 
     def _plan(self, reading: _Reading) -> bool:
-        """Find out what to read. Returns False if memory holds as much, computing is faster, or memory has no room."""
+        """Plan a read. Returns False if memory holds as much, computing is faster, or memory has no room."""
         space, key = reading.space, reading.key
         while True:
             held = self._memory.resume_length(space, key)
@@ -186,7 +186,7 @@ class Reader:
         self._memory.read_bytes_per_s = median(self._speeds)
 
     def _place(self, reading: _Reading, match: Match) -> None:
-        """Read what memory lacks of the KV, and of the windows at the resume point."""
+        """Read the KV, and the windows at the resume point, that memory lacks."""
         end, window = match.length, self._memory.rule(match.space[0]).window
         first_windowed = end if window is None else max(0, end - window)
         start = min(self._memory.common_length(match.space, reading.key), end - 1, first_windowed)
@@ -237,7 +237,7 @@ class Reader:
         self._advance(reading)
 
     def _failed(self, reading: _Reading, error: Exception) -> None:
-        """End a read that failed. The sequence computes what could not be read."""
+        """End a read that failed. The sequence computes the missing state."""
         self._end(reading)
         if isinstance(error, Damaged):
             self._store.index.lose(error.name)
@@ -245,7 +245,7 @@ class Reader:
             self._store.fail(error)
 
     def _insert(self, reading: _Reading) -> None:
-        """Insert what was read into the tree in memory."""
+        """Insert the state that was read into the tree in memory."""
         segment = segment_of(reading.parts, reading.arrays)
         state = None if reading.state is None else state_of(reading.state, reading.arrays)
         self._end(reading)

@@ -38,7 +38,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The content of a record. Only `arrays` knows what the JSON in `layout` means."""
+    """The content of a record. Only `arrays` knows the meaning of the JSON in `layout`."""
 
     kind: Literal["run", "state"]
     fingerprint: str  # the checkpoint's

@@ -1,6 +1,6 @@
 """The folder of the cache on disk and the index of its records, which are changed together.
 
-The reader and the writer of the tier share it, with the threads that work on the folder, and note here what fails.
+The reader and the writer of the tier share it and the threads that work on the folder, and report faults here.
 """
 
 import logging
@@ -39,7 +39,7 @@ class DiskStore:
         self.folder.note_model(fingerprint, name)
         self.index.add_model(fingerprint, self.memory.rule(fingerprint), self.memory.s_per_token(fingerprint))
 
-    # -- what is in the folder
+    # -- the content of the folder
 
     def load(self) -> None:
         """Read the index of the folder."""
@@ -59,7 +59,7 @@ class DiskStore:
         return self.remove(self.index.unused())
 
     def make_room(self, num_bytes: int) -> int:
-        """Remove what is of least worth, until `num_bytes` are free or nothing is left. Returns the freed bytes."""
+        """Remove records, the least valuable first, until `num_bytes` are free. Returns the freed bytes."""
         tree = self.index.tree
         self.index.drop_repeated()
         freed_bytes = self.sweep()
@@ -99,7 +99,7 @@ class DiskStore:
     # -- faults
 
     def fail(self, error: Exception) -> None:
-        """Note what failed. A folder that is missing or full is tried again in a minute; the log has one line of it."""
+        """Log a fault, once. A folder that is missing or full is tried again in a minute."""
         if device_fault(error) is not None:
             self._device_fault = error
         elif isinstance(error, FolderUnusable | NoRoom):

@@ -1,4 +1,4 @@
-"""Threads that do the work they are given, in order, and what they report, which the engine thread takes.
+"""Threads that work in order, and queue their reports for the engine thread.
 
 The threads are daemons: a disk that hangs keeps no process alive.
 """
@@ -46,7 +46,7 @@ class Threads:
             self._writes.put((work, failed))
 
     def post(self, act: Act) -> None:
-        """Have `act` called on the engine thread."""
+        """Queue a call of `act` on the engine thread."""
         self._news.put(act)
         self.wake()
 
@@ -55,18 +55,18 @@ class Threads:
         return not self._news.empty()
 
     def take_news(self, timeout_s: float) -> None:
-        """Do what was posted. Called on the engine thread, which waits no longer than `timeout_s` for it."""
+        """Run the posted calls. Called on the engine thread, which waits for them at most `timeout_s`."""
         while True:
             try:
                 act = self._news.get(timeout_s > 0, timeout_s)
             except Empty:
                 return
             act()
-            del act  # so that nothing of it is kept until the next act comes
+            del act  # so that it keeps nothing alive until the next act comes
             timeout_s = 0.0
 
     def close(self, timeout_s: float) -> None:
-        """Let the threads end after the work that they were given, and wait at most `timeout_s` for what is written."""
+        """Let the threads end after their queued work, and wait at most `timeout_s` for writes."""
         self.is_closed = True
         for queue in (self._writes, *[self._reads] * _NUM_READERS):
             queue.put(None)
@@ -77,7 +77,7 @@ class Threads:
             work, failed = item
             if (error := contained(work)) is not None:
                 self.post(partial(failed, error))
-            del item, work, failed, error  # so that nothing of them is kept until the next work comes
+            del item, work, failed, error  # so that they keep nothing alive until the next work comes
 
 
 def contained(work: Act) -> Exception | None:

@@ -1,4 +1,4 @@
-"""The disk tier below the prefix cache: what reads and writes the files, and their index.
+"""The disk tier below the prefix cache: the reader and the writer of the files, and their index.
 
 Everything here belongs to the engine thread. Other threads read and write files; `tick` takes their results between two
 steps. The planner of the cache asks `reader` and tells `writer`, and changes `tree` as it changes the tree in memory.
@@ -37,7 +37,7 @@ class DiskTier:
         """
         self.store = DiskStore(folder, memory)
         self._threads, self._report = self.store.threads, report
-        self.tree = self.store.index.tree  # what is on disk, of all checkpoints and salts
+        self.tree = self.store.index.tree  # the records on disk, of all checkpoints and salts
         self.reader = Reader(self.store, report)
         self.writer = Writer(self.store, report)
         self._is_loaded = False
@@ -53,10 +53,10 @@ class DiskTier:
         self._threads.wake = wake
 
     def tick(self, *, is_idle: bool, is_last: bool = False, wait_s: float = 0.0) -> bool:
-        """Take in what the threads have done, and begin reads and the next record.
+        """Collect results of the threads, and begin reads and the next record.
 
-        It waits for the threads no longer than `wait_s`. Returns whether more is to be done at once. `is_last`: the
-        server stops, so that all that is not on disk yet is written.
+        It waits for the threads no longer than `wait_s`. Returns whether more is to be done immediately. `is_last`:
+        the server stops, so everything that is not on disk yet is written.
         """
         if (error := contained(partial(self._tick, is_idle, is_last, wait_s))) is not None:
             self.store.fail(error)
@@ -80,7 +80,7 @@ class DiskTier:
 
     @property
     def is_due_soon(self) -> bool:
-        """Return whether `tick` should be called within a fraction of a second, also if nothing else happens."""
+        """Return whether `tick` should be called within a fraction of a second, even if nothing else happens."""
         return self.is_on and self.writer.is_due_soon
 
     @property
@@ -89,7 +89,7 @@ class DiskTier:
         return not self.is_on or not (self.writer.is_writing or self.writer.is_due_soon)
 
     def free_memory(self, fingerprint: str) -> None:
-        """Remove what is on disk too of a model from memory."""
+        """Remove state of a model from memory if it is on disk."""
         memory = self.store.memory
         own = [node for node in memory.store.nodes() if node.space[0] == fingerprint]
         for leaf, key in [(node, node.key) for node in own if node.key is not None]:
@@ -100,7 +100,7 @@ class DiskTier:
                 memory.trim(leaf.space, key, 0 if node is None else node.end)
 
     def write_all(self, rest_s: Callable[[], float]) -> None:
-        """Write what is not on disk yet, while `rest_s` returns a time. Called on the engine thread at a clean stop."""
+        """Write state that is not on disk yet, while `rest_s` returns a time. Called by the engine at a clean stop."""
         while self.is_on and (left_s := rest_s()) > 0:
             wait_s = min(0.1, left_s) if self.writer.is_writing else 0.0
             if not self.tick(is_idle=True, is_last=True, wait_s=wait_s) and not self.writer.is_writing:
@@ -109,7 +109,7 @@ class DiskTier:
             logger.warning("%d bytes of cached state were not written to disk before the end", left)
 
     def clear(self, salts: str = "") -> None:
-        """Remove all files of salts that begin with `salts`, soon, also what is being read or written."""
+        """Remove all files of salts that begin with `salts` soon, even while they are read or written."""
         if not self._is_loaded:
             self._cleared.append(salts)
         self.reader.cancel(salts)

@@ -1,9 +1,9 @@
-"""Writes what memory keeps of its paths, on a thread of its own, one record at a time.
+"""Writes the paths that memory keeps, on a separate thread, one record at a time.
 
 The disk mirrors what memory keeps of a path: a node is one record with its windows, and a second one for its state. So
-no rule of its own decides what a restarted server can resume from. A path is due half a second after a part of it
-was stored, because by then the tokens that no later turn can contain are removed from it. What is evicted from memory
-before it was written is lost.
+a restarted server can resume at the same points. A path is due half a second after a part of it was stored, because by
+then the tokens that no later turn can contain are removed from it. State that is evicted from memory before it was
+written is lost.
 """
 
 import time
@@ -31,7 +31,7 @@ _MAX_RUN_BYTES = 128 << 20  # so that little memory is held while it is written
 _MAX_DUE = 256  # waiting paths; beyond it, the ones that wait longest are forgotten
 _BESIDE_BYTES_PER_S = 100e6  # while rows run, which need the bandwidth of the memory
 _LOOK_S = 30.0  # between two looks at the size of the folder
-_CAP_SLACK = 20  # a twentieth of the cap is removed at once
+_CAP_SLACK = 20  # a twentieth of the cap is removed in one go
 
 Path = tuple[Space, bytes]
 
@@ -66,10 +66,10 @@ class Writer:
 
     @property
     def is_due_soon(self) -> bool:
-        """Return whether something waits that can be written."""
+        """Return whether a path waits that can be written."""
         return bool(self._due) and self._running is None and not self._store.is_paused
 
-    # -- what is due
+    # -- paths that are due
 
     def stored(self, space: Space, key: bytes) -> None:
         """Note that memory has stored this path, or a part of it."""
@@ -121,7 +121,7 @@ class Writer:
     # -- the next record of a path
 
     def _next(self, space: Space, key: bytes) -> Job | None:
-        """Return the next record of a path, or None if all that memory has of it is on disk."""
+        """Return the next record of a path, or None if its whole state in memory is on disk."""
         path = self._path(space, key)
         job = self._lacking(path, space, key)
         if job is None:
@@ -219,7 +219,7 @@ class Writer:
                 if not self._store.make_room(size_of(job.tensors) + self._slack_bytes):
                     self._store.fail(error)
                 if self._num_held(job) < num_held:
-                    self._forget(job)  # else a path that is larger than the folder pushes its own records out for ever
+                    self._forget(job)  # else a path larger than the folder evicts its own records again and again
             case Damaged():  # the folder was removed, or its database emptied
                 self._index.lose(job.header.parent)
             case _:
@@ -236,10 +236,10 @@ class Writer:
         for due in self._paths_of(job):
             self._settle(due)
 
-    # -- what leaves memory or the disk
+    # -- state that leaves memory or the disk
 
     def clear(self, salts: str) -> None:
-        """Forget what waits of salts that begin with `salts`. What is being written is removed once it is complete."""
+        """Forget waiting paths of salts that begin with `salts`. A record being written is removed at its end."""
         for due in [due for due in self._due if due[0][1].startswith(salts)]:
             self._settle(due)
         if self._running is not None and self._running.header.salt.startswith(salts):

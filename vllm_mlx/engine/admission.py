@@ -16,11 +16,11 @@ from ..util.tenants import has_room
 from .monitoring.counters import ReplyStats
 
 _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # bounds of the time after which a refused client may retry
-_REFUSALS_PER_S = 20  # per tenant; others are delayed, because clients that retry at once cost time
+_REFUSALS_PER_S = 20  # per tenant; others are delayed, because clients that retry immediately cost time
 _QUICK_REFUSALS = 10  # per tenant, never delayed
 _LONGEST_HOLD_S = 30.0
 _MOST_SHOWN = 5  # requests that an error names
-Party = tuple[str, int]  # a tenant, and the position of a model: who waits for a model costs other models no place
+Party = tuple[str, int]  # a tenant, and the position of a model: each model has its own places
 
 
 class Admitted(Protocol):
@@ -84,7 +84,7 @@ class AdmissionQueue:
                 del self.num_preparing[party]
 
     async def check(self, tenant: str, num_models: int) -> None:
-        """Raise TooManyRequests if the tenant would get no place, whatever a request says that was not read yet."""
+        """Raise TooManyRequests if the tenant would get no place for any request that is not read yet."""
         if not any(self._has_room((tenant, model), 1) for model in range(num_models)):
             await self._refuse(tenant)
 
@@ -142,7 +142,7 @@ class AdmissionQueue:
         if (others := self._in_the_way(generation.request.model)) is None:  # it is being loaded, or has room again
             loop = asyncio.get_running_loop()
             again = loop.call_later(_LEAST_WAIT_S, self._waited_for_model, generation)
-            self.timers[id(generation)][0] = again  # in place of the timer that has ended
+            self.timers[id(generation)][0] = again  # replaces the timer that has ended
             return
         self.num_refused += 1
         limit = f"{self._config.max_model_wait_s:g} seconds ({setting('max_model_wait_s')})"
@@ -154,7 +154,7 @@ class AdmissionQueue:
             generation.put(TimeLimit(f"The request took more than {limit_s:g} seconds ({setting('max_request_s')})."))
 
     def _in_the_way(self, model: int) -> str | None:
-        """Name the models in memory and what they run, if requests for another one wait for that memory."""
+        """Name the models in memory and their requests, if requests for another model wait for that memory."""
         if not (self._models[model].is_short or self._models[model].is_yielding):
             return None
         running = [reply for reply in self._running_replies() if reply.phase != "queued"]

@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
-_TRIM_S = 2.0  # time for the replies that ended last to be compared with what the next turn can contain
+_TRIM_S = 2.0  # time to trim the replies that ended last to the part that the next turn can contain
 _STOP_S = 10.0  # time for the running step to finish
-_SAVE_S = 20.0  # time to write what is not on disk yet
+_SAVE_S = 20.0  # time to write state that is not on disk yet
 _HURRIED_SAVE_S = 1.0
 _LOOK_S = 0.02  # between two looks at a model that comes or leaves
 Parts = tuple[EngineThread, PromptPool, FairThreads]  # the threads of the engine, of prompts and of images
@@ -389,7 +389,7 @@ class EngineClient:
         return self._monitor.error()
 
     async def submit(self, request: Request) -> Generation:
-        """Render, check and queue a request. The caller must enter the generation at once; leaving it ends it.
+        """Render, check and queue a request. The caller must enter the generation immediately; leaving it ends it.
 
         Raises RequestError before anything is generated, EngineDead if nothing can be generated, and Overloaded while
         the server shuts down or if the queue is full.
@@ -431,7 +431,7 @@ class EngineClient:
         return prepared.prompt.num_tokens
 
     async def status(self) -> EngineStatus:
-        """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""
+        """Describe the engine's present work, without waiting for a long step. Raises EngineDead."""
         moment = await self._monitor.moment()
         replies = [*self._running_replies(), *self.preparations.replies]
         return engine_status(moment, replies, self.queue.num_refused)
@@ -454,7 +454,7 @@ class EngineClient:
         return any((was_preparing, *was_running))
 
     async def disk_entries(self) -> list[Entry]:
-        """Describe what is kept on disk; times are seconds since the epoch. Raises EngineDead."""
+        """Describe the cache on disk; times are seconds since the epoch. Raises EngineDead."""
         return await self.ask(LLMEngine.disk_entries)
 
     async def cache_entries(self) -> list[Entry]:
@@ -476,7 +476,7 @@ class EngineClient:
     async def load_model(self, model: int, *, wait: bool) -> None:
         """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
 
-        Raises ModelUnavailable if a load failed, Overloaded if it was given up or at shutdown, and EngineDead.
+        Raises ModelUnavailable if a load failed, Overloaded if it was abandoned or at shutdown, and EngineDead.
         """
         await self.ask(lambda engine: engine.load(engine.models[model]))
         if wait:
@@ -492,7 +492,7 @@ class EngineClient:
         await self.ask(lambda engine: engine.unload(engine.models[model]))
         if wait:
             await self._leaves(model, "leaving")
-            if self.state_of(model) == "ready":  # they stay for what came meanwhile
+            if self.state_of(model) == "ready":  # they stay for requests that came meanwhile
                 self._check_unused(model)
 
     def _check_unused(self, model: int) -> None:
@@ -517,7 +517,7 @@ class EngineClient:
             await asyncio.sleep(0.02)
         self._fail_all(ShuttingDown())
         for front in self.fronts:
-            await front.keeper.finish(_TRIM_S)  # before what its replies leave is written to disk
+            await front.keeper.finish(_TRIM_S)  # before the state of its replies is written to disk
         await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
         self.pool.shutdown()

@@ -1,4 +1,4 @@
-"""Assembles an encoder: a model that gives vectors or scores, and keeps nothing of what it reads."""
+"""Assembles an encoder: a model that gives vectors or scores, and keeps no state of its inputs."""
 
 import logging
 import time
@@ -61,7 +61,7 @@ class Encoder:
         return model, self._assemble(model, calibrate(model), time.monotonic() - started_s)
 
     def unread(self) -> Assembly:
-        """Assume what a load will measure. Raises ConfigError."""
+        """Assume the figures that a load will measure. Raises ConfigError."""
         self.budget.check_weights(self.config.model, self.checkpoint.file_bytes)
         calibration = Calibration(
             tokens_per_s=ASSUMED_TOKENS_PER_S,

@@ -42,7 +42,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 _SOON_S = 0.2  # and this often while state is to be written soon
-_RETURN_EVERY_S = 5.0  # without work, what Python and libraries freed goes back to the system this often
+_RETURN_EVERY_S = 5.0  # without work, memory that Python and libraries freed returns to the system this often
 _EXIT_S = 60.0  # at the end of the process, for the running step or the part of loading that cannot be interrupted
 Deliver = Callable[[list[SequenceUpdate]], None]
 
@@ -60,7 +60,7 @@ class LLMEngine:
         self._last: ServedModel | None = None  # it ran the last step
         self.disk: DiskTier | None = None
         self._disk_settings: DiskReport | None = None  # reported without a tier; None if a setting turns it off
-        self._has_disk_work = False  # whether it has more to do at once
+        self._has_disk_work = False  # whether it has more to do immediately
         self.watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
         self._longest_chunk = 0  # tokens that the running work computes for one row
@@ -199,7 +199,7 @@ class LLMEngine:
         self._aborts += seq_ids
 
     def keep(self, seq: Sequence, num_tokens: int, following: PromptInputs | None = None) -> None:
-        """Keep only the first `num_tokens` of a sequence that has ended or is about to end, and what follows it."""
+        """Keep only the first `num_tokens` of a sequence that ends or has ended, and the prompt that follows it."""
         self.models[seq.model].wake()
         self.models[seq.model].scheduler.keep(seq, num_tokens, following)
 
@@ -283,7 +283,7 @@ class LLMEngine:
         except ModelLoadError as error:
             self._take_event(model, "fail", cause=error.message)
         if action == "free":
-            self.residency.measure(self._clock())  # image features have left, too
+            self.residency.measure(self._clock())  # image features have left as well
 
     def load(self, model: ServedModel) -> None:
         """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
@@ -296,7 +296,7 @@ class LLMEngine:
         self._take_event(model, "evict")
 
     def unload(self, model: ServedModel) -> None:
-        """Let the weights leave by command, once what ended requests have left to do is done.
+        """Unload the weights by command, once the work that ended requests have left is done.
 
         Called while no request is open. Raises ModelBusy if the weights never leave.
         """
@@ -382,7 +382,7 @@ class LLMEngine:
             self.recover(fence.error, self._longest_chunk, model)
 
     def ask(self, question: Callable[["LLMEngine"], T]) -> T:
-        """Answer a question between two steps. A device fault in the answer resets all rows, and is raised too.
+        """Answer a question between two steps. A device fault in the answer resets all rows, and is raised.
 
         Raises EngineDead. The next step raises it again: the end belongs to the engine, not to the question alone.
         """
@@ -399,7 +399,7 @@ class LLMEngine:
 
         A device fault is everyone's; another error is that of `model`. `num_tokens`: the longest chunk that ran, if any
         did. Raises EngineDead after several device faults without a good step in between, because then only a new
-        process helps; and at once if the ranks of a model have parted, because a wait for the device may then hang.
+        process helps; and immediately if the ranks of a model have parted, because a wait for the device may hang.
         """
         fault = device_fault(error)
         self._faults.refuse_parted(fault, error)
@@ -445,7 +445,7 @@ _Message = _Act | _Question | None  # with None, the thread stops
 
 
 class EngineThread:
-    """Runs one engine on a thread of its own. `models` are known after `start`; other threads only read them."""
+    """Runs one engine on a separate thread. `models` are known after `start`; other threads only read them."""
 
     models: tuple[ServedModel, ...]
 
@@ -459,7 +459,7 @@ class EngineThread:
         self._save_until_s = 0.0  # by the monotonic clock
         self._end: EngineDead | None = None  # set once no message is handled any more
         self.step_started_s: float | None = None  # start of the running step, by the monotonic clock
-        self.error: EngineDead | None = None  # why the thread ended, unless `stop` ended it
+        self.error: EngineDead | None = None  # the reason why the thread ended, unless `stop` ended it
 
     @property
     def ident(self) -> int | None:

@@ -27,7 +27,7 @@ _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 class FoundModels:
     def __init__(self, engine: EngineClient, models: Catalogue, config: EngineConfig, disk: OpenDisk | None):
-        """List the checkpoints beside the models that are loaded. `config` and `disk` are those of the start."""
+        """List the checkpoints in addition to the loaded models. `config` and `disk` are those of the start."""
         self._engine, self._models, self._config, self._disk = engine, models, config, disk
         pinned = (front.info.weights_bytes for front, one in zip(engine.fronts, models.entries, strict=True) if one.pin)
         self._budget, self._folders = budget_of(config, sum(pinned)), folders_of(models.places)
@@ -78,7 +78,7 @@ class FoundModels:
         self._models.found = tuple(each for each in found if each.names)
 
     def _read(self, found: Found) -> Found:
-        """Read the headers, or return what is known of files that have not changed."""
+        """Read the headers, or return the known description of files that have not changed."""
         folder = found.folder
         try:
             check_links(folder, self._folders)
@@ -100,7 +100,7 @@ class FoundModels:
         return found
 
     async def _add(self, found: Found) -> None:
-        """Make a model, or note why that cannot be."""
+        """Make a model, or note why that is impossible."""
         engine, models = self._engine, self._models
         try:
             source = await asyncio.to_thread(self._prepared, found)

@@ -34,7 +34,7 @@ class ReplyKeeper:
         self._is_closed = False
 
     def take(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply, *, is_last: bool) -> None:
-        """Remember the reply at once, because the next turn may follow at once; trim the cache later.
+        """Remember the reply immediately, because the next turn may follow immediately; trim the cache later.
 
         An aborted reply counts as far as it was received: clients send that part back. If it `is_last` before a
         question, the engine also learns the beginning of the next prompt.

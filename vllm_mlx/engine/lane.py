@@ -1,4 +1,4 @@
-"""One checkpoint on the engine thread: what outlives its weights, and its lane, which exists while they are in memory.
+"""One checkpoint on the engine thread: the parts that outlive its weights, and the lane that needs the weights.
 
 Scheduler, prefix cache and everything that prepares prompts stay when the weights leave, so that a request waits in the
 queue as it would for a place. Weights come back in slices between steps. The first load also measures the model;
@@ -41,7 +41,7 @@ class Assembly:
     begin: Callable[[], Loading[Any]]  # raises ModelLoadError, also for a checkpoint that has changed on disk
     run: Callable[[Any], Runner | EncoderRunner]  # of the model that was loaded
     weights_bytes: int
-    room_bytes: int  # for what is in memory in addition to the weights while they are read
+    room_bytes: int  # for data in memory in addition to the weights while they are read
     load_s: float = 0.0  # of the first load
     # Measures a model of which sizes are assumed, at its first load, in parts; None for a model that was measured.
     measure: "Callable[[Any], Generator[None, None, Assembly]] | None" = None
@@ -102,7 +102,7 @@ class LaneChoice:
 
 
 class ServedModel:
-    """A model of the server. It does what `Residency` decides about its weights. Belongs to the engine thread."""
+    """A model of the server. It executes the decisions of `Residency` about its weights. Owned by the engine thread."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ServedModel:
         )
         self.lane: Lane | None = None
         self.media: MediaCache[Any] | None = None  # features of images; None for a model that takes none
-        self.tell: Callable[[EngineFacts], None] | None = None  # called with what the first load has measured
+        self.tell: Callable[[EngineFacts], None] | None = None  # called with the measurements of the first load
         self._loading: Loading[Any] | None = None
         self._parts: Iterator[None] = iter(())  # of the load
         self.build_s = 0.0  # of the last load: the pause in which the model is built
@@ -157,7 +157,7 @@ class ServedModel:
         """Return whether a step can do anything before the next message."""
         if self.lane is None or (self.residence.is_short and not self.scheduler.num_running):
             cache = self.scheduler.prefix_cache
-            return cache is not None and cache.has_trims  # to remove cached state needs no model
+            return cache is not None and cache.has_trims  # removing cached state needs no model
         return self.scheduler.has_work and not self.lane.is_stalled
 
     def wake(self) -> None:
@@ -171,7 +171,7 @@ class ServedModel:
         return self.media if self.facts.info.takes_images else None
 
     def clear(self, salts: str) -> int:
-        """Forget what belongs to salts that begin with `salts`. Returns the bytes of image features freed."""
+        """Forget state of salts that begin with `salts`. Returns the bytes of image features freed."""
         self.scheduler.ahead.clear(salts)
         return 0 if self.media is None else self.media.clear(salts)
 
@@ -232,7 +232,7 @@ class ServedModel:
                 self._free()
 
     def _drop(self) -> None:
-        """Free what a load has read."""
+        """Free the weights that a load has read."""
         self._loading, self._parts = None, iter(())
         mx.clear_cache()
 
@@ -254,7 +254,7 @@ class ServedModel:
         mx.clear_cache()
 
     def _take_over(self, assembly: Assembly) -> None:
-        """Replace what was assumed by what the first load has measured."""
+        """Replace assumed sizes by the measurements of the first load."""
         before, after = self.scheduler.prefix_cache, assembly.scheduler.prefix_cache
         if before is not None and after is not None and after.fingerprint == before.fingerprint:
             after.disk = before.disk
@@ -268,7 +268,7 @@ class ServedModel:
         self.media = self.lane.runner.media
 
     def _free(self) -> None:
-        """Free the weights, and compare what MLX counts with what is expected. The tree keeps what it has."""
+        """Free the weights, and compare the bytes that MLX counts with the expected ones. The tree stays."""
         assert self.lane is not None and not self.lane.runner.num_rows, "no row needs the weights"
         expected_bytes = self.residence.weights_bytes + self.scheduler.room.image_bytes
         before = mx.get_active_memory()

@@ -1,4 +1,4 @@
-"""From a checkpoint to an engine that serves: what each model needs to run, the engine, threads and client."""
+"""From a checkpoint to an engine that serves: the parts of each model, the engine, threads and client."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -81,12 +81,12 @@ from .sizing import (
 
 logger = logging.getLogger(__name__)
 _SEVERAL_MACS = "each of several Macs holds a part of it, in memory only"  # journals of replies are kept
-_MEDIA_SHARE = 8  # encoded images that are kept take at most an eighth of what rows may take
+_MEDIA_SHARE = 8  # cached encoded images take at most an eighth of the memory for rows
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDisk:
-    """The folder, which this process owns, and what reports say of it: without a folder, why there is none."""
+    """The folder, owned by this process, and its part of reports: without a folder, the reason."""
 
     report: DiskReport
     folder: Folder | None = None
@@ -102,7 +102,7 @@ class OpenDisk:
         tier = DiskTier(self.folder, memory, report=self.report)
         for fingerprint, name in names.items():
             tier.store.add_model(fingerprint, name)
-        tier.tick(is_idle=True)  # it reads the index, so that the first request finds what there is
+        tier.tick(is_idle=True)  # it reads the index, so that the first request finds the records
         return tier
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ def _no_disk(report: DiskReport, reason: str) -> OpenDisk:
 
 
 def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
-    """Name what cached state depends on: the checkpoint, its head, the library that runs it, the device, the versions.
+    """Name everything that cached state depends on: checkpoint, head, library, device and versions.
 
     A release of this server alone keeps the cache: `STATE_VERSION` is raised when the state itself changes.
     """
@@ -161,7 +161,7 @@ class Source:
     vision: VisionProcessor | None = None
     encoder: EncoderFacts | None = None  # None for a model that generates
     pin: bool = False  # its weights leave for no other model
-    stage: LoadStage = UNSEEN  # told what is done during the start
+    stage: LoadStage = UNSEEN  # called with each stage of the start
 
 
 def start_engine(
@@ -175,7 +175,7 @@ def start_engine(
 
     `disk`: the result of `open_disk` for the same settings. If it is None, nothing is kept on disk. Without `models`,
     the settings are those of the only model. With `ranks`, this process is rank 0 of one model.
-    `stage` is told what is done.
+    `stage` is called with each stage.
     """
     entries = models.entries if models is not None else (Entry(config=config, name=config.model),)
     with ExitStack() as undone:
@@ -204,7 +204,7 @@ def start_engine(
 
 
 def prepared(name: str, config: EngineConfig, checkpoint: Checkpoint, memories: Memories) -> Source:
-    """Load what prepares prompts for a model, on any thread. Raises ConfigError."""
+    """Load the parts that prepare prompts for a model, on any thread. Raises ConfigError."""
     tokenizer = checked_tokenizer(config, checkpoint)
     formats, encoder = reply_formats(config, tokenizer), read_encoder(checkpoint, config)
     if encoder is not None and config.tensor_parallel_size > 1:
@@ -381,7 +381,7 @@ def _load_leader(source: Source, ranks: Ranks) -> LLMEngine:
 
 
 def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
-    """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
+    """Load this rank's shard, and execute the plans of rank 0 until it stops. Raises ConfigError, or a rank's error."""
     _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
     watch = device_watch(budget)
     worker = Worker(measured.model, watch, prefill_context(measured, budget), ranks)
@@ -416,7 +416,7 @@ def assemble(
     ranks: Ranks | None = None,
     planner: type[Scheduler] = Scheduler,
 ) -> Assembly:
-    """Build what runs a measured model, except its weights. `tree` is that of the other models, if there is one.
+    """Build all parts of a measured model except its weights. `tree` is that of the other models, if there is one.
 
     With `ranks`, this is rank 0, and its runner leads the others. Raises ConfigError.
     """
@@ -557,7 +557,7 @@ def _prefix_planner(
 
 
 def check_settings(config: EngineConfig) -> None:
-    """Check what does not depend on the checkpoint. Raises ConfigError."""
+    """Check the settings that do not depend on the checkpoint. Raises ConfigError."""
     MediaRoot(config.media.media_root)
     check_parsers(config)
     machine_bytes = device_memory().total_bytes

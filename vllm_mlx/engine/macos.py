@@ -41,7 +41,7 @@ class LibSystem:
         self._library = library
 
     def footprint_bytes(self) -> int:
-        """Return the memory that the system charges to this process: what Activity Monitor displays."""
+        """Return the memory that the system charges to this process, as Activity Monitor displays it."""
         buffer = ctypes.create_string_buffer(struct.calcsize(_RUSAGE_FORMAT))
         if self._call("proc_pid_rusage", os.getpid(), _RUSAGE_INFO_V0, buffer) != 0:
             raise OSError("proc_pid_rusage failed")
@@ -63,7 +63,7 @@ class LibSystem:
 
 
 def return_freed_memory(library: Any) -> None:
-    """Have the C allocator of the loaded `library` return freed memory to the system, if it has a call for that."""
+    """Make the C allocator of the loaded `library` return freed memory to the system, if it has a call for that."""
     if hasattr(library, "malloc_trim"):  # of glibc
         library.malloc_trim(ctypes.c_size_t(0))
     elif hasattr(library, "malloc_zone_pressure_relief"):  # of macOS: of all zones, as much as possible
@@ -187,7 +187,7 @@ class KeepAwake:
             self._ending = asyncio.get_running_loop().call_later(self._linger_s, self.close)
 
     def close(self) -> None:
-        """End the program at once."""
+        """End the program immediately."""
         if self._ending is not None:
             self._ending.cancel()
         child, self._child, self._ending = self._child, None, None

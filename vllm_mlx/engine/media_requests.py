@@ -58,10 +58,10 @@ class MediaRequests:
         await self._loader.close()
 
     async def read_documents(self, request: Request, *, deadline: Deadline) -> Request:
-        """Return the request with texts and images in place of its documents.
+        """Return the request with its documents replaced by texts and images.
 
-        If one cannot be read, a line of text says why. Raises InvalidDocument if the user has just sent it, and what
-        the deadline raises.
+        A line of text with the reason replaces a document that cannot be read. Raises InvalidDocument if the user has
+        just sent it, and the error of the deadline.
         """
         if not (asked := document_parts(request)):
             return request
@@ -82,7 +82,7 @@ class MediaRequests:
     ) -> dict[MediaPart, RenderedMedia]:
         """Return every part as it was rendered before, or else render it from its pixels.
 
-        Raises RequestError, and what the deadline raises.
+        Raises RequestError, and the error of the deadline.
         """
         assert self._vision is not None, "a model that takes no images refuses them before"
         media = OwnMedia(self._vision, self._loader, salt, self._wake)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
 
-LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
+LONG_CHARS = 1_000_000  # tokenising this many characters takes about a second
 MAX_THREADS = 6
 TENANT_THREADS = 2
 MAX_LONG = 2  # further threads for long prompts, one per tenant: tokenising takes some hundred bytes a character
@@ -121,7 +121,7 @@ class PromptPool:
         return result
 
     def error(self) -> str | None:
-        """Return the reason if too many threads hang to prepare prompts. The stack of each is logged once."""
+        """Return the reason if too many threads hang to prepare prompts; each stack is logged once."""
         hung = self._hung()
         for job in hung:
             if not job.is_reported:
@@ -183,7 +183,7 @@ class PromptPool:
 def _log_failure(done: "Future[Any]") -> None:
     error = None if done.cancelled() else done.exception()
     if error is not None and not isinstance(error, ShuttingDown):
-        logger.error("Work for which no request waits has failed", exc_info=error)
+        logger.error("Background work has failed", exc_info=error)
 
 
 def _refuse() -> None:

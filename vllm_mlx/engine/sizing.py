@@ -1,4 +1,4 @@
-"""Loads a model, measures what it costs on this machine, and computes the sizes that fit. It builds no engine."""
+"""Loads a model, measures its costs on this machine, and computes the sizes that fit. It builds no engine."""
 
 import logging
 import time
@@ -46,7 +46,7 @@ _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a war
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
-    """A model in memory, and what running it takes on this machine."""
+    """A model in memory, and its costs on this machine."""
 
     model: Model
     calibration: Calibration
@@ -121,7 +121,7 @@ def measuring(
 
 
 def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, *, takes_images: bool) -> MeasuredModel:
-    """Build a model without reading its weights, and assume what a load will measure. Raises ConfigError."""
+    """Build a model without reading its weights, and assume the figures of a load. Raises ConfigError."""
     _check_weights(config, checkpoint, budget, None)
     model = begin_drafting(config, checkpoint, proofs=Proofs()).unread()
     calibration = Calibration(
@@ -155,7 +155,7 @@ def begin_drafting(
 ) -> Loading[Model]:
     """Begin to load the model, and its MTP head if drafts are wanted. Raises ModelLoadError.
 
-    What `proofs` of another load say is not tried again. With `ranks`, the weights are read in slices in any case,
+    Results in the `proofs` of another load are not tried again. With `ranks`, weights are read in slices in any case,
     because the whole tensors of a slice are in memory.
     """
     has_drafts, trust = config.wants_drafts and ranks is None, config.trust_remote_code
@@ -184,14 +184,14 @@ def agreed(ranks: Ranks, measured: MeasuredModel, budget: Budget) -> tuple[Measu
 
 
 def no_drafts(config: EngineConfig, model: Model) -> str | None:
-    """Say why no drafts are verified. Returns None if they are."""
+    """Return the reason why no drafts are verified; None if they are."""
     if config.repeatable:  # a forward pass of several tokens rounds in another way
         return f"{setting('repeatable')} is set"
     return f"{setting('num_draft_tokens')} is 0" if config.num_draft_tokens == 0 else model.no_drafts
 
 
 def is_much_wired(wired: int | None) -> bool:
-    """Return whether loading a model deserves a warning while so many bytes of the machine's memory are wired."""
+    """Return whether loading a model deserves a warning while this much of the machine's memory is wired."""
     return wired is not None and wired > device_memory().total_bytes * _MUCH_WIRED
 
 
@@ -218,7 +218,7 @@ def _wire(config: EngineConfig, model: Model) -> None:
 
 
 def within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
-    """Limit prefill chunks to what Metal's kernels compute right."""
+    """Limit prefill chunks to lengths that Metal's kernels compute right."""
     longest = longest_chunk(checkpoint.config) if mx.metal.is_available() else None
     if longest is None or config.max_prefill_chunk <= longest:
         return config
@@ -371,9 +371,9 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudge
         return wanted
     if config.max_model_len is not None or fitting < 2:
         raise ConfigError(
-            f"Too little memory for {setting('max_model_len')} {wanted}: {fitting} tokens of context fit beside the "
-            f"weights; {Budget(memory.total_bytes, memory.held_bytes).text}. Lower it, use a smaller model, or raise "
-            f"{setting('memory_budget')}."
+            f"Too little memory for {setting('max_model_len')} {wanted}: {fitting} tokens of context fit together with "
+            f"the weights; {Budget(memory.total_bytes, memory.held_bytes).text}. Lower it, use a smaller model, or "
+            f"raise {setting('memory_budget')}."
         )
     logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)
     return fitting

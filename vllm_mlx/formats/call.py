@@ -1,4 +1,4 @@
-"""Decides what the text of a call becomes: a call, a description of it if its tool is not declared, or text."""
+"""Turns the text of a call into a call, into a description of it if its tool is not declared, or into text."""
 
 import json
 import secrets
@@ -151,7 +151,7 @@ class CallParser:
         return True
 
     def finish(self, call: OpenCall, out: list[ContentEvent], *, is_end: bool) -> bool:
-        """Go on with the open call where the reply ends. Returns whether more of the pending text is to be read."""
+        """Continue the open call where the reply ends. Returns whether more of the pending text is to be read."""
         if call.body.ends_with_reply and self._pending.text:
             self.advance(call, out, final=True)
         elif not call.is_shown:
@@ -176,7 +176,7 @@ class CallParser:
             self._break(call, out)
 
     def _cut(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        """Leave the call open where a limit cut the reply. Its arguments are then no JSON."""
+        """Leave the call open where a limit cut the reply. Its arguments are then not JSON."""
         call.body.cut(self._pending.text)
         self._sync(call, out)
         if call.described is not None and not call.has_head:
@@ -199,7 +199,7 @@ class CallParser:
             self._content.absorb_close()
 
     def _end_at_tag(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
-        """Go on where the body cannot continue: at a tag around it, or because this is not a call."""
+        """Continue where the body cannot: at a tag around it, or because this is not a call."""
         end, marker = self.tags.in_call.cut(self._pending.text, final=final)
         if end == 0 and marker is None and self._pending.text:
             return False
@@ -240,7 +240,7 @@ class CallParser:
         self._writer.feed_made(call.description(arguments), out)
 
     def _name(self, call: OpenCall, name: str, out: list[ContentEvent]) -> None:
-        """Decide by its name what the call becomes."""
+        """Decide the result by the name of the call."""
         is_taken = self._takes_undeclared and call.marker in self.tags.native
         if is_taken or self._schemas is None or name in self._schemas:
             call.name = name
@@ -298,7 +298,7 @@ class CallParser:
             self._emit_raw(call, "".join(call.raw), out)
 
     def _is_mentioned(self, call: OpenCall, following: str) -> bool:
-        """Return whether the reply writes about the tag that began the call, with `following` behind what was read."""
+        """Return whether the reply writes about the tag that began the call, with `following` after the read text."""
         raw = "".join(call.raw)
         text = raw + following
         behind = text[self.tags.end_of(call.marker, text) :]

@@ -349,7 +349,7 @@ LLAMA_PYTHONIC = enclosed(
     "[]",
 )
 
-# Calls in the formats of many families, for a model without a format of its own. They count for declared tools only.
+# Calls in the formats of many families, for a model without its own format. They count for declared tools only.
 
 _LISTS = choice({"{": JSON}, JSON_LIST)
 _GENERIC_BODIES: dict[str, NewBody] = {

@@ -43,7 +43,7 @@ class ContentWriter:
             self._emit(text, end - len(text), end, out)
 
     def feed_made(self, text: str, out: list[ContentEvent]) -> None:
-        """Emit text that stands for everything that was read since the last text."""
+        """Emit text that represents everything read since the last text."""
         if text := self._codec.decode(self.framing.feed(text)):
             self._emit(text, self._shown_to, max(self._shown_to, self.position), out)
 
@@ -58,7 +58,7 @@ class ContentWriter:
     def quotes(self, marker: str, text: str, tags: TagVocabulary) -> bool:
         """Return whether the reply writes about the marker, with which the `text` begins, instead of using it."""
         if marker in tags.openings:
-            return False  # what follows decides
+            return False  # the following text decides
         end = tags.end_of(marker, text) or 0
         is_plain = marker in tags.strays and (self.has_quoted or marker in tags.wrap[:1] or end > len(marker))
         is_mentioned = is_plain and self.is_mentioned(text[end:])

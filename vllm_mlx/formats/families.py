@@ -1,4 +1,4 @@
-"""The model families: one row says how a family's reasoning and tool calls are read, written and recognised.
+"""The model families: one row describes the reading, writing and detection of a family's reasoning and tool calls.
 
 To add a family, add its row. A checkpoint speaks the formats of the first row with a signature that matches its chat
 template, so a family with particular tags comes before the families that share some of them.

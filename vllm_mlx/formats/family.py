@@ -71,12 +71,12 @@ class ReasoningFormat:
     opens: tuple[str, ...]
     closes: tuple[str, ...]  # dropped wherever they occur
     is_implied: bool = False  # the reply is reasoning until a closing tag, whether or not a tag opened it
-    fills_content: bool = False  # if there is no other content, reasoning that the prompt did not open is content, too
+    fills_content: bool = False  # if there is no other content, reasoning that the prompt did not open is also content
     is_shown: bool = False  # the reasoning is content, its tags included
     wrap: tuple[str, str] | None = None  # tags around the answer
     headers: tuple[Opening, ...] = ()  # begin messages; the header says whether a message is reasoning
     header_tags: tuple[str, ...] = ()  # occur inside `headers`
-    headed: ReasoningTags | None = None  # set if reasoning and answer are messages of their own
+    headed: ReasoningTags | None = None  # set if reasoning and answer are separate messages
     atoms: tuple[str, ...] = ()  # tokens that are part of the tags, if a tag is not one token
     sign: str = ""  # a template that contains this text belongs to a model that reasons so
 

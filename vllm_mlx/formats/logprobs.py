@@ -1,4 +1,4 @@
-"""Log-probabilities beside the text that shows their tokens: those of a reply, and of the prompt that it echoes."""
+"""Log-probabilities with the text of their tokens: those of a reply, and of the prompt that it echoes."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ class LogprobQueue:
     """Holds tokens until the parser emits their text. The first event with a part of that text carries the token."""
 
     def __init__(self, num_echoed: int | None = None) -> None:
-        """`num_echoed`: the characters of the prompt in the reply, which then shows tokens without text, too."""
+        """`num_echoed`: the characters of the prompt in the reply, which then also shows tokens without text."""
         self._num_echoed = num_echoed
         self._tokens: deque[TokenLogprob | None] = deque()  # tokens whose piece is still to come
         self._spans: deque[tuple[int, int, TokenLogprob]] = deque()  # (start, end, token) in parsed characters

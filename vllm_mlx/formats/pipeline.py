@@ -1,4 +1,4 @@
-"""Sampled tokens of one reply → events. Each reply has a pipeline of its own, on the event loop.
+"""Sampled tokens of one reply → events. Each reply has its own pipeline, on the event loop.
 
 The parser at its end finds the tags of a reply. It knows no family: formats and bodies are given.
 """
@@ -97,7 +97,7 @@ class OutputPipeline:
     def feed_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """Take the log-probabilities of the prompt's tokens from the second one on. The next call sends them.
 
-        It takes long for a long prompt, and may run on a thread of its own.
+        It takes long for a long prompt, and may run on a separate thread.
         """
         if self._echo is not None and self._request.max_prompt_logprobs and not self._echoed:
             self._echoed = echo_logprobs(self._tokenizer, self._echo, self._prompt_ids, logprobs)
@@ -254,7 +254,7 @@ class OutputParser:
 
     Text that cannot be read as a call is emitted as text, without the tags of the model's own format unless the model
     quotes them. If ToolCallStart was already emitted, no ToolCallEnd follows. A call to a tool that is not declared is
-    emitted as text, too: `{"name": …, "arguments": …}` in place of the tags around it, or as the model wrote it where
+    also emitted as text: as `{"name": …, "arguments": …}` without the tags around it, or as the model wrote it where
     it has no tags of the model's own format. It is a call, with `takes_undeclared`, if it has the model's own format.
     """
 
@@ -300,7 +300,7 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Counts depth: an opening tag inside reasoning needs a closing tag of its own."""
+        """Counts depth: an opening tag inside reasoning needs its own closing tag."""
         return self._reasoning.depth > 0
 
     @property
@@ -513,7 +513,7 @@ def reply_parser(
 
 
 def _opening(constraint: Constraint | None) -> ReasoningOpening:
-    """Return the places where reasoning may open: beside a grammar, only where the engine allows it."""
+    """Return the places where reasoning may open: with a grammar, only where the engine allows it."""
     if constraint is None or constraint.matcher is None or constraint.reasoning is None:
         return ReasoningOpening.ANYWHERE
     rule = constraint.reasoning

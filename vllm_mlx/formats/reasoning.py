@@ -23,10 +23,10 @@ class ReasoningWriter:
         self._opening = opening
         self._framing = Framing()
         self._framing.before_reasoning()
-        self._is_dropped = False  # the message is for neither the user nor a tool, and is no reasoning
+        self._is_dropped = False  # the message is for neither the user nor a tool, and is not reasoning
         self._dropped = ""  # the texts of such messages: content if the reply has nothing else
         self._has_call = False
-        self._is_interrupted = False  # a call began inside; reasoning goes on behind it until its closing tag
+        self._is_interrupted = False  # a call began inside; reasoning continues after it until its closing tag
         self._is_in_messages = format is not None and bool(format.header_tags)
         self._last = ""  # the last character that was emitted
         self._begins = False  # the next reasoning is not the continuation of the last
@@ -34,7 +34,7 @@ class ReasoningWriter:
         self._is_shown = format is not None and format.is_shown
         self.is_open = format is not None and (starts_open or format.is_implied)
         self._unshown_tag = format.opens[0] if format is not None and self._is_shown and self.is_open else ""
-        self.depth = int(self.is_open)  # an opening tag inside reasoning needs a closing tag of its own
+        self.depth = int(self.is_open)  # an opening tag inside reasoning needs its own closing tag
 
     @property
     def may_open(self) -> bool:
@@ -75,7 +75,7 @@ class ReasoningWriter:
         self._end()
 
     def begin_message(self, *, is_reasoning: bool, is_dropped: bool = False) -> None:
-        """Begin what the header of a message announced. `is_dropped`: its text is shown only if there is no other."""
+        """Begin the part that the header of a message announced. `is_dropped`: shown only if there is no other text."""
         self._is_dropped = is_dropped
         if is_reasoning:
             self._begin()
@@ -97,7 +97,7 @@ class ReasoningWriter:
         self._framing.before_reasoning()
 
     def resume(self, text: str) -> bool:
-        """Go on with the reasoning that a call interrupted, if `text` is more than white space."""
+        """Continue the reasoning that a call interrupted, if `text` is more than white space."""
         if not self._is_interrupted or not text.strip():
             return False
         self._is_interrupted = False
@@ -106,7 +106,7 @@ class ReasoningWriter:
         return True
 
     def finish(self, out: list[ContentEvent], *, has_call: bool) -> None:
-        """Emit what was held back. `has_call`: the reply ends inside a call."""
+        """Emit the text that was held back. `has_call`: the reply ends inside a call."""
         if self.is_open and not self._is_shown:
             self._emit(self._framing.finish(), out)
         elif not has_call:

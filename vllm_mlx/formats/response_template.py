@@ -1,7 +1,7 @@
 """Reads the rules that a checkpoint carries for its replies, `response_template` in its tokenizer's configuration.
 
-They name tags, and say what is between them. Most describe a family of the table, whose row then reads the replies;
-rules with other tags become formats of their own. No pattern of a checkpoint is ever run on a reply.
+They name tags, and describe the text between them. Most match a family of the table, whose row then reads the replies;
+rules with other tags become new formats. No pattern of a checkpoint is ever run on a reply.
 """
 
 import re
@@ -22,14 +22,14 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _MAX_PATTERN = 1000  # characters
 _QUANTIFIER = r"(?:[*+?]|\{[\d,]*\})\??"
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
-_PIECE = re.compile(  # one piece of a pattern: the beginning of a group, what matches any text, or a character
+_PIECE = re.compile(  # one piece of a pattern: the beginning of a group, a wildcard, or a character
     rf"(?P<other>\(\?(?!:|P<)|\\\Z)|(?P<group>\((?:\?P<(?P<name>\w+)>|\?:)?)"
     rf"|{_CLASS.pattern}|{_QUANTIFIER}|\\[^\W\d_]|[.^$|)]|\\?(?P<char>.)(?P<quantifier>{_QUANTIFIER})?",
     re.DOTALL,
 )
 _ALTERNATIVE = re.compile(r"(?:\\.|[^()\[\]\\|])+")
 _ALTERNATIVES = re.compile(rf"\(\?:({_ALTERNATIVE.pattern}(?:\|{_ALTERNATIVE.pattern})+)\)(?![*+?{{])")
-_NAMED = "\0"  # stands for a named group among the literal parts of a pattern
+_NAMED = "\0"  # replaces a named group among the literal parts of a pattern
 
 
 class UnreadableTemplate(ValueError):
@@ -45,7 +45,7 @@ class Rules:
 
 
 def read_response_template(template: Any) -> Rules:
-    """Raise UnreadableTemplate, which says what cannot be read."""
+    """Raise UnreadableTemplate, which names the unreadable part."""
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping) or template.get("version", 1) != 1:
         raise UnreadableTemplate("it has no `fields`, or a version other than 1")
@@ -100,7 +100,7 @@ def _alternatives(pattern: Any) -> list[Any]:
 
 
 def _literals(pattern: Any) -> list[str]:
-    """Return the literal parts of a pattern, in order; `_NAMED` is in the place of a named group.
+    """Return the literal parts of a pattern, in order; `_NAMED` replaces a named group.
 
     Optional parts are left out. Raises UnreadableTemplate if the pattern looks ahead or back, or is invalid.
     """

@@ -1,4 +1,4 @@
-"""Finds the first stop string in a text that is still growing, and holds back what may belong to one."""
+"""Finds the first stop string in a text that is still growing, and holds back text that may belong to one."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ class StopStage:
     """Passes pieces on as soon as no stop string can remove them. Feed nothing after a match."""
 
     def __init__(self, sampling: SamplingParams):
-        """Without stop strings every piece passes at once, as do the pieces before `min_tokens`."""
+        """Without stop strings every piece passes immediately, as do the pieces before `min_tokens`."""
         self._min_tokens = sampling.min_tokens
         self._matcher = (
             StopMatcher(sampling.stop, include_match=sampling.include_stop_str_in_output) if sampling.stop else None

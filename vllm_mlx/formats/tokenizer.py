@@ -28,7 +28,7 @@ MAX_RENDERED_CHARS = 1 << 26
 LONG_CHARS = 4096  # longer texts are encoded as a batch of one: only for batches is the interpreter's lock released
 _UNFINISHED = "\ufffd"  # a decoder writes it for the bytes of an incomplete character
 _MAX_CONTEXT = 8
-_MAX_PENDING = 16  # no character needs so many tokens, so these bytes are not text
+_MAX_PENDING = 16  # no character needs this many tokens, so these bytes are not text
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -175,7 +175,7 @@ class Tokenizer:
         return self._added.get(token_id)
 
     def _token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token stands for. They may end inside a character."""
+        """Return the bytes of a token. They may end inside a character."""
         if (added := self._added.get(token_id)) is not None:
             return added[0].encode()
         token = self.backend.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None

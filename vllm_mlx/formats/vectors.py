@@ -1,4 +1,4 @@
-"""The output of an encoder, in place of a reply's pipeline: vectors or scores, and no text."""
+"""The output of an encoder: vectors or scores, and no text."""
 
 import math
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ class ConstraintBuilder:
     def _guided(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str, LLMatcher | None]:
         """Return the grammar of the complete reply, the request field that asks for it, and its matcher.
 
-        What cannot be held of a tool that is not strict is left out: such a tool makes no request fail.
+        If a tool is not strict, the parts of its schema that cannot be held are left out: it makes no request fail.
         """
         try:
             tools = self._guided_tools(request, budget)

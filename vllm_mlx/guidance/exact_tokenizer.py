@@ -54,7 +54,7 @@ def _token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 
 def _without_changes(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Copy the tokenizer without what changes text before it is tokenised, except how a vocabulary writes a space."""
+    """Copy the tokenizer without steps that change text before it is tokenised, except the vocabulary's space."""
     description = json.loads(tokenizer.backend.to_str())
     replaced = (part for part in steps_of(description["normalizer"]) if part["type"] == "Replace")
     spaces = [part for part in replaced if part["pattern"] == {"String": " "}]

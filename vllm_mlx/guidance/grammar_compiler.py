@@ -22,7 +22,7 @@ from .exact_tokenizer import ExactTokenizer
 
 MAX_GRAMMAR_CHARS = 1 << 20
 _WAIT_S = 10  # seconds that a request waits for a free place to compile
-_MAX_COMPILING = 2  # grammars at once, of different tenants: as many as threads that prepare prompts
+_MAX_COMPILING = 2  # concurrent grammars, of different tenants: as many as threads that prepare prompts
 MAX_GRAMMARS = 128
 MAX_KEPT_BYTES = 32 << 20  # a grammar that takes more is compiled again for each request
 MAX_BYTES = 256 << 20  # all grammars that are kept
@@ -215,7 +215,7 @@ class GrammarTrials:
 
 
 def on_large_stack(work: Callable[[], T]) -> T:
-    """Run work that recurses deeply in a separate thread. Threads that start meanwhile get its stack size, too."""
+    """Run work that recurses deeply in a separate thread. Threads that start meanwhile also get its stack size."""
     result: Future[T] = Future()
     with _STARTING:
         usual = threading.stack_size(trial.STACK_BYTES)

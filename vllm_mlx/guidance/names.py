@@ -35,8 +35,8 @@ class CheckpointNames:
     def rule(self, names: Sequence[str], tenant: str) -> NameHold | None:
         """Return the rule for the names in one request's replies, or None if they are free.
 
-        They are free in a format without a marker before names, if the format cannot carry any of them, and if a
-        grammar of so many long names is too large.
+        They are free in a format without a marker before names, if the format cannot carry any of them, and if the
+        grammar of the names would be too large.
         """
         self._prepare()
         carried = CarriedNames(names, self._tools, self._tokenizer.added)

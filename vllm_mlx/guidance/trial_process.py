@@ -25,7 +25,7 @@ MAX_COMPILE_S = 5  # computing time
 MAX_BYTES = 128 << 20  # that one grammar takes at its peak
 MAX_S = 30  # by the clock, on a machine that is busy
 _MAX_STEP_S = 0.25  # computing time of one token
-_NUM_STEPS = 24  # tokens for which a grammar is followed: nested counts are slow at once
+_NUM_STEPS = 24  # tokens for which a grammar is followed: nested counts are slow from the start
 _WATCH_S = 0.005
 _TOO_LARGE = 4  # exit status
 _ANY_TEXT = r"start: /(.|\n)*/"
@@ -39,12 +39,12 @@ _PLAIN = re.compile(r'\{"grammars": \[\{"lark_grammar": "start: r0\\nr0: %json '
 
 
 class ByteVocabulary:
-    """The bytes as tokens, and the added tokens by their ids. What a grammar costs hardly depends on other tokens."""
+    """The bytes as tokens, and the added tokens by their ids. The cost of a grammar hardly depends on other tokens."""
 
     bos_token_id = None
 
     def __init__(self, vocab_size: int, added: dict[int, bytes], eos_token_id: int):
-        """Make the vocabulary; `added`: what llguidance is given for each token that does not stand for text."""
+        """Make the vocabulary; `added`: llguidance's spelling of each token that is not text."""
         free = iter([token_id for token_id in range(vocab_size) if token_id not in added][:256])
         self.eos_token_id = eos_token_id
         self.bytes = {token_id: bytes([byte]) for byte, token_id in enumerate(free)}
@@ -92,7 +92,7 @@ def _answer(number: int, **outcome: object) -> None:
 
 def _try(number: int, grammar: str, vocabulary: ByteVocabulary, tokenizer: LLTokenizer) -> None:
     """Try one grammar in this fork, and end it."""
-    # A fork counts memory when it first uses it, on macOS even the vocabulary. Use what every grammar uses first.
+    # A fork counts memory when it first uses it, on macOS even the vocabulary. Use the common part first.
     _fault(_ANY_TEXT, vocabulary, tokenizer)
     before = _peak_bytes()
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_COMPILE_S, MAX_COMPILE_S + 1))

@@ -168,7 +168,7 @@ def scaled(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def what_else(data: bytes, unknown: str = f"not an image that this server reads ({', '.join(FORMATS)})") -> str:
-    """Return the end of the sentence "it is …": what the first bytes say that the file is, or `unknown`."""
+    """Return the end of the sentence "it is …": the kind of the file by its first bytes, or `unknown`."""
     start = bytes(data[:2048])
     if not start:
         return "empty"

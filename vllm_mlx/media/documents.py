@@ -85,7 +85,7 @@ class DocumentReader:
         )
 
     async def read(self, file: DocumentFile, deadline: Deadline, tenant: str = "") -> ReadDocument:
-        """Return a document's content. Raises Overloaded if no process can start, and what the deadline raises."""
+        """Return a document's content. Raises Overloaded if no process can start, and the deadline's error."""
         if file.text is not None:
             return DocumentText((TextPart(file.text),))
         max_bytes = _MAX_IMAGES_BYTES + 4 * self._config.max_document_chars

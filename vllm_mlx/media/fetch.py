@@ -25,7 +25,7 @@ Resolve = Callable[[str, int], list[str]]  # host name, port -> numeric addresse
 _HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
 _ACCEPT: Mapping[Kind, str] = {"document": "application/pdf, text/plain, text/*;q=0.5"}
 _MAX_ADDRESSES = 4  # tried for one host name
-# A look-up cannot be ended: it counts until the system gives it up, also if its request has left.
+# A look-up cannot be ended: it counts until the system ends it, even if its request has left.
 _LOOKUPS, _LOOKUPS_PER_TENANT = 32, 24
 _CONNECT_S = 3.0  # to connect to one address
 

@@ -29,7 +29,7 @@ P = ParamSpec("P")
 M = TypeVar("M")  # the possible results of opening a file of one kind
 Recalled = dict[MediaPart, RenderedMedia]  # of all parts that show a source, whose pixels are therefore not needed
 DIGEST_BYTES = 16
-_MAX_FETCHES, _PER_TENANT = 16, 12  # at once, over all requests and over those of one tenant
+_MAX_FETCHES, _PER_TENANT = 16, 12  # concurrent, over all requests and over those of one tenant
 _FETCHES_PER_REQUEST = 4
 _MAX_REQUEST_BYTES = 256 * 1024 * 1024  # the files of one request together; a request body has the same limit
 MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # all files that are not decoded yet
@@ -161,7 +161,7 @@ class MediaFiles:
         self._fetches = FairQueue(_MAX_FETCHES, per_key=_PER_TENANT)
 
     async def find(self, wanted: Wanted, allowance: Allowance) -> Found[Media]:
-        """Find the file of an image or a video. Raises InvalidImage, and what the deadline raises."""
+        """Find the file of an image or a video. Raises InvalidImage, and the deadline's error."""
         part = wanted.part
         if isinstance(part, VideoPart):
             assert self._sampling is not None, "videos are refused before any is fetched"
@@ -174,7 +174,7 @@ class MediaFiles:
     async def find_document(
         self, part: DocumentPart, known: Callable[[bytes], ReadDocument | None], allowance: Allowance
     ) -> Found[ReadDocument | DocumentFile]:
-        """`known` returns what was read from such content before. Raises InvalidImage, and what the deadline raises."""
+        """`known` returns an earlier result of the content. Raises InvalidImage, and the deadline's error."""
 
         async def open_document(data: bytes) -> ReadDocument | DocumentFile:
             return await allowance.run(self._workers, DocumentFile, data, max_chars=self._config.max_document_chars)

@@ -1,4 +1,4 @@
-"""Finds, decodes and renders images and videos, and reads documents, on a thread with an event loop of its own."""
+"""Finds, decodes and renders images and videos, and reads documents, on a thread with its own event loop."""
 
 import asyncio
 import math
@@ -84,7 +84,7 @@ class MediaLoader:
     ):
         """Start the threads. `sampling`: choice of a video's frames; None without videos. `max_files_bytes`: the limit
         of all files that are not decoded yet. `takes_images`: whether the model takes images; otherwise
-        it gets only the text of documents. `decoders`: threads that other loaders use too, if there are any.
+        it gets only the text of documents. `decoders`: threads shared with other loaders, if there are any.
         """
         self._config = config
         self._fetcher = fetcher or MediaFetcher(config)
@@ -337,7 +337,7 @@ class MediaLoader:
 
 @asynccontextmanager
 async def _until(deadline: Deadline) -> AsyncIterator[None]:
-    """End the block at the deadline, also if it waits for other requests. Raises what the deadline raises."""
+    """End the block at the deadline, even if it waits for other requests. Raises the deadline's error."""
     remaining_s = deadline.remaining_s
     try:
         async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s + _GRACE_S):

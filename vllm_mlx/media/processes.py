@@ -1,4 +1,4 @@
-"""Starts the processes that open PDFs, videos and large images, and collects what they send. The server's side."""
+"""Starts the processes that open PDFs, videos and large images, and collects their results. The server's side."""
 
 import asyncio
 import signal
@@ -18,7 +18,7 @@ from .worker import END, FRAME, REFUSED, SIZE, TOO_LARGE, TOO_SLOW, ImageTask, T
 MAX_MEMORY_BYTES = 1 << 30
 LARGE_PIXELS = 1 << 24  # larger images are decoded in a process
 _BYTES_PER_PIXEL = 24  # limit for Pillow's decoders and the pixels, in addition to 256 MB for everything else
-TOO_MUCH = -1000  # a status in addition to the exit statuses of processes: the process sent more than it may
+TOO_MUCH = -1000  # a status in addition to the exit statuses of processes: the process sent too much
 _PROCESSES = 3  # at the same time
 _PER_TENANT = 2  # so that other tenants need not wait for its files
 _RETRY_S = 5.0
@@ -45,9 +45,9 @@ class Processes:
         self._places = FairQueue(_PROCESSES, per_key=_PER_TENANT)
 
     async def read(self, task: Task, data: bytes, max_bytes: int, deadline: Deadline, tenant: str) -> list[Frame]:
-        """Start a process that does the task, and return what it sends, of `max_bytes` at most.
+        """Start a process that does the task, and return its result, of `max_bytes` at most.
 
-        Raises ReadingFailed, Overloaded if it was not the file's fault, and what the deadline raises.
+        Raises ReadingFailed, Overloaded if it was not the file's fault, and the deadline's error.
         """
         async with self._places.hold(tenant, deadline):
             deadline.check()
@@ -60,7 +60,7 @@ class Processes:
                     await asyncio.gather(feeding, return_exceptions=True)
 
     async def pixels(self, file: ImageFile, max_s: float, deadline: Deadline, tenant: str) -> np.ndarray:
-        """Return the pixels of an image. Raises InvalidImage, Overloaded, and what the deadline raises."""
+        """Return the pixels of an image. Raises InvalidImage, Overloaded, and the deadline's error."""
         max_memory_bytes = (256 << 20) + _BYTES_PER_PIXEL * file.num_pixels
         task = ImageTask(max_s=max_s, max_memory_bytes=max_memory_bytes, max_pixels=file.num_pixels)
         try:
@@ -77,7 +77,7 @@ def sent_pixels(sent: bytes) -> np.ndarray:
 
 
 def undecodable(error: ReadingFailed, max_decode_s: float, advice: str) -> InvalidImage:
-    """Return the refusal of an image or a video. `advice`: a sentence that says what to send."""
+    """Return the refusal of an image or a video. `advice`: a sentence with a remedy."""
     if error.status == TOO_SLOW:
         return too_slow(max_decode_s, advice)
     if error.status == TOO_LARGE:

@@ -36,7 +36,7 @@ MAX_REASON = 200  # characters of a library's message
 _NOT_ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 # Verified token by token. Videos of other families are refused.
 _FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
-_PIECE_PIXELS = 1 << 20  # encoded at once, unless two frames have more
+_PIECE_PIXELS = 1 << 20  # encoded together, unless two frames have more
 
 
 class ModelProcessor:
@@ -221,7 +221,7 @@ class VideoRenderer:
         return self._processor.run(text, keep_all=keep_all, **media)
 
     def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> RenderedMedia:
-        """Render a clip; `piece_pixels` are encoded at once. Raises one of `REFUSALS`."""
+        """Render a clip; `piece_pixels` are encoded together. Raises one of `REFUSALS`."""
         ids, inputs = self.run(self.marker, clip)
         spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
         items = self._items(ids, spots, inputs, clip, piece_pixels)

@@ -243,7 +243,7 @@ def _file_path(url: str) -> str:
 
 
 class MediaRoot:
-    """The folder whose files may be read; None for no file at all. Raises ConfigError if `root` is no folder."""
+    """The folder whose files may be read; None for no file at all. Raises ConfigError if `root` is not a folder."""
 
     def __init__(self, root: str | None):
         self._root = None

@@ -99,7 +99,7 @@ class VideoReader:
     async def open(self, data: bytes, fps: float | None, deadline: Deadline, tenant: str) -> VideoFile:
         """`fps`: frames to choose per second of video.
 
-        Raises InvalidImage if the file is not a video or exceeds a limit, and what the deadline raises.
+        Raises InvalidImage if the file is not a video or exceeds a limit, and the deadline's error.
         """
         task = VideoTask(
             max_s=THREADS * self._config.max_decode_s,
@@ -115,7 +115,7 @@ class VideoReader:
         return VideoFile(data, task, [float(stamps[at] - stamps[0]) for at in wanted], len(wanted) / duration_s)
 
     async def decode(self, file: VideoFile, deadline: Deadline, tenant: str) -> Clip:
-        """Decode the chosen frames. Raises InvalidImage, and what the deadline raises."""
+        """Decode the chosen frames. Raises InvalidImage, and the deadline's error."""
         max_bytes = 3 * file.num_pixels + SIZE.size * len(file.times)
         frames = await self._read(file.data, file.task, max_bytes, deadline, tenant)
         stack = FrameStack(len(file.times))
@@ -150,11 +150,11 @@ class FrameFiles:
         if len({tuple(sorted(size)) for size in sizes}) > 1:  # orientation may still swap the sides of a frame
             raise InvalidImage("its frames are not all of one size.")
         width, height = sizes.pop()
-        # In memory at once: all scaled frames, and one frame of full size.
+        # In memory together: all scaled frames, and one frame of full size.
         self.num_pixels = len(frames) * width * height + max(frame.num_pixels for frame in frames)
 
     def decode(self, deadline: Deadline, pixels: Callable[[ImageFile], np.ndarray] = ImageFile.pixels) -> Clip:
-        """`pixels` decodes one frame. Raises InvalidImage, and what the deadline raises."""
+        """`pixels` decodes one frame. Raises InvalidImage, and the deadline's error."""
         end_s, stack = time.monotonic() + self._max_decode_s, FrameStack(len(self._frames))
         for frame in self._frames:
             deadline.check()

@@ -52,7 +52,7 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A prompt with media rendered one by one, and the encoder inputs that the processor computes of all at once."""
+    """A prompt with media rendered one by one, and the encoder inputs that the processor computes for all together."""
 
     prompt: PromptInputs
     inputs: Mapping[str, np.ndarray]
@@ -158,7 +158,7 @@ class VisionProcessor:
         self._known.resize(memory.rendered_bytes)
 
     def scale_down_to(self, max_pixels: int | None) -> None:
-        """Lower the limit of images and frames to what the encoder reads in time, if that is known."""
+        """Lower the limit of images and frames to the size that the encoder reads in time, if that is known."""
         if max_pixels is not None:
             self._max_pixels = self._images.max_pixels = max_pixels
             if isinstance(self._videos, VideoRenderer):

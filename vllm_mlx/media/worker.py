@@ -87,7 +87,7 @@ class PdfTask(Task):
             raise Refused(ENCRYPTED if getattr(error, "err_code", 0) == _NEEDS_PASSWORD else DAMAGED) from error
         if num_pages > self.max_pages:
             raise Refused(str(num_pages))
-        document.init_forms()  # otherwise what was typed into a form is not rendered
+        document.init_forms()  # otherwise text typed into a form is not rendered
         num_chars = num_damaged = 0
         for number in range(num_pages):
             try:

@@ -20,7 +20,7 @@ from ..formats.tokenizer import BYTE_OF_CHAR, Tokenizer, steps_of
 
 _COUNTED_TOKENS = 32_768  # a prompt that may be shorter is tokenized even if it cannot fit: the error names its length
 _SLICE = 1 << 16  # characters that are counted together, so that other threads run in between
-_SPACE_SIGN = "▁"  # stands for a space in vocabularies that are not of bytes
+_SPACE_SIGN = "▁"  # represents a space in vocabularies that are not of bytes
 _CUT_TOKENS = 16  # characters that compose across a cut save fewer tokens than this
 _COMPLETE_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})
 
@@ -36,7 +36,7 @@ class ContextWindow:
         """Raise ContextLengthExceeded for a text that cannot fit, without tokenizing it.
 
         `param` is the request field that holds the prompt.
-        The first `known_tokens` ids of the prompt are known; they stand for its first `known_chars` characters.
+        The first `known_tokens` ids of the prompt are known; they cover its first `known_chars` characters.
         """
         most = max(self.max_model_len, _COUNTED_TOKENS)
         if len(text) < most:

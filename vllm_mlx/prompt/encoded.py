@@ -135,7 +135,7 @@ def _continues(tokenizer: Tokenizer, known_prefix: KnownPrefix, token_ids: list[
 
 
 def _clean_end(encoding: tokenizers.Encoding, num_tokens: int) -> int:
-    """Characters that the first `num_tokens` stand for, without a character whose bytes reach into the next token."""
+    """Characters of the first `num_tokens`, without a character whose bytes reach into the next token."""
     for index in range(num_tokens, 0, -1):
         before, after = encoding.token_to_chars(index - 1), encoding.token_to_chars(index)
         if before is not None and (after is None or before[1] <= after[0]):

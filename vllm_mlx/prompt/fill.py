@@ -79,8 +79,8 @@ class FillIn:
     def resume_point(self, token_ids: tuple[int, ...]) -> int | None:
         """Return the number of tokens before the line break that ends the prefix's last whole line.
 
-        The next key press changes what follows it. White space before the line break follows it, too, because a
-        tokenizer can join it with new line breaks. Returns None if the prompt is not a fill-in.
+        The next key press changes the text after it. White space before the line break counts as text after it, because
+        a tokenizer can join it with new line breaks. Returns None if the prompt is not a fill-in.
         """
         for family in self._families:
             (prefix,), (suffix,) = self._ids(family.prefix), self._ids(family.suffix)

@@ -33,7 +33,7 @@ def plan_points(
 
     They are the ends of the tools with the system prompt, of the conversation before its last question, of the last
     question, and of the conversation before the generation prompt; and the places at which the sessions of an agent
-    part. A point is left out if the template refuses its probes. Raises what the deadline raises.
+    part. A point is left out if the template refuses its probes. Raises the deadline's error.
     """
     points: set[Boundary] = set()
     for probes in _all_probes(request):  # nine renderings at most, in addition to the prompt's own

@@ -55,7 +55,7 @@ _SENTINEL = re.compile("sentinel(0*)")
 _NO_SAMPLING = ResolvedSampling(
     tokens=TokenSampling(), max_tokens=0, clamped_max_tokens=None, min_tokens=0, stop_token_ids=frozenset()
 )
-_LEAST_AHEAD = 64  # tokens; to compute fewer ahead of a question gains nothing that one can see
+_LEAST_AHEAD = 64  # tokens; computing fewer ahead of a question has no visible gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class PreparedRequest:
     constraint: Constraint | None = None
     prediction: PromptIndex | None = None
     index: PromptIndex | None = None  # of the prompt; None if no drafts are taken from it
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # the replies share what one has computed
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # computed once for all replies
 
     @property
     def num_kept(self) -> int:
@@ -80,7 +80,7 @@ class PreparedRequest:
         return points[-1] if points and self.chat is None else self.prompt.num_tokens
 
     def sequence(self, seq_id: int, index: int) -> Sequence:
-        """Make the engine's work for reply number `index`. Each reply has a seed of its own."""
+        """Make the engine's work for reply number `index`. Each reply has its own seed."""
         request, sampling = self.request, self.sampling
         return Sequence(
             seq_id=seq_id,
@@ -103,7 +103,7 @@ class RequestProcessor:
     """Prepares requests, and makes the output pipelines of their replies. Threads may share it.
 
     The template renders a chat, the tokenizer encodes it. Each prompt of a conversation extends the one before: the
-    model's own ids of an earlier reply are used wherever the template still writes what they say.
+    model's own ids of an earlier reply are used wherever the template still writes their text.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class RequestProcessor:
         deadline: Deadline | None = None,
         runs: bool = True,
     ) -> PreparedRequest:
-        """Turn a request into what the engine runs. `rendered` holds its images and videos; None if it has none.
+        """Turn a request into work for the engine. `rendered` holds its images and videos; None if it has none.
 
         With `runs` False, its prompt is only counted.
 
@@ -361,7 +361,7 @@ class RequestProcessor:
         """Render, tokenize and check a conversation; `rendered_media` are its images and videos, in order.
 
         A prompt that is only counted, rather than run, has no boundaries apart from those before its media.
-        Raises RequestError if the model cannot take such a prompt, and what the deadline raises.
+        Raises RequestError if the model cannot take such a prompt, and the deadline's error.
         """
         if not request.messages:
             raise InvalidParameter("`messages` must not be empty.", param="messages")
@@ -394,7 +394,7 @@ class RequestProcessor:
         )
 
     def _reproduced_tokens(self, prompt: ChatPrompt, reply: FinishedReply) -> int:
-        """Render what can follow the reply, at most twice, and compare the ids up to the text that follows."""
+        """Render prompts that can follow the reply, at most twice, and compare the ids up to the following text."""
         entry, sentinel = _remembered(prompt, reply), _absent(prompt.text, repr(reply.message))
         ids = (*prompt.token_ids, *reply.token_ids)
         longest = 0

@@ -1,4 +1,4 @@
-"""Finds what altered a prompt that should have extended the last one of its conversation. Keeps recent prompts."""
+"""Finds the change in a prompt that should have extended the last one of its conversation. Keeps recent prompts."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
-    """A prompt and its predecessor in the conversation, and what was altered in between."""
+    """A prompt, its predecessor in the conversation, and the change in between."""
 
     prompt: _Prompt
     last: _Prompt | None  # None: no predecessor is known
@@ -108,7 +108,7 @@ class PromptChanges:
         return None
 
     def _change(self, last: _Prompt, prompt: _Prompt, chat: ChatPrompt, num_common: int) -> PromptChange:
-        # The ids of a reply may be spaced differently than the rendered text, so only what follows can be compared.
+        # The ids of a reply may be spaced differently than the rendered text, so only text after them is compared.
         was, now = (
             self._decode(ids[num_common : num_common + _WINDOW].tolist()) for ids in (last.token_ids, prompt.token_ids)
         )
@@ -183,7 +183,7 @@ def _reply_keys(salt: str, message: Message) -> Iterator[bytes]:
 
 
 def _shared(earlier: _Prompt, later: _Prompt) -> float:
-    """Return the share of the earlier prompt's messages that the later prompt has too, from 0 to 1."""
+    """Return the share of the earlier prompt's messages that the later prompt also has, from 0 to 1."""
     return (Counter(earlier.messages) & Counter(later.messages)).total() / max(1, len(earlier.messages))
 
 

@@ -109,7 +109,7 @@ class RememberedReply:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """The first `num_tokens` ids of an earlier prompt and its reply stand for the first `num_chars` of a text."""
+    """The first `num_tokens` ids of an earlier prompt and its reply cover the first `num_chars` of a text."""
 
     entry: RememberedReply
     num_chars: int
@@ -231,9 +231,9 @@ def unpacked_ids(packed: str) -> "array[int]":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """The prompt of one chat request, and what is needed to remember the reply to it."""
+    """The prompt of one chat request, and the facts needed to remember its reply."""
 
-    request: Request  # in its messages, remembered replies have replaced what the client sent for them
+    request: Request  # its messages have remembered replies instead of the client's versions
     key: bytes  # identifies the messages in the reply memory
     text: str  # the text that the template rendered
     inputs: PromptInputs

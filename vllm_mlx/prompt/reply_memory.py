@@ -43,7 +43,7 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True, slots=True)
 class RecalledConversation:
-    """A conversation in which every remembered reply has replaced what the client sent for it."""
+    """A conversation in which every remembered reply has replaced the client's version."""
 
     messages: tuple[Message, ...]
     key: bytes  # identifies all of the messages

@@ -1,4 +1,4 @@
-"""Finds out what a template takes, by rendering small conversations that are never sent to a model."""
+"""Finds the conversations that a template takes, by rendering small ones that are never sent to a model."""
 
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Finds how much of a rendered turn the ids of a remembered reply can stand for. Knows no conversation."""
+"""Finds the part of a rendered turn that the ids of a remembered reply can replace. Knows no conversation."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Splicer:
     ) -> Boundary:
         """Return the end of the part of `rest`, the text after the `prompt`, for which the reply's ids can stand.
 
-        They can stand for the turn if their text is the turn's, or if both texts are parsed as the same reply: then
+        They can replace it if their text is the turn's, or if both texts are parsed as the same reply: then
         only spacing differs, or the turn lacks tags that the client did not see, and the model's own text is kept.
         `in_reasoning`: the prompt ends inside reasoning.
         """
@@ -118,7 +118,7 @@ class _Tags:
 
     reasoning: tuple[str, ...]  # begin or end reasoning: a model reads them even if the reasoning is empty
     others: str  # all others, joined: they surround answers and calls
-    last_message: re.Pattern[str]  # the end of a message of its own that no other message of the reply follows
+    last_message: re.Pattern[str]  # the end of a separate message that no other message of the reply follows
 
 
 def _tags_of_replies(formats: ReplyFormats) -> _Tags:

@@ -21,7 +21,7 @@ from .shapes import PROBE_NAMES, Shapes
 from .template_messages import CallIds, CallStyle, in_style, template_messages
 from .turns import Turns
 
-# Private characters. They stand for a marker that is part of the conversation's own text while it is rendered.
+# Private characters. They replace a marker in the conversation's own text while it is rendered.
 _ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")
 _ERROR_VARIABLE = re.compile(r"\bis_error\b")
 _THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
@@ -96,7 +96,7 @@ class ChatTemplate:
     A template is rendered for one chat request before its first token once by `render_prompt`, and once more if a new
     conversation has tools. Where the model needs snapshot points, `probe` renders it up to ten times more (points.py).
     After the reply, `probe` runs once or twice more (processor.py). Some more renderings, once for each checkpoint,
-    show what the template takes (shapes.py).
+    show which conversations the template takes (shapes.py).
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class ChatTemplate:
         self._shapes = Shapes(self._probe_turns, None if markers is None else markers.image)
 
     def render_prompt(self, request: Request) -> Rendered:
-        """Return the text of the request's prompt, in which each image and video has a text of its own.
+        """Return the text of the request's prompt, in which each image and video has a separate text.
 
-        Raises TemplateError if there is no template or it refuses the conversation, Unsupported if it shows no tools.
+        Raises TemplateError without a template or if it refuses the conversation, Unsupported if it shows no tools.
         """
         rendered = self._render(request)
         self._check_tools(request, rendered.text)
@@ -302,7 +302,7 @@ class ChatTemplate:
     def _writes_calls(self, style: CallStyle) -> bool:
         """Return whether the template writes a probe's tool call and its result in full.
 
-        Templates drop or garble what they do not expect as often as they refuse it.
+        Templates drop or garble unexpected messages as often as they refuse them.
         """
         without = self._probe_messages(_QUESTION, style, tools=_PROBE_TOOLS)
         text = self._probe_messages(_PROBE_MESSAGES, style, tools=_PROBE_TOOLS)

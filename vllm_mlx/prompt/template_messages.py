@@ -49,7 +49,7 @@ class CallStyle:
 
 
 def in_style(messages: Sequence[Message], style: CallStyle, written: Spelling) -> list[Message]:
-    """Return the messages, each tool result in a message of its own, in the form in which the template takes calls.
+    """Return the messages, each tool result as a separate message, in the form in which the template takes calls.
 
     `written`: how calls are written as text.
     """
@@ -81,7 +81,7 @@ def in_style(messages: Sequence[Message], style: CallStyle, written: Spelling) -
 
 
 def apart(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield the messages, each tool result in a message of its own."""
+    """Yield the messages, each tool result as a separate message."""
     for message in messages:
         for is_result, parts in itertools.groupby(message.parts, lambda part: isinstance(part, ToolResultPart)):
             if is_result:

@@ -130,7 +130,7 @@ def _pieces(texts: Texts) -> Iterator[tuple[int, Texts]]:
 
 
 class RerankPrompts(TextTokenizer):
-    """Makes the prompts that Qwen3-Reranker documents: the beginning of all, and what each document adds to it."""
+    """Makes the documented prompts of Qwen3-Reranker: the common beginning, and the part for each document."""
 
     def __init__(self, tokenizer: Tokenizer, facts: EncoderFacts, vocab_size: int):
         """Raise ModelLoadError for a tokenizer or a template of another form."""

@@ -32,7 +32,7 @@ _SAMPLES = ("suusau", "uoau", "uCrrau", "utrau", "crau", "cr", "uuaaucruau", "ux
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Changes what the template refuses, loses or moves. A rule takes messages and returns messages.
+    """Changes messages that the template refuses, loses or moves. A rule takes messages and returns messages.
 
     Where the template allows it, a rule needs only the messages before the place that it changes, so the prompt still
     begins with the prompt of the messages before. The shapes are probed when they first matter.
@@ -46,7 +46,7 @@ class Turns:
     def place(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
         """Return a conversation that the template writes whole, and the names of the rules that changed it.
 
-        `messages`: each tool result in a message of its own.
+        `messages`: each tool result as a separate message.
         """
         rules: tuple[tuple[str, Callable[[list[Message]], list[Message]]], ...] = (
             ("one call a turn", self._pair_calls),
@@ -81,7 +81,7 @@ class Turns:
         return not self._takes(shape) and self._takes(mended)
 
     def _pair_calls(self, messages: list[Message]) -> list[Message]:
-        """Give each call a message of its own, which its result follows, where several in a turn are not taken."""
+        """Give each call a separate message, which its result follows, if the template refuses several in a turn."""
         placed: list[Message] = []
         runs = [list(run) for _, run in itertools.groupby(messages, _letter)]
         for before, run, behind in zip([[], *runs], runs, [*runs[1:], []], strict=False):

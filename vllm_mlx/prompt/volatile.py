@@ -36,7 +36,7 @@ _VOLATILE = re.compile(
 
 
 def volatile_places(text: str, end: int) -> Iterator[int]:
-    """Yield offsets in `text[:end]`: sessions are likely to share what is before one of them.
+    """Yield offsets in `text[:end]`: sessions are likely to share the text before one of them.
 
     A value that stands in the text several times counts once.
     """

@@ -37,11 +37,11 @@ Message = dict[str, Any]
 
 
 class Lost(RanksParted):
-    """The peer is gone: its connection ended, it says nothing, or it has sent something else than a message."""
+    """The peer is gone: its connection ended, it says nothing, or it sent something other than a message."""
 
 
 class _Recorded:
-    """A connection that keeps what its ends send each other in turn, while they prove the secret."""
+    """A connection that records the messages of both ends in turn, while they prove the secret."""
 
     def __init__(self, connection: "Connection[bytes, bytes]"):
         self._connection, self.record = connection, b""
@@ -57,7 +57,7 @@ class _Recorded:
 
 
 class _Tags:
-    """The tags of one direction: each depends on the secret, on both challenges, and on how many came before."""
+    """The tags of one direction: each depends on the secret, both challenges, and the number of tags before it."""
 
     def __init__(self, key: bytes = b""):
         self._key, self._num = key, 0
@@ -143,7 +143,7 @@ def _reason(error: Exception) -> str:
 
 
 class Door:
-    """Listens for peers on one address of this machine. Each visitor proves the secret on a thread of its own."""
+    """Listens for peers on one address of this machine. Each visitor proves the secret on a separate thread."""
 
     def __init__(self, host: str, port: int, secret: bytes):
         """Listen on a port; 0 means any free one. Raises ConfigError."""

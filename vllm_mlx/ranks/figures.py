@@ -48,7 +48,7 @@ class Link:
     bytes_per_s: float  # that leave each rank during the sum of a chunk
 
     def text(self, num_sums: int) -> str:
-        """Say what the link costs a token, which waits for so many sums."""
+        """Describe the cost of the link for a token, which waits for this number of sums."""
         token_s = num_sums * self.sum_s
         cost = f"{token_s * 1000:.1f} ms a token, so at most {1 / token_s:,.0f} tokens/s a reply"
         return f"a sum takes {self.sum_s * 1000:.2f} ms, and a token waits for {num_sums}: {cost}"

@@ -40,11 +40,11 @@ _CONNECT_S = 60.0  # for the data channel, once all ranks are ready
 TELL_S = 10.0  # how long a worker that refuses looks for rank 0
 _TRIES_S = 4 * RETRY_S  # two tries of a worker to join, with their proofs
 _LOOK_S = 0.5
-_NUM_PARTS, _PART = 16, 4096  # of a file of weights: so many of so many bytes are compared
+_NUM_PARTS, _PART = 16, 4096  # parts of a file of weights that are compared, and their bytes
 _FILES = ("config.json", "weights")
 Facts = Mapping[str, str]
 Tell = Callable[[str], None]
-Check = Callable[[int, Message], Shard]  # it gets the number of ranks and what rank 0 told; it raises ConfigError
+Check = Callable[[int, Message], Shard]  # it gets the number of ranks and rank 0's message; it raises ConfigError
 
 
 def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
@@ -87,7 +87,7 @@ def lead(
     tell: Tell,
     ended: Ended,
 ) -> Ranks:
-    """Wait for the workers and start with them, as rank 0. `tell` gets what is awaited, `ended` is the watch's.
+    """Wait for the workers and start with them, as rank 0. `tell` gets the awaited ranks, `ended` is the watch's.
 
     `devices` are those of MLX_IBV_DEVICES; without them, tensors travel over TCP. Raises ConfigError, and Lost.
     """
@@ -178,7 +178,7 @@ def follow(
 
 
 def _joined(address: tuple[str, int], secret: bytes, facts: Facts, tell: Tell) -> tuple[Channel, Message]:
-    """Join, again and again, until all ranks are there. Returns rank 0's answer too. Raises ConfigError."""
+    """Join, again and again, until all ranks are there. Also returns rank 0's answer. Raises ConfigError."""
     while True:
         channel = join(*address, secret, tell=tell)
         channel.name, told = f"The server at {channel.peer}", None
@@ -197,7 +197,7 @@ def _joined(address: tuple[str, int], secret: bytes, facts: Facts, tell: Tell) -
 
 
 def _checked(name: str, check: Check, size: int, told: Message, devices: list[Any] | None) -> Shard:
-    """Check what this rank needs. Raises ConfigError, which names the rank."""
+    """Check the needs of this rank. Raises ConfigError, which names the rank."""
     try:
         if devices is not None and not mx.distributed.is_available("jaccl"):
             advice = f"turn it on in Recovery with `rdma_ctl enable`, or serve without {setting('rdma_devices')}"
@@ -234,7 +234,7 @@ def _connect(ranks: Ranks, link: Message, check: Callable[[], Shard]) -> None:
 
 def _init(rank: int, link: Message) -> mx.distributed.Group:
     for name in [name for name in os.environ if name.removeprefix("MLX_").startswith(("JACCL", "IBV_", "HOSTFILE"))]:
-        del os.environ[name]  # they would change what a backend does, some of them without a word
+        del os.environ[name]  # they would change a backend's behaviour, some of them silently
     is_ring = link["devices"] is None
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump([[host] for host in link["hosts"]] if is_ring else link["devices"], file)

@@ -25,7 +25,7 @@ class Leader(RankRunner):
         ranks: Ranks,
         tree: MemoryAwarePrefixCache | None = None,
     ):
-        """`tree` gets the state that is stored. The names of what it no longer holds are dropped with the next plan."""
+        """`tree` gets the stored state. The names of state that it no longer holds are dropped with the next plan."""
         super().__init__(model, watch, prefill_context, ranks)
         self.log = SharedLog()
         self._tree, self._num_changes = tree, (0, 0)
@@ -38,7 +38,7 @@ class Leader(RankRunner):
         return super().decode(plan)
 
     def rest(self) -> None:
-        """Tell the workers too what to drop: cached state, and all rows after a reset."""
+        """Let the workers drop the same: cached state, and all rows after a reset."""
         super().rest()
         self._drop_names()
         if (self.log or self._is_reset) and not self.batches:
@@ -46,7 +46,7 @@ class Leader(RankRunner):
             self._ranks.watch.done()
 
     def reset(self) -> None:
-        """Drop all rows on all ranks. Raises RanksParted if the workers compute what this rank will not."""
+        """Drop all rows on all ranks. Raises RanksParted if the workers compute a plan that this rank will not."""
         if self._ranks.watch.is_working:
             raise RanksParted("A step of this rank failed after its plan was sent.")
         super().reset()
@@ -65,7 +65,7 @@ class Leader(RankRunner):
             peer.say(message)
 
     def _drop_names(self) -> None:
-        """Drop the names of what the tree no longer holds. All that was captured before is stored now, or refused."""
+        """Drop the names of state that the tree no longer holds. Every earlier capture is stored now, or refused."""
         if self._tree is None:
             return
         num_changes = self._tree.store.num_changes, len(self.log.names)

@@ -20,7 +20,7 @@ class Ranks:
     link: Link  # once it is measured
 
     def __init__(self, watch: Watch, size: int, told: Message):
-        """`told` is what rank 0 told all others."""
+        """`told` is rank 0's message to all others."""
         self.watch, self.size, self.told = watch, size, told
         self.rank, self.peers = watch.rank, watch.peers
 

@@ -1,6 +1,6 @@
-"""The runner of any rank. All ranks run the same forward passes, so that what fails on one rank alone ends all.
+"""The runner of any rank. All ranks run the same forward passes, so an error on one rank alone ends all.
 
-Copies of cached state are the exception: all ranks go on without those that one of them could not make.
+Copies of cached state are the exception: all ranks continue without copies that one of them could not make.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
-"""Finds out whether a checkpoint can be cut over ranks, and what each rank takes. It reads headers, and no weights.
+"""Finds whether a checkpoint can be divided among ranks, and the size of each shard. It reads only headers.
 
 mlx-lm's own class is asked: it is built with lazy weights, cut as a rank would cut it, and given a token. Nothing of
-that is computed, so shapes alone decide, and whatever the class cannot do is an error here.
+that is computed, so shapes alone decide, and everything that the class cannot do is an error here.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Shard:
     footprint: RowFootprint  # of a row's state
     num_ranks: int = 1
     num_sums: int = 0  # sums over all ranks that a token waits for, one after another
-    whole: "Shard | None" = None  # what a single machine would hold
+    whole: "Shard | None" = None  # bytes that a single machine would hold
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ class Shard:
 
 
 class _Group:
-    """Stands for rank 0 of a group while weights are cut, so that no other process is needed."""
+    """A stand-in for rank 0 of a group while weights are cut, so that no other process is needed."""
 
     def __init__(self, size: int):
         self._size = size
@@ -69,7 +69,7 @@ class _Group:
 def shard_of(
     checkpoint: Checkpoint, num_ranks: int, *, text_only: bool = False, trust_remote_code: bool = False
 ) -> Shard:
-    """Say what a rank takes. Raises ConfigError with the reason why the model cannot be cut, and what to change."""
+    """Describe a rank's shard. Raises ConfigError, with the reason and a remedy, if the model cannot be cut."""
     if num_ranks > 1 and checkpoint.has_vision_encoder and not text_only and knows(checkpoint.config):
         raise ConfigError(
             f"{checkpoint.path} takes images, and a model on several Macs serves text only. Set {setting('text_only')}."
@@ -85,9 +85,9 @@ def shard_of(
 
 
 def several_macs(checkpoint: Checkpoint, budget_bytes: int, *, trust_remote_code: bool = False) -> str:
-    """Say how many Macs could hold a model that is too large for one, and what each would take.
+    """Say how many Macs could hold a model that is too large for one, and the bytes on each.
 
-    The sentence begins with a space. It is empty if the model cannot be cut, or is too large for so many, too.
+    The sentence begins with a space. It is empty if the model cannot be cut, or is too large even for that many.
     """
     try:
         found = (_try(checkpoint, num_ranks, trust_remote_code) for num_ranks in range(2, MOST_RANKS + 1))
@@ -100,7 +100,7 @@ def several_macs(checkpoint: Checkpoint, budget_bytes: int, *, trust_remote_code
 
 
 def _try(checkpoint: Checkpoint, num_ranks: int, trust_remote_code: bool) -> Shard | str:
-    """Return the reason in place of a shard if the model cannot be cut. Raises ModelLoadError if it cannot load."""
+    """Return the shard, or the reason why the model cannot be cut. Raises ModelLoadError if it cannot load."""
     with explaining(checkpoint, "mlx-lm", trust_remote_code):
         module = load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)[0]
     if num_ranks > 1 and not hasattr(module, "shard"):

@@ -23,7 +23,7 @@ _NUM_RUNS = 5
 
 
 def check_link(ranks: Ranks, checkpoint: Checkpoint, chunk: int) -> Link:
-    """Prove sums as large as the model's, and note what they take. Raises ModelLoadError."""
+    """Prove sums as large as the model's, and record their times. Raises ModelLoadError."""
     width = int(text_config(checkpoint.config).get("hidden_size") or _WIDTH)
     prove_sums(ranks, width, chunk)
     ranks.link = measure_link(ranks, width, chunk)
@@ -31,7 +31,7 @@ def check_link(ranks: Ranks, checkpoint: Checkpoint, chunk: int) -> Link:
 
 
 def prove_sums(ranks: Ranks, width: int, chunk: int, *, seed: int = 0) -> None:
-    """Compare sums of unlike shapes in a row with those that each rank computes alone. Raises ModelLoadError.
+    """Compare successive sums of different shapes with those that each rank computes alone. Raises ModelLoadError.
 
     `width` is that of the hidden states, and `chunk` the most tokens of a forward pass.
     """

@@ -1,4 +1,4 @@
-"""Watches the ranks of a model from threads of its own, since a thread that waits for a collective may never return.
+"""Watches the ranks of a model on separate threads, since a thread that waits for a collective may never return.
 
 A rank is lost when its connection ends, when it says nothing, or when it makes no progress. It knows no plan.
 """
@@ -22,16 +22,16 @@ SILENCE_S = 3.0  # without any message, after which a rank counts as lost
 LOADING_SILENCE_S = 9.0  # the same while a rank loads, when its interpreter may be busy for long
 LOAD_S = 120.0  # after which a part of a load counts as hung: a slice of the weights, or a proof
 STEP_S = 60.0  # after which a step counts as hung
-STEP_TOKEN_S = 0.1  # longer for each token of its chunks: ten times what a slow machine takes
+STEP_TOKEN_S = 0.1  # longer for each token of its chunks: ten times the time of a slow machine
 _LOOK_S = 0.25
 _MOMENT_S = 1.0  # the most that a look counts, however long this process did not run
 LEAVE_S = 1.0  # for the last message
-Ended = Callable[[Exception | None], None]  # it gets ConfigError if a new start would fail, too
+Ended = Callable[[Exception | None], None]  # it gets ConfigError if a new start would also fail
 Plans = tuple[int, int]  # the last plan that was begun, and the last that was done
 
 
 class Peer:
-    """Another rank. Its messages are read at once, whatever this process computes; heartbeats go to the watch."""
+    """Another rank. A separate thread reads its messages immediately; heartbeats go to the watch."""
 
     def __init__(self, rank: int, channel: Channel):
         self.own_host = channel.host
@@ -43,7 +43,7 @@ class Peer:
         self.say, self._hear = channel.say, channel.hear
 
     def hear(self, timeout_s: float | None = None) -> Message:
-        """Wait for the next message but heartbeats. Raises why the peer has ended, and Lost after `timeout_s`."""
+        """Wait for the next message except heartbeats. Raises why the peer has ended, and Lost after `timeout_s`."""
         try:
             message = self.inbox.get(timeout=timeout_s)
         except queue.Empty:
@@ -81,7 +81,7 @@ class Watch:
     report: Callable[[], Message] = dict  # this rank's figures
 
     def __init__(self, rank: int, channels: Mapping[int, Channel], ended: Ended):
-        """`rank` is this process's. `ended` is called once, on any thread, with the reason why the ranks cannot go on;
+        """`rank` is this process's. `ended` is called once, on any thread, with the reason why the ranks have ended;
         None if rank 0 has stopped in good order.
         """
         self.rank = rank
@@ -98,23 +98,23 @@ class Watch:
             threading.Thread(target=target, name="watch of ranks", daemon=True).start()
 
     def advance(self) -> None:
-        """Return a part of the load is done, if the ranks still load."""
+        """Note that a part of the load is done, if the ranks still load."""
         if self._is_loading:
             self._plans = (self._plans[0] + 1, self._plans[0])
 
     def ready(self) -> None:
-        """All ranks have loaded: from now on, each is always able to say something."""
+        """Note that all ranks have loaded: from now on, each can always answer."""
         self._is_loading, self._plans = False, (0, 0)
         if self.rank:
             logger.info("Rank %d is ready", self.rank)
 
     def begin(self, number: int, num_tokens: int) -> None:
-        """Plan `number` begins, which is more than the last one's; its chunks compute so many tokens."""
+        """Note that plan `number`, higher than the last, begins; its chunks compute `num_tokens` tokens."""
         self._begun_s, self._limit_s = time.monotonic(), STEP_S + STEP_TOKEN_S * num_tokens
         self._plans = (number, self._plans[1])
 
     def done(self) -> None:
-        """Return the last plan that began is done."""
+        """Note that the last plan that began is done."""
         self._plans = (self._plans[0], self._plans[0])
 
     @property
@@ -134,7 +134,7 @@ class Watch:
             self._ended(error)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Say the last message on a thread of its own, which a frozen peer may block."""
+        """Send the last message on a separate thread, which a frozen peer may block."""
         message = {
             STOP: str(error) if isinstance(error, Exception) else True,
             "refuses": isinstance(error, ConfigError),

@@ -59,7 +59,7 @@ class Shadow(Sequence):
         return self.num_computed_tokens
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Return the ids of a chunk. A decoding row feeds those of rank 0, whatever is returned here."""
+        """Return the ids of a chunk. A decoding row feeds those of rank 0 instead."""
         return self.chunks.get(start) or [0] * (end - start)
 
 

@@ -26,7 +26,7 @@ class Worker(RankRunner):
         self._unpacker = Unpacker(self.kept)
 
     def work(self) -> None:
-        """Carry out plans until rank 0 says that it stops. Raises what ends this rank, and so all of them."""
+        """Execute plans until rank 0 says that it stops. Raises the error that ends this rank, and so all ranks."""
         while STOP not in (message := self._ranks.peers[0].hear()):
             self.follow(message)
 

@@ -29,7 +29,7 @@ UNPREFERRED_WIDTHS = frozenset({192, 256})
 FORCES = os.environ.get("VLLM_MLX_FORCE_ATTENTION") != "0"
 _FORCED_BYTES = 2  # bytes of an element; with more, they exceed a threadgroup's 32 KB (steel_attention.h)
 _FEW_QUERIES = 8  # this many or fewer take other kernels, and their scores are small
-_COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_dot_product_attention` in mlx/fast.cpp)
+_COPIES = 2  # scores and masked scores live together (the fallback of `scaled_dot_product_attention` in mlx/fast.cpp)
 
 
 @dataclass(frozen=True, slots=True)

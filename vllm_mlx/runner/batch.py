@@ -69,7 +69,7 @@ class Group:
             layers.set_lengths(self.counters, self.lengths)
 
     def take(self, index: int) -> "Group":
-        """Copy one row into a group of its own. The row stays in this group until `keep`."""
+        """Copy one row into a new group. The row stays in this group until `keep`."""
         kv = self.kv if len(self.seqs) == 1 else layers.extract(self.kv, index, self.lengths[index])
         return Group([self.seqs[index]], kv, [self.lengths[index]])
 
@@ -148,7 +148,7 @@ class Batch:
         self._states = states
         self._tokens = tokens  # (rows,) fed by the next launch
         self._structure = structure
-        self._layers: list[GroupedLayer] = []  # in place of the KV caches, if rows share a forward pass
+        self._layers: list[GroupedLayer] = []  # instead of the KV caches, if rows share a forward pass
         self._caches: LayerCaches = []  # one per layer; none until a forward pass needs them
         self._sampler: Sampler | None = None
         self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
@@ -338,7 +338,7 @@ class Batch:
         )
 
     def _get_sampler(self, num_fed: Rows[int]) -> Sampler:
-        """Return the sampler of these rows, to each of which the last forward pass has fed so many tokens."""
+        """Return the sampler of these rows, with the number of tokens that the last forward pass has fed to each."""
         if self._sampler is None:
             lengths = [length for group in self.groups for length in group.lengths]
             ends = [length - num for length, num in zip(lengths, num_fed, strict=True)]

@@ -27,7 +27,7 @@ _SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as 
 _MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
 _FEWEST_PIXELS = 256 * 256  # an image may have this many, however slow the encoder
 _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
-_LENGTHS = (8, 40)  # unlike, as those of requests
+_LENGTHS = (8, 40)  # different, as in requests
 _DRAFTS = 1, 3, 7  # drafts of a row in the passes of the warm-up
 _NUM_STEPS = 3
 _SAMPLINGS = (  # pairs of rows that decode together
@@ -179,7 +179,7 @@ def warm_up(model: Model, *, has_drafts: bool = False, fences: type[RowFences] =
 
 
 def _verify(runner: Runner, seqs: tuple[Sequence, ...], isolated: frozenset[int]) -> None:
-    """Verify some widths of drafts, each of which may have kernels of its own. An MTP head also drafts them."""
+    """Verify some widths of drafts, since each may have its own kernels. An MTP head also drafts them."""
     runner.decode(StepPlan(decode=tuple((seq,) for seq in seqs), isolated=isolated, reads=True))
     for rows in (seqs, seqs[:1]):
         for num_drafts in _DRAFTS:

@@ -123,7 +123,7 @@ def checkpoints(folders: Iterable[Path]) -> list[tuple[str, Path]]:
 
 
 def _checkpoints_in(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the checkpoints as in the hub's cache, as ORG/NAME, or as NAME in a folder whose name stands for ORG."""
+    """Yield the checkpoints as in the hub's cache, as ORG/NAME, or as NAME in a folder whose name is the ORG."""
     for folder in _folders(root):
         if folder.name.startswith("models--") and not folder.is_symlink():
             if snapshots := [each for each in _folders(folder / "snapshots") if _is_checkpoint(each)]:
@@ -178,7 +178,7 @@ def check_links(path: Path, inside: Sequence[Path]) -> None:
         except RuntimeError as error:
             raise ModelLoadError(f"{entry} is a link that leads to itself. Remove it.") from error
         if not any(target.is_relative_to(folder) for folder in inside):
-            raise ModelLoadError(f"{entry} is a link that leads out of the folders in which models are looked for.")
+            raise ModelLoadError(f"{entry} is a link that leads out of the models' folders. Copy the files there.")
 
 
 def read_checkpoint(path: Path, *, trust_remote_code: bool = False, inside: tuple[Path, ...] = ()) -> Checkpoint:
@@ -265,7 +265,7 @@ def download(model: str, revision: str | None = None) -> Path:
     except RepositoryNotFoundError as error:
         raise ModelLoadError(
             f"No folder {model} here and no such model on Hugging Face. Check the spelling; "
-            "private ones need `hf auth login`."
+            "private models need `hf auth login`."
         ) from error
     except HFValidationError as error:
         raise ModelLoadError(f"{model} is neither a folder nor a valid Hugging Face id.") from error

@@ -88,7 +88,7 @@ def apply_limits(budget_bytes: int) -> None:
 
 
 def cache_limit_bytes(budget_bytes: int, transient_bytes: int = 0) -> int:
-    """Freed buffers that MLX may keep: at least what one chunk takes, or each of its layers would allocate them again.
+    """Freed buffers that MLX may keep: at least those of one chunk, or each of its layers would allocate them again.
 
     `transient_bytes` are a part of the budget, so that buffers kept for them do not exceed it.
     """
@@ -164,7 +164,7 @@ class DeviceWatch:
         mx.reset_peak_memory()
 
     def raise_cache_limit(self, num_bytes: int) -> None:
-        """Let MLX keep at least so many bytes of freed buffers, for the sake of another model."""
+        """Let MLX keep at least this many bytes of freed buffers, for another model."""
         self._cache_limit_bytes = max(self._cache_limit_bytes, num_bytes)
         mx.set_cache_limit(self._cache_limit_bytes)
 
@@ -189,7 +189,7 @@ class DeviceWatch:
         """Return the bytes used beyond the limit since the last call, and the pressure of other programs."""
         device, system = self._device_overrun(), self._sampled()
         pressure, excess = system.pressure or Pressure.NORMAL, 0
-        if self._is_new:  # an older sample does not show what was freed for it
+        if self._is_new:  # an older sample does not show the memory freed after it
             excess = self._excess_bytes
             if pressure is not Pressure.NORMAL:
                 mx.clear_cache()

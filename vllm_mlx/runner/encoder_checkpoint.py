@@ -20,11 +20,11 @@ _ONLY_ENCODERS = {
 _ORDER = re.compile("|Pooling|Transformer( Pooling( Dense)*( Normalize)?)?")
 _POOLING = ("cls", "mean", "max", "lasttoken")
 _ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU")  # of dense layers
-_MAX_TOKENS = 1 << 24  # a larger number in tokenizer_config.json stands for no limit
+_MAX_TOKENS = 1 << 24  # a larger number in tokenizer_config.json means no limit
 
 
 def read_encoder(checkpoint: Checkpoint, config: ModelConfig) -> EncoderFacts | None:
-    """Return what the settings and the files declare. None for a chat model. Raises ModelLoadError."""
+    """Return the declarations of settings and files. None for a chat model. Raises ModelLoadError."""
     try:
         return _Reader(checkpoint, config).facts()
     except (OSError, TypeError, ValueError, LookupError, AttributeError) as error:

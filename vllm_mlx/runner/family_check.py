@@ -1,6 +1,6 @@
 """Proves at load that a vision family is served right: its results for two images are compared with mlx-vlm's own.
 
-A video is compared too. If its results differ, videos are refused, and images are served.
+A video is compared as well. If its results differ, videos are refused, and images are served.
 """
 
 import logging
@@ -38,7 +38,7 @@ def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[s
 
 
 def media_fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> str | None:
-    """Say how the results for a prompt's media differ from mlx-vlm's. `inputs` are the tensors of all media."""
+    """Describe the difference of the results for a prompt's media from mlx-vlm's. `inputs`: tensors of all media."""
     try:
         fault = _difference(model, prompt, inputs)
     except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:

@@ -1,16 +1,16 @@
-"""The objects that a model is given in place of its KV caches, if the KV of a forward pass's rows lies in groups.
+"""The objects that replace a model's KV caches if the KV of the rows of a forward pass lies in groups.
 
-A model asks a cache for a mask, hands it the new keys and values, and passes what it gets back to
-`mx.fast.scaled_dot_product_attention`. Here it gets objects in place of arrays, for which that function runs once per
+A model asks a cache for a mask, hands it the new keys and values, and passes the results to
+`mx.fast.scaled_dot_product_attention`. Here the results are objects, not arrays, for which that function runs once per
 group (`attention.by_groups`). A model that does anything else with them raises an error at load, when it is tried
-(`proofs.py`), and decodes each group in a forward pass of its own.
+(`proofs.py`), and decodes each group in a separate forward pass.
 
-Latent attention multiplies positional queries with what it gets as values, and passes the product on as a mask. Here
+Latent attention multiplies positional queries with the returned values, and passes the product on as a mask. Here
 the product is with the identity matrix: the mask consists of these queries, and each group multiplies its own.
 
 Tokens lie along the batch axis, one position each: `(tokens, heads, 1, width)`. So rows may have several tokens, and
 not all of them equally many. Recurrent layers would take such tokens for rows. Beside them, the tokens of a row lie
-along an axis of their own, padded on the right to the widest row: `(rows, heads, tokens, width)`, in `BlockSpan`s.
+along a separate axis, padded on the right to the widest row: `(rows, heads, tokens, width)`, in `BlockSpan`s.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ Attend = Callable[..., mx.array]
 
 @dataclass(frozen=True, slots=True)
 class GroupMasks:
-    """The masks of one layer's groups, in place of one mask."""
+    """The masks of one layer's groups, instead of one mask."""
 
     masks: tuple[Any, ...]
     queries: mx.array | None = None  # latent attention: the masks apply to these, times keys
@@ -37,7 +37,7 @@ class GroupMasks:
 
 
 class GroupedKV:
-    """Keys or values of one layer's groups, in place of one array."""
+    """Keys or values of one layer's groups, instead of one array."""
 
     def __init__(self, arrays: Sequence[mx.array], spans: Sequence["Span"], others: Sequence[mx.array] = ()):
         """`others` are the values that belong to keys. Latent attention uses them as positional keys."""
@@ -164,7 +164,7 @@ class GroupedLayer:
 
 
 def held(cache: Any) -> list[mx.array]:
-    """Return the buffers of a KV cache, or of all caches in place of which an object of this file stands."""
+    """Return the buffers of a KV cache, or of all caches that an object of this file replaces."""
     caches = cache.caches if isinstance(cache, GroupedLayer) else [cache]
     return [array for each in caches for array in (each.keys, each.values)]
 

@@ -27,7 +27,7 @@ def check_kernels(shapes: Iterable[AttentionShape]) -> None:
 
 @cache
 def _fault(attend: Callable[..., mx.array], shape: AttentionShape) -> str | None:
-    """Say for which call `attend` is wrong. Returns None if it is right for all."""
+    """Name the call for which `attend` is wrong. Returns None if it is right for all."""
     is_gpu = mx.default_device() == mx.gpu
     all_keys, all_queries, all_rows = (_NUM_KEYS, _NUM_QUERIES, _NUM_ROWS) if is_gpu else _ON_CPU
     heads, kv_heads, scale = shape.num_heads, shape.num_kv_heads, shape.key_width**-0.5

@@ -1,4 +1,4 @@
-"""mlx-lm, imported without what its import does to this process."""
+"""mlx-lm, imported without the effects of its import on this process."""
 
 import resource
 from collections.abc import Mapping

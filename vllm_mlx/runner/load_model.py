@@ -60,9 +60,9 @@ def begin_loading(
 ) -> Loading[Model]:
     """Begin to load the weights in slices, and the module `beside`, which joins them. Raises ModelLoadError.
 
-    With `has_drafts`, mlx-vlm also runs a text model of which only mlx-vlm records what drafts need. What `proofs` of
-    another load say is not tried again. With `lockstep`, which mlx-lm alone can, only this rank's shard of the weights
-    stays in memory.
+    With `has_drafts`, mlx-vlm also runs a text model if only mlx-vlm records the states that drafts need. Results in
+    the `proofs` of another load are not tried again. With `lockstep`, which mlx-lm alone can, only this rank's shard
+    of the weights stays in memory.
     """
     only_text = text_only or not checkpoint.has_vision_encoder
     by_mlx_lm = only_text and knows(checkpoint.config)
@@ -81,7 +81,7 @@ def begin_loading(
         logger.info("A vision checkpoint: mlx-vlm runs text and images")
 
     if facts_of(checkpoint.architecture).no_compile:
-        logger.warning("mlx compiles nothing from now on: mlx-vlm's %r would be wrong", checkpoint.architecture)
+        logger.warning("MLX's compilation is off: mlx-vlm's %r would be wrong with it", checkpoint.architecture)
         mx.disable_compile()
 
     def build() -> list[Any]:
@@ -146,7 +146,7 @@ def _load_vision(path: Path, trust_remote_code: bool) -> Any:
 
 
 def _load_language(path: Path, trust_remote_code: bool) -> Any:
-    """Load what mlx-vlm has for text. Raises ModelLoadError if that does not write a text token by token."""
+    """Load mlx-vlm's text model. Raises ModelLoadError if it does not write a text token by token."""
     logging.getLogger().addFilter(_tells_more)
     try:
         module = _load_vision(path, trust_remote_code)

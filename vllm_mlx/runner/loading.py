@@ -70,7 +70,7 @@ class Loading(Generic[T]):
         return None
 
     def check(self) -> None:
-        """Build the modules only, so that what is missing is known before weights are read. Raises ModelLoadError."""
+        """Build only the modules, so that missing tensors are known before weights are read. Raises ModelLoadError."""
         with self._explaining():
             self._build()
 
@@ -87,7 +87,7 @@ class Loading(Generic[T]):
 
 
 def slices(arrays: Iterable[mx.array], most_bytes: int) -> Iterator[list[mx.array]]:
-    """Divide arrays into lists of at most `most_bytes`. One that is larger is a list of its own."""
+    """Divide arrays into lists of at most `most_bytes`. A larger one is a separate list."""
     held: list[mx.array] = []
     num_bytes = 0
     for array in arrays:

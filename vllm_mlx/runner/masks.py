@@ -76,7 +76,7 @@ class Masks:
     def block_words(self, seqs: Rows[Sequence], blocks: Rows[Rows[int]]) -> tuple[Words | None, list[Filled | None]]:
         """Return the masks behind each token of the rows' blocks, row after row, if the drafts in them are the reply.
 
-        Returns with them what was masked of each row, for `keep`; None for a row that no mask restricts at first.
+        Also returns the masked places of each row, for `keep`; None for a row that no mask restricts at first.
         """
         bound = [row if row is not None and row.is_bounding else None for row in map(self._row, seqs)]
         if not any(bound):

@@ -135,7 +135,7 @@ class Model(ABC):
     def guess(
         self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, hidden: mx.array | None, caches: LayerCaches
     ) -> tuple[mx.array, mx.array]:
-        """Let the MTP head guess what follows `tokens: (rows,)` at these positions -> lazy `logits: (rows, vocab)`.
+        """Let the MTP head guess the tokens after `tokens: (rows,)` at these positions -> lazy `logits: (rows, vocab)`.
 
         `hidden` are the hidden states before the tokens, `(rows, 1, width)`; None at the start of a text. Returns those
         behind them. `caches` are those of the head's layers, which grow by one token.

@@ -20,7 +20,7 @@ class TypeFacts:
     has_ssm_kernel: bool = False
     images_shown: bool = False  # images were shown to be right token by token, so a failed probe only warns
     records_states: bool = False  # mlx-vlm keeps the recurrent state behind each token of a pass with drafts
-    no_compile: bool = False  # mlx-vlm compiles for any length what depends on the first one
+    no_compile: bool = False  # mlx-vlm compiles code for any length that depends on the first length
     no_grid: bool = False  # mlx-vlm places the tokens of images as it places those of text
     image_fault: str | None = None  # the text of a warning, if mlx-vlm reads images incorrectly
 
@@ -76,7 +76,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool, in_mlx_lm: bool = True) -> str | None:
-    """Say why MLX's Metal kernels compute this model wrong, without an error, and what to do.
+    """Return the reason why MLX's Metal kernels compute this model wrong, without an error, and a remedy.
 
     `in_mlx_lm`: mlx-lm has a module for the text.
 

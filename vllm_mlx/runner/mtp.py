@@ -142,7 +142,7 @@ def _has_head(source: Checkpoint) -> bool:
 
 
 def _source_fault(checkpoint: Checkpoint, source: Checkpoint) -> str | None:
-    """Say why no head drafts for a checkpoint that names one, or for which `source` is to have one."""
+    """Return the reason why no head drafts for a checkpoint that names one, or for which `source` is to have one."""
     names_head = bool(text_config(checkpoint.config).get("mtp_num_hidden_layers"))
     if source is checkpoint and not (names_head or _has_head(source)):
         return None

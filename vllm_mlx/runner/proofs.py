@@ -1,13 +1,13 @@
 """Proofs at load: which rows can share a batch or a forward pass, and whether a row can resume from a copy.
 
-The first ones show which families use keys, values or masks in a way of their own (`grouped.py`). Two groups are
+The first ones show which families use keys, values or masks in a special way (`grouped.py`). Two groups are
 tried: one row, which needs no mask, and two rows of unlike lengths, which need one. Their logits are compared with
 those of the same three rows in one batch cache. If they differ, they are compared with each row alone, less strictly: a
 small difference can make a mixture of experts choose other experts.
 
 Drafts are tried in two rows that take tokens back. The last proof concerns models with layers whose state is copied
-whole, because this server does not know their classes. A row is copied and goes on; then a new one goes on from the
-copy, and a third computes everything. All must agree.
+whole, because this server does not know their classes. A row is copied and continues; then a new one continues from
+the copy, and a third computes everything. All must agree.
 """
 
 import logging
@@ -40,7 +40,7 @@ SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, an
 _NOT_ALONE = "the results differ from each row's alone"
 _COPIED, _LENGTH = 37, 60  # tokens of the row when it is copied, and at the end
 _CUTS = (37, 64, 101, 102, 103, 192)  # the ends of chunks, of which some hold one token, as a decode step does
-_ODD_SHARE = 20  # in half precision, rounding can choose other experts at one position of so many
+_ODD_SHARE = 20  # in half precision, rounding can choose other experts at one of these positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Proofs:
 
 
 def prove_rows(model: Model) -> None:
-    """Note in the model what its rows cannot do."""
+    """Record the limits of the model's rows in the model."""
     model.no_shared_forward = sharing_fault(model)
     if model.can_batch and model.no_shared_forward is not None and (fault := batching_fault(model)) is not None:
         logger.warning("Every row decodes alone: in a batch, %s", fault)
@@ -83,7 +83,7 @@ def prove_rows(model: Model) -> None:
 
 
 def sharing_fault(model: Model) -> str | None:
-    """Say why rows of different groups cannot share a forward pass. Returns None if they can."""
+    """Return the reason why rows of different groups cannot share a forward pass; None if they can."""
     if not model.can_batch:
         return "rows of this model cannot share a batch"
     return _fault(model, _likeness_in_groups, "its layers compute attention in a way of their own", _NOT_ALONE)
@@ -135,7 +135,7 @@ def _likeness_merged(model: Model, together: mx.array) -> float:
 
 
 def batching_fault(model: Model) -> str | None:
-    """Say why rows of different lengths cannot share a batch. Returns None if they can."""
+    """Return the reason why rows of different lengths cannot share a batch; None if they can."""
     return _fault(model, _likeness_in_batch, "its layers take no rows of different lengths", _NOT_ALONE)
 
 
@@ -146,7 +146,7 @@ def _likeness_in_batch(model: Model) -> float:
 
 
 def chunks_fault(model: Model) -> str | None:
-    """Say why no prompt is cut into chunks: its logits are other ones then. Returns None if they are the same."""
+    """Return the reason why no prompt is cut into chunks: the logits differ. None if they are the same."""
     likeness, error = _tried(model, _likeness_in_chunks)
     if error is not None:
         logger.info("No prompt is cut into chunks: %s: %s", type(error).__name__, first_line(error, 200))
@@ -172,10 +172,10 @@ def _likeness_in_chunks(model: Model) -> float:
 
 
 def drafts_fault(model: Model) -> str | None:
-    """Say why no drafts can be verified: tokens of a row cannot be taken back. Returns None if they can.
+    """Return the reason why no drafts can be verified: tokens of a row cannot be undone. None if they can.
 
-    Two rows take three tokens and keep one and two of them. One more forward pass then gives what it gives for rows
-    that never had the others.
+    Two rows take three tokens and keep one and two of them. One more forward pass must give the logits of rows that
+    never had the others.
     """
     if not layers.verifies(model.structure):
         return "its layers cannot drop the last tokens of a row"
@@ -200,13 +200,13 @@ def _likeness_with_drafts(model: Model) -> float:
 
 
 def try_head(model: Model) -> None:
-    """Let the MTP head guess two tokens. Raises what its library raises."""
+    """Let the MTP head guess two tokens. Raises the errors of its library."""
     row = _row(model, _GROUPS[0][0])
     layers.complete(row.guess([[0, BY_HEAD, BY_HEAD]]), row.forward())
 
 
 def resume_fault(model: Model) -> str | None:
-    """Say why no row can resume from a copy of another. Returns None if it can, or if no layer is copied whole."""
+    """Return the reason why no row can resume from a copy; None if it can, or if no layer is copied whole."""
     if not model.copied_whole or model.resume_rule is None:
         return None
     names = ", ".join(model.copied_whole)

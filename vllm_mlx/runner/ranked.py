@@ -25,7 +25,7 @@ class Lockstep(Protocol):
         ...
 
 
-PROOF_S = 20.0  # a rank that met an error alone waits so long for the others, which hang in a collective
+PROOF_S = 20.0  # a rank with its own error waits this long for the others, which hang in a collective
 
 
 class Ranked(TextModel):

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.errors import GenerationError, GrammarLimit
 from ..core.sequence import Constraint, ReasoningRule, Sequence, Tag, TagWatch
 
-Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,); bit i of word w stands for token 32 w + i
+Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,); bit i of word w is token 32 w + i
 _ALL = np.uint32(0xFFFFFFFF)
 _WRONG_TOKEN = "doesn't satisfy the grammar"  # llguidance's words for a mistake of ours; other errors are limits
 _TAIL = 64  # tokens; more than any end
@@ -51,7 +51,7 @@ class GrammarTime:
 
     @property
     def may_look_ahead(self) -> bool:
-        """Return whether drafts have taken less than half of what a reply may take."""
+        """Return whether drafts have taken less than half of a reply's allowance."""
         return self._ahead_s < (START_S + TOKEN_S * self._num_tokens) / 2
 
     @contextmanager
@@ -100,7 +100,7 @@ class RowConstraint:
         self._begin_text()
         self._stop_ids = seq.stop_token_ids
         self._watch: TagWatch | None = None if self._rule is None else self._rule.new_watch()
-        self._starts: list[tuple[int, ...]] = []  # what is left of the opening tags that the reply may still spell
+        self._starts: list[tuple[int, ...]] = []  # the rest of the opening tags that the reply may still spell
         self._is_text = True  # the grammar accepts all tokens so far, which may also be an opening tag of reasoning
         self._num_reasoning = 0
         self._forced: deque[int] = deque()

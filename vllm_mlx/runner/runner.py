@@ -100,7 +100,7 @@ class RowFences:
 
 
 class Unfenced(RowFences):
-    """Turns each failure into RanksParted, because the other ranks of the model have not met it, and go on."""
+    """Turns each failure into RanksParted, because the other ranks of the model have not met it, and continue."""
 
     def run(self, seqs: Rows[Sequence], work: Callable[[*Ts], T], *args: *Ts) -> T | None:
         try:
@@ -228,7 +228,7 @@ class Runner:
         """Launch one forward pass of each batch, and read the samples of the previous launch."""
         unread, self._in_flight = self._in_flight, []
         free, started = [], []
-        for batch in list(self.batches):  # in the plan's order, which does not depend on what was read
+        for batch in list(self.batches):  # in the plan's order, which does not depend on the samples
             if not self._masks.bind(batch.seqs):
                 self._launch(batch, self._launch_one, fences)
                 free.append(batch)

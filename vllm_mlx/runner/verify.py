@@ -1,4 +1,4 @@
-"""Verifies drafts: one forward pass over the last token and the drafts of each row, then what its own draws confirm.
+"""Verifies drafts: one forward pass over the last token and drafts of each row, then a comparison with its draws.
 
 Every place is drawn with the noise and the mask of its position, so a draft is kept if it is the token that the row
 would have drawn there. The reply is therefore the same with and without drafts, up to the rounding of the logits.
@@ -16,7 +16,7 @@ from .row_constraint import Filled
 
 
 def verify(batch: Batch, drafts: Drafts, masks: Masks) -> tuple[list[TokenOutput], list[Verified]]:
-    """Feed each row its last token and its drafts, and wait. The rows then hold the state of what is kept.
+    """Feed each row its last token and its drafts, and wait. The rows then hold the state of the kept tokens.
 
     Returns the tokens that are kept, at least one for each row, and the counts of the rows that had drafts.
     """

@@ -1,4 +1,4 @@
-"""The inputs of a vision checkpoint's language model besides ids: features of images and videos, positions, masks.
+"""The inputs of a vision checkpoint's language model except ids: features of images and videos, positions, masks.
 
 It knows neither caches nor batches.
 """

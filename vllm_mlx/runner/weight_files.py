@@ -68,7 +68,7 @@ def tensors_of(file: Path) -> Mapping[str, Any]:
 
 
 def index_fault(folder: Path) -> str | None:
-    """Say in which way the index does not fit the files. Returns None if it does, or if there is no index."""
+    """Describe a fault of the index. Returns None if it fits the files, or if there is no index."""
     try:
         index = read_json(folder / INDEX)
         places = index.get("weight_map", {})

@@ -8,7 +8,7 @@ from ..core.sequence import PromptInputs, Sequence
 
 MAX_CHUNK_S = 0.05  # a request that comes waits for one chunk
 _MOST = 16  # beginnings that are remembered
-Fate = Literal["computed", "used", "wasted"]  # all that were computed; some are of use, and others never will be
+Fate = Literal["computed", "used", "wasted"]  # all tokens; those that are used; those that never can be
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +30,7 @@ class Beginning:
 
 
 class Ahead:
-    """Owns the beginnings of one model's conversations, one of each, and counts what they are worth."""
+    """Owns the beginnings of one model's conversations, one of each, and counts their use."""
 
     def __init__(self) -> None:
         self._beginnings: dict[int, Beginning] = {}  # by the seq_id of those that compute them, the newest last
@@ -91,7 +91,7 @@ class Ahead:
     def use(self, seq: Sequence, key: bytes) -> int:
         """Return the cached tokens of a request's prompt that were computed ahead, by its packed `key`.
 
-        Its conversation goes on.
+        Its conversation continues.
         """
         num_used = 0
         for each in list(self._beginnings.values()):

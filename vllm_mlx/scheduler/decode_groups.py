@@ -1,12 +1,12 @@
 """Decides which rows form a group, whose KV lies together. It knows the lengths of rows only.
 
 A batch cache pads every row on the left to the longest one, and attention reads the padding. Rows of very different
-lengths are therefore in separate groups. Where each group is a forward pass of its own, the padding of a group stays
+lengths are therefore in separate groups. Where each group is a separate forward pass, the padding of a group stays
 below a quarter of its tokens, or below one allocation step per row. Padding below that step costs nothing, because
 buffers grow by that step anyway.
 
 Where all groups share one forward pass, a merge saves no more than a few kernels a layer and step. A row then begins
-as a group of its own, for which nothing is copied. Two groups merge if reading the padding costs less than that in
+as a separate group, for which nothing is copied. Two groups merge if reading the padding costs less than that in
 each step, and once their kernels have cost as much as the copy would: that is at most twice the cost of the best
 choice, however long the rows live. They stay as they are where the padding would take more than half of the free
 memory, so that no row is preempted for it.
@@ -30,8 +30,8 @@ _PARKED = 64  # plans without drafts after which a row may merge with others aga
 _LONGEST_WAIT = 64  # steps; groups that would wait longer do not merge
 READ_BYTES = 2 * _BYTES_PER_STEP  # padding that is read in the time of such a copy, which reads and writes
 _MOST_PADDING = 0.5  # groups merge below this part of READ_BYTES, and divide only beyond all of it
-# Above this length, MLX reads KV once for 8 heads if there is no mask. Rows of unlike lengths need a mask, so they do
-# not merge then.
+# Above this length, MLX reads KV once for 8 heads if there is no mask. Rows of different lengths need a mask, so
+# they do not merge then.
 _LONGEST_MASKED = 8192
 
 Lengths = dict[int, int]  # row id -> tokens
@@ -56,9 +56,9 @@ class DecodeGroups:
     def plan(
         self, lengths: Lengths, free_bytes: Callable[[], float] = lambda: math.inf, drafting: Iterable[int] = ()
     ) -> list[Group]:
-        """Plan the groups of this step for exactly these rows. `free_bytes`: what all rows leave of the memory.
+        """Plan the groups of this step for exactly these rows. `free_bytes`: memory that all rows leave free.
 
-        Each row of `drafting` is alone in its group, and stays so for a while: to take tokens back there moves nothing.
+        Each row of `drafting` is alone in its group, and stays so for a while: undoing tokens there moves nothing.
         """
         self._num_plans += 1
         self.has_merged = False
@@ -110,7 +110,7 @@ class DecodeGroups:
         return [*(group for group in groups if group not in (a, b)), (*a, *b)]
 
     def _steps_to_merge(self, lengths: Sequence[int], others: Sequence[int]) -> float:
-        """Return the steps in which a merge of rows of these lengths saves what its copy costs."""
+        """Return the steps after which a merge of rows of these lengths has saved the cost of its copy."""
         union = (*lengths, *others)
         padding_share = self._reading(union) - self._reading(lengths) - self._reading(others)
         needs_mask = max(union) > _LONGEST_MASKED and padding(union) > 0
@@ -141,7 +141,7 @@ class DecodeGroups:
         return row in self._isolated
 
     def isolate(self, row: int) -> None:
-        """Let this row decode in a batch of its own from now on."""
+        """Let this row decode in a separate batch from now on."""
         self._isolated.add(row)
 
     def leave(self, row: int) -> None:

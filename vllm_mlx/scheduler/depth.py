@@ -14,11 +14,11 @@ from typing import TypeVar
 Row = TypeVar("Row", bound=Hashable)
 
 # No Mac has verified these constants: tests/scheduler/test_draft_bounds.py tries them on simulated chips.
-_MARGIN = 1.03  # tokens a second of the best depth, beside a plain pass, from which drafts begin
+_MARGIN = 1.03  # tokens a second of the best depth, relative to a plain pass, from which drafts begin
 _HOPE = 0.04  # more of the cost for each token a row, beyond the widest pass that was measured
 _FIRST_RATE = 0.7  # acceptance rate at the first position of a new row
 _POOLED = 2  # drafts at a position, as which the rate of the position before it counts
-_FADE, _PARKED_FADE = 0.98, 0.7  # of what earlier drafts count, at each draft and at each probe while parked
+_FADE, _PARKED_FADE = 0.98, 0.7  # decay of earlier drafts, at each draft and at each probe while parked
 _KEPT = 5  # passes of a width whose median is its cost
 _NUM_PLAIN = 3  # plain passes in a row: where steps run one ahead, the third is the first that can be measured
 _WAITS = 32, 512  # steps from one probe to the next while parked, at first and at most
@@ -48,7 +48,7 @@ class _Costs:
     def table(self, most: int) -> list[float]:
         """Return the costs by tokens beyond one a row, up to `most` of them and to twice the widest pass.
 
-        Between measured widths they are interpolated; beyond them they are hoped to be small.
+        Between measured widths they are interpolated; beyond them they are assumed to be small.
         """
         known = {self.num_rows: 1.0} | {at: median_low(costs) for at, costs in self._measured.items() if costs}
         costs = [1.0]
@@ -101,12 +101,12 @@ class DepthController:
         self._wait, self._is_probing, self._has_learnt = _WAITS[0], False, False  # a probe lasts until a row has learnt
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Take the seconds of a pass. `num_tokens`: what the device computed, padding included."""
+        """Take the seconds of a pass. `num_tokens`: the computed tokens, padding included."""
         if num_rows in self._costs and seconds > 0:
             self._costs[num_rows].observe(num_tokens, seconds)
 
     def learn(self, row: Hashable, drafted: int, accepted: int) -> None:
-        """Take what became of a row's drafts. Rows that have ended are left out."""
+        """Take the acceptance of a row's drafts. Rows that have ended are left out."""
         if row in self._rates:
             is_old = self._is_probing and self.parked  # the text may have changed
             self._rates[row].learn(drafted, accepted, _PARKED_FADE if is_old else _FADE)

@@ -1,4 +1,4 @@
-"""Guesses the next tokens of a row from tokens that are known. It knows no model, and not what a draft costs."""
+"""Guesses the next tokens of a row from tokens that are known. It knows neither models nor costs of drafts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ class _Row:
                 self._positions[ngram] = end
 
     def _repeated(self, most: int) -> tuple[int, ...]:
-        """Return the tokens that followed the last n-gram before. Fewer than `most` tokens go round."""
+        """Return the tokens that followed the last n-gram before. Fewer than `most` tokens are repeated."""
         start, num_prompt = self._repetition(), len(self._prompt)
         if start is None:
             return ()
@@ -103,7 +103,7 @@ class _Row:
 
 
 class Drafter:
-    """Owns what may come next in each row: tokens that a grammar forces, the prediction, repeated n-grams, and a head.
+    """Owns the sources of drafts for each row: forced tokens of a grammar, the prediction, repeated n-grams, a head.
 
     A reply's tokens count from the time when they were sent. A token costs the same at any length of prompt and reply.
     """
@@ -141,7 +141,7 @@ class Drafter:
             row.take(token)
 
     def force(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """Say which tokens a grammar allows alone, next and in this order. They hold until `take` gets another."""
+        """Set the tokens that a grammar forces next, in this order. They hold until `take` gets another token."""
         if (row := self._rows.get(seq_id)) is not None:  # the reply may have ended
             row.forced = _Guide(tuple(token_ids))
 

@@ -20,7 +20,7 @@ from ..core.step import PrefillChunk, SequenceUpdate, StepOutput, StepPlan
 from .prefill_pacer import PrefillPacer
 from .scheduler import Scheduler, update_of
 
-_MOST_PADDED = 1.15  # tokens of a unit over those of its texts, unless a unit of its own would cost more
+_MOST_PADDED = 1.15  # tokens of a unit over those of its texts, unless a separate unit would cost more
 _MOST_ROWS = 256  # of a unit, so that its plan stays small; no Mac has verified it
 NO_STATE = RowFootprint(bytes_per_token=0)  # an encoder keeps nothing of a text
 

@@ -1,4 +1,4 @@
-"""Plans where chunks may end beside images, which image a step encodes, and the room for features. It has no pixels.
+"""Plans the ends of chunks near images, the image that a step encodes, and the room for features. It has no pixels.
 
 The image tokens of a prompt are tokens like any other. Features of images are cached within a byte budget, and are
 evicted for running rows before the prefix cache is.
@@ -53,7 +53,7 @@ class MLLMScheduler:
         return next(lacking, seq.prefill_end)
 
     def shrink_to(self, num_bytes: int) -> int:
-        """Keep the features within `num_bytes`. Returns what they take, with those that this step computes."""
+        """Keep the features within `num_bytes`. Returns their bytes, with the features that this step computes."""
         coming = 0 if self._encoding is None else self._encoding[1] * self._bytes_per_token
         self._features.max_bytes = min(self._max_bytes, num_bytes)
         self._features.shrink_to(max(0, self._features.max_bytes - coming))

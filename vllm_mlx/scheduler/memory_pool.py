@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _GROWTH_STEPS = 1024  # steps within the limit after which the complete pool is used again
 RESERVED_OUTPUT = 2048  # tokens of a reply for which admission reserves memory
 _LEVELS = list(Pressure)  # in rising order
-_REFUSED_SHARE = 4  # the pool shrinks by a quarter of what is used when the device has no memory
+_REFUSED_SHARE = 4  # the pool shrinks by a quarter of the used bytes when the device has no memory
 _MARGIN = 16  # a pool that has grown by 1/16 has room again
 _KEPT_UNDER_PRESSURE = {Pressure.WARNING: 0.75, Pressure.CRITICAL: 0.5}  # share of the used bytes
 _GROWN_UNDER_PRESSURE = {Pressure.WARNING: 0.25, Pressure.CRITICAL: 0.125}  # share of the planned bytes
@@ -193,7 +193,7 @@ class Room:
         return is_free or coming_bytes <= self._pool.planned_bytes
 
     def share(self, num_bytes: int) -> float:
-        """Return the share that a row of so many bytes has of all places, or of the memory if that is larger."""
+        """Return the share of a row with `num_bytes` in all places, or in the memory if that is larger."""
         return max(1 / self._max_num_seqs, num_bytes / max(1, self._pool.num_bytes))
 
     def rows_bytes(self, *, extra: int = 0) -> int:

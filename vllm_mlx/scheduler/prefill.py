@@ -32,7 +32,7 @@ class PrefillPlanner:
         self._room = room
         self._prefix_cache = prefix_cache
         self._images = images
-        self.beside_s = math.inf  # what other models leave of a step while they are busy; with 0, there is no prefill
+        self.beside_s = math.inf  # share of a step that busy other models leave; with 0, there is no prefill
         self.is_prefilling = self.is_decoding = False  # in the last step, or ready to decode after it
         # tokens of every chunk, if chunks must not depend on other requests
         self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None

@@ -1,7 +1,7 @@
 """Decides where prefill chunks end. It learns from measured chunks and reads no clock itself.
 
 Chunks end at multiples of GRID, unless a resume point, an image or the end of the prompt comes first. While nothing
-decodes they end at multiples of their own length, which is a power of two. One request alone tries longer ones, too.
+decodes they end at multiples of their own length, which is a power of two. A request alone also tries longer ones.
 """
 
 import math
@@ -14,7 +14,7 @@ from ..core.step import ChunkTiming
 # No Mac has verified these constants.
 GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are read in any case
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
-_MAX_IDLE_S = 1.0  # but no more than this, so that the watchdog of a GPU sees short work
+_MAX_IDLE_S = 1.0  # at most this long, so that the watchdog of a GPU sees short work
 # The next two come from the device model of tests/support.
 _MAX_ALONE_S = 3.0  # if one request is alone, a longer chunk may take this long if it is quicker by the token
 _WORTH_WAITING = 0.97  # its seconds a token, as a share of those of the shorter one, at most
@@ -25,7 +25,7 @@ _WORTH_HALVING = 0.8  # a chunk may have half of GRID tokens if these take at mo
 _MAX_GROWTH = 2  # while rows decode, a chunk is at most this many times longer than any measured one
 _GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
 _TRIALS = 64  # chunks within memory before a length that exceeded memory is tried again
-_UNKNOWN_SHARE = 0.7  # of the seconds for a chunk beside replies where no chunk was measured at its depth
+_UNKNOWN_SHARE = 0.7  # of the seconds for a chunk during replies, if no chunk was measured at its depth
 _FIRST_PROBE = 256  # tokens of the longest chunk that calibration measured of every model
 LONG_PROBE = 1024  # tokens of the one that it measured of a mixture of experts
 _SHALLOW = 1024  # tokens; all chunks that begin before are at one depth, and each doubling is another
@@ -211,7 +211,7 @@ class PrefillPacer:
         return min(longest, max(self.shortest_chunk(budget_s, start), tokens), self._attention.longest_chunk(start))
 
     def shortest_chunk(self, budget_s: float, start: int) -> int:
-        """Return the shortest chunk beside replies: GRID tokens, or half if time is short and that is quicker."""
+        """Return the shortest chunk during replies: GRID tokens, or half if time is short and that is quicker."""
         return self._shortest if self.chunk_s(GRID, start) > budget_s else GRID
 
     def scored_tokens(self, num_tokens: int, start: int) -> int:

@@ -84,7 +84,7 @@ class PrefixPlanner:
 
     @property
     def held_bytes(self) -> int:
-        """Return bytes of cached state, and of what is being read."""
+        """Return bytes of cached state, and of running reads."""
         return self.tree.used_bytes + (0 if self.disk is None else self.disk.reader.reserved_bytes)
 
     @property
@@ -268,7 +268,7 @@ class PrefixPlanner:
 
     @contextmanager
     def _fenced(self, *, num_captures: int = 1) -> Iterator[None]:
-        """Contain an error of the block, in which so many captures are skipped then."""
+        """Contain an error of the block, which then skips `num_captures` captures."""
         with self._hold_fault(), RowFence("the row, which goes on without the prefix cache"):
             yield
             return
@@ -287,7 +287,7 @@ class PrefixPlanner:
         )
         if not is_stored:
             return False
-        disk = None if capture.seq.is_ahead else self.disk  # it is written once its conversation goes on
+        disk = None if capture.seq.is_ahead else self.disk  # it is written once its conversation continues
         if disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
             disk.writer.stored(space, capture.key)
         if capture.end >= min(capture.seq.prefill_end, capture.seq.max_stored):
@@ -301,14 +301,14 @@ class PrefixPlanner:
 
     @property
     def _trees(self) -> list[MemoryAwarePrefixCache]:
-        """The tree, and the one of what is on disk."""
+        """The trees in memory and on disk."""
         return [self.tree] if self.disk is None else [self.tree, self.disk.tree]
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:
         """Return whether `seq` should wait for the prefill of `leader`, which then captures the common prefix.
 
         A model with recurrent state can only resume at a point that the leader has not passed yet. A model that
-        resumes anywhere can also use what the leader has passed, once that is captured.
+        resumes anywhere can also use tokens that the leader has passed, once they are captured.
         """
         has_scores = seq.is_scored or seq.prompt_logprobs is leader.prompt_logprobs  # soon, if they share them
         if seq.cache_salt != leader.cache_salt or seq.seq_id in self._unusable or not has_scores:

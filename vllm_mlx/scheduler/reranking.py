@@ -51,7 +51,7 @@ class RerankScheduler(Scheduler):
             seq, texts, scores = self._open[seq_id]
             for logprob in (token.logprob for token in update.tokens if token.logprob is not None):
                 yes, no = map(dict(logprob.top).__getitem__, texts.answer_ids)
-                scores[update.seq_id] = 1 / (1 + math.exp(min(no - yes, 700)))  # of more, exp is no number
+                scores[update.seq_id] = 1 / (1 + math.exp(min(no - yes, 700)))  # of more, exp is not a number
                 if (number := len(scores) + self._max_num_seqs) < len(texts.ends):
                     super().add(_row(seq, texts, number))
             vectors = [scores[row] for row in sorted(scores)] if len(scores) == len(texts.ends) - 1 else ()

@@ -48,7 +48,7 @@ class Resident:
     scheduler: Scheduler
     memory: MemoryBudget
     weights_bytes: int
-    room_bytes: int  # for what is in memory in addition to the weights while they are read
+    room_bytes: int  # for data in memory in addition to the weights while they are read
     expected_load_s: float = 0.0
     is_pinned: bool = False  # the weights leave for no other model
     no_unload: str | None = None  # why the weights never leave; None if they may
@@ -66,7 +66,7 @@ class Resident:
     held: list[Sequence] = field(default_factory=list)  # the sequences that wait for that, or for the first load
     is_measured: bool = True  # whether the weights were loaded before; other sizes are assumed from the files' headers
     is_found: bool = False  # whether it is one of many that a request has named, of which few are used again
-    growth_bytes: int = 0  # what the rows of all models will take in addition; a model without weights has no rows
+    growth_bytes: int = 0  # additional bytes for the rows of all models; a model without weights has no rows
 
     # -- sequences
 
@@ -115,7 +115,7 @@ class Resident:
         return self.scheduler.has_work or bool(self.queue)
 
     def measured(self, scheduler: Scheduler, memory: MemoryBudget) -> None:
-        """Take what the first load has measured, in place of what was assumed."""
+        """Take the measurements of the first load, which replace assumed sizes."""
         self.scheduler, self.memory, self.is_measured = scheduler, memory, True
 
     # -- state
@@ -146,7 +146,7 @@ class Resident:
         return bool(self.queue) and not self.takes_memory and self.refusal(now) is None
 
     def is_moving(self, now: float) -> bool:
-        """Return whether a load can go on immediately."""
+        """Return whether a load can continue immediately."""
         return self.state == "loading" or (self.wants_weights(now) and not self.is_short)
 
     def due(self, now: float, *, is_written: bool) -> Event | None:
@@ -239,7 +239,7 @@ class Residency:
     def take(
         self, model: Resident, event: Event, now: float, *, reason: Reason = "request", cause: str | None = None
     ) -> Action | None:
-        """Take in an event, and return what the engine has to do. `reason` is that of a load, `cause` of a failure."""
+        """Take an event, and return the action for the engine. `reason` is that of a load, `cause` of a failure."""
         if (row := TRANSITIONS.get((model.state, event))) is None:
             return None
         before, begun_s = model.state, model.begun_s
@@ -304,8 +304,8 @@ class Residency:
 
         They leave for the model whose first sequence has waited longest and has no room. Models without work leave if
         that is enough, if nothing that runs can give memory back, or if running rows need more. Once the sequence has
-        waited for some loads, they leave in any case, and then a busy one: it serves what has come until then, and
-        nothing that comes later.
+        waited for some loads, they leave in any case, and then a busy one: it serves the sequences that have come by
+        then, and no later ones.
         """
         waiting = [model for model in self.models if model.is_short]
         short = [model for model in waiting if self._can_have_room(model, now)]
@@ -341,7 +341,7 @@ class Residency:
         beside = ", ".join(other.name for other in others if other not in idle and other.takes_memory)
         if beside and not model.fits_after(sum(other.leaving_bytes for other in idle)):
             raise ModelUnavailable(
-                f"The weights have no room beside {beside}. Wait until what these models run has ended, or unload one.",
+                f"The weights do not fit together with {beside}. Wait until their requests end, or unload one.",
                 retry_after_s=_RETRY_S,
             )
         return None if model.fits_after(0) else _longest_unused(idle)

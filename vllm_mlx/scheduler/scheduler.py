@@ -1,4 +1,4 @@
-"""Decides what the next step runs. It is pure: no mlx, no clock, no text.
+"""Plans the next step. It is pure: no mlx, no clock, no text.
 
 First come, first served, and tenants take turns. A sequence waits, is admitted when a place and memory are free,
 prefills in chunks up to its last token, and decodes. Under memory pressure the youngest row of the tenant that has most
@@ -118,7 +118,7 @@ class Scheduler:
                 self.ahead.add(seq, following)
 
     def look_ahead(self) -> None:
-        """Begin to compute the beginning of a next prompt, if one is worth what would be evicted for it.
+        """Begin to compute the beginning of a next prompt, if it is worth more than the state evicted for it.
 
         Called while nothing waits or runs.
         """
@@ -252,9 +252,9 @@ class Scheduler:
             self.room.shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
     def _give_way(self, seq: Sequence, *, looks_ahead: bool) -> None:
-        """End the computing of a next prompt if there is anything else to do. Its state stays, so that it can go on."""
+        """End the computing of a next prompt if there is other work. Its state stays, so that it can continue."""
         is_alone = len(self._seqs) + len(self._seqs.waiting) == 1
-        is_wanted = self.ahead.wants(seq)  # it is not once the cache is cleared, and then its state goes too
+        is_wanted = self.ahead.wants(seq)  # after the cache is cleared it is not, and its state goes as well
         if not (is_wanted and looks_ahead and is_alone and self._known_end(seq) == seq.prefill_end):
             self._finish(seq, FinishReason.ABORT, keep=is_wanted)
 

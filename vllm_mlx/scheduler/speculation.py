@@ -1,4 +1,4 @@
-"""Decides which rows verify drafts in the next step. It owns the drafts, what they cost, and what they were worth.
+"""Decides which rows verify drafts in the next step. It owns the drafts, their costs and their acceptance.
 
 A step with drafts reads its own samples, because the next drafts depend on them. Steps without drafts run one step
 ahead of reading. So one step that reads comes between them, and drafts are planned only while no sample is in flight.
@@ -28,7 +28,7 @@ _ADVICE = f"its tensors do not fit the model. Use another conversion of it, or a
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass of the last step, and what says how long it took."""
+    """The pass of the last step, and the sources of its duration."""
 
     began_s: float | None  # when it was planned; None: the time until the next plan is not that of one pass
     num_rows: int
@@ -58,7 +58,7 @@ class Speculation:
         self._drafter = Drafter(has_head=has_head)
         self._planned: dict[int, tuple[Sequence, str]] = {}  # the rows that have drafts in this step, and the source
         self._awaited: frozenset[tuple[int, str]] = frozenset()  # rows that get drafts after a step that reads
-        self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: what grammars force next
+        self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: tokens that grammars force next
         self._pass: _Pass | None = None
         self._num_wrong = 0  # drafts of the head of which a token was wrong
 
@@ -104,7 +104,7 @@ class Speculation:
         parked, they get none, because each of them would be copied. `is_alone`: no other model has work, so that the
         time between two plans is that of a pass; otherwise the runner's own time is taken where it is known.
 
-        `free_bytes`: memory to record recurrent states, beside rows that grow by all drafts; without it, no drafts.
+        `free_bytes`: memory to record recurrent states after rows have grown by all drafts; without it, no drafts.
         """
         last = self._pass
         self._observe(now_s, is_ahead=is_ahead, is_alone=is_alone)
@@ -114,7 +114,7 @@ class Speculation:
         found = self._find(rows, _LAG if is_ahead else 0, merged if self.parked is not None else ())
         limits = {(seq_id, draft.source): len(draft.tokens) for seq_id, draft in found.items()}
         for row in self._awaited - limits.keys():
-            self._depth.learn(row, 1, 0)  # the reply took another way while its samples were read
+            self._depth.learn(row, 1, 0)  # the reply continued differently while its samples were read
         limits |= {(seq.seq_id, ""): 0 for seq in rows if seq.seq_id not in found}
         depths = self._depth.depths(limits)
         self.recorded_bytes = len(rows) * (1 + max(depths.values())) * self._state_bytes if depths else 0
@@ -131,7 +131,7 @@ class Speculation:
         return drafts, bool(self._awaited)
 
     def learn(self, output: StepOutput) -> None:
-        """Take in what a step says of drafts, and its time. A step that fails does not say what a pass costs."""
+        """Take a step's results for drafts, and its time. A step that fails gives no cost of a pass."""
         for verified in output.verified:
             seq, source = self._planned[verified.seq_id]
             self._count(source, verified.num_drafted, verified.num_accepted)

@@ -1,7 +1,7 @@
 """Decides whose turn it is when several tenants want places, memory and prefill. One tenant alone is served in order.
 
 Tenants take turns at admission and in prefill. If places or memory are short, a tenant that has less than another is
-admitted in place of the other's youngest row.
+admitted, and replaces the other's youngest row.
 """
 
 import math

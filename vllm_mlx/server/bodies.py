@@ -2,7 +2,7 @@
 
 A `Call` carries a body from its route to the encoder of the reply.
 
-This file alone decides where: threads read and decode long bodies, so that they do not block the event loop. Each
+This file alone chooses the thread: long bodies are read and decoded off the event loop, so as not to block it. Each
 tenant has one of these threads at a time, and tenants take turns.
 """
 
@@ -297,7 +297,7 @@ async def _in_turn(http: _JSONRequest, work: Callable[[], T]) -> T:
 
 
 def _other_task(model: str, task: Task, wanted: Task, fitting: Sequence[str]) -> str:
-    """Say that the model is of another task, and which of this server's models are of the wanted one."""
+    """Describe the model's other task, and name this server's models of the wanted task."""
     known = ", ".join(f"`{name}`" for name in fitting)
     advice = f"Here {known} can" if known else "None of this server's models can: start it with one more model"
     return f"The model `{shown(model)}` {_WORK[task]}, and this endpoint needs one that {_WORK[wanted]}. {advice}."
@@ -314,7 +314,7 @@ def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits, unknown: U
 
 
 def _check_lengths(value: Any, limits: RequestLimits) -> None:
-    """Refuse early what decoding would refuse only after much work."""
+    """Refuse bodies early that decoding would refuse only after much work."""
     match value:
         case {"messages": list(messages)}:
             limits.check_messages(len(messages))

@@ -33,7 +33,7 @@ class ServerConfig(SettingsGroup):
     api_keys: tuple[APIKey, ...] = ()  # if all are admin keys, or there are none, requests need no key
     metrics_open: bool = False
     """Answer `/metrics` without an API key."""
-    host_names: tuple[str, ...] = ()  # names of the server beside addresses and localhost; "*" stands for any name
+    host_names: tuple[str, ...] = ()  # names of the server in addition to addresses and localhost; "*" means any name
     cors_origins: tuple[str, ...] = ()  # if empty, no CORS headers are sent
     max_body_bytes: int = MAX_BODY_BYTES
     body_s: float = Field(default=30.0, gt=0)  # the time in which a body must arrive; long bodies get more
@@ -47,7 +47,7 @@ class ServerConfig(SettingsGroup):
     """Send reasoning in a separate field. If off, reasoning is part of the content of a chat completion, between tags,
     unless the request says otherwise."""
     messages_thinking: Literal["asked", "always"] = "asked"
-    """Which replies of `/v1/messages` have thinking blocks: those to requests that ask for thinking (`asked`), or all
+    """Replies of `/v1/messages` with thinking blocks: replies to requests that ask for thinking (`asked`), or all
     (`always`)."""
     unknown_fields: Literal["refuse", "warn"] = "refuse"
     """Treatment of fields that OpenAI's endpoints do not know: `refuse` refuses the request; `warn` leaves the field
@@ -58,7 +58,7 @@ class ServerConfig(SettingsGroup):
 
     record_requests: str | None = None
     """File to which each request is appended for a report of a fault, as a line of JSON: how it ended, and its body
-    with made-up letters in place of texts, images and names. Default: nothing is recorded."""
+    with made-up letters instead of texts, images and names. Default: nothing is recorded."""
 
     def __post_init__(self) -> None:
         if not all(key.secret for key in self.api_keys):

@@ -33,7 +33,7 @@ class StopParser(Exception):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits on what a client may send, and time limits on requests and replies.
+    """uvicorn's protocol with limits on a client's data, and time limits on requests and replies.
 
     A client sends one request at a time. If another one arrives before the reply has ended, the connection closes after
     this reply.
@@ -120,7 +120,7 @@ class GuardedProtocol(HttpToolsProtocol):
         raise self._stopped_by
 
     def _stop_taking(self, status: int, message: str) -> None:
-        """Refuse what arrives, and close. If a reply to a complete request is running, only close after it."""
+        """Refuse the data that arrives, and close. If a reply to a complete request is running, only close after it."""
         if self.transport.is_closing():
             return
         self._takes_requests = False

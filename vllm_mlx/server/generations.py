@@ -1,4 +1,4 @@
-"""Replies of several generations: those of several prompts at once, or one after the other with searches in between.
+"""Replies of several generations: those of several prompts together, or successive ones with searches in between.
 
 Knows no search server.
 """
@@ -66,7 +66,7 @@ class PromptBatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._events = asyncio.Queue()  # readers end with a mark, and a full queue would hold it for ever
+        self._events = asyncio.Queue()  # readers end with a mark, which a full queue would block without end
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)

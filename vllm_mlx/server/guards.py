@@ -1,7 +1,7 @@
 """Access rules: guards refuse requests by host name, API key or rate, before a route or a body is read.
 
 The tenant of a request is the API key that owns it. Tenants share no cached state, so none can time another's prompts.
-A tenant cannot cancel, clear or read what another one owns; an administrator may cancel and clear it.
+A tenant cannot cancel, clear or read requests and state of another; an administrator may cancel and clear them.
 """
 
 import hashlib
@@ -203,7 +203,7 @@ def tenant_of(scope: Scope) -> str:
 
 
 def is_admin(scope: Scope) -> bool:
-    """Return whether the sender may see, cancel and clear what any client owns.
+    """Return whether the sender may see, cancel and clear requests and state of any client.
 
     An admin key allows this, and so does the only key. If there are no keys, clients on this machine may do it.
     """

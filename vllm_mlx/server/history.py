@@ -24,7 +24,7 @@ class History:
 
     @asynccontextmanager
     async def following(self, ask: Callable[[], Awaitable[EngineFigures]]) -> AsyncIterator[None]:
-        """Take samples of what `ask` returns, as long as the block lasts and the engine lives."""
+        """Take samples of the result of `ask`, as long as the block lasts and the engine lives."""
         task = asyncio.create_task(self._follow(ask))
         try:
             yield

@@ -112,7 +112,7 @@ class RequestRecord:
     client: str | None = None  # its user agent
     status: int = 0
     reply_id: str | None = None
-    model: str | None = None  # the name that was asked for
+    model: str | None = None  # the requested name
     served_by: str | None = None  # the first name of that model
     key_name: str | None = None
     error_code: str | None = None
@@ -143,7 +143,7 @@ class RequestRecord:
 
     @property
     def level(self) -> int:
-        """Return the level of the log line. What browsers fetch with the page is for debug."""
+        """Return the level of the log line. Files that browsers fetch with the page are for debug."""
         is_page = self.method in ("GET", "HEAD") and _PAGE.fullmatch(self.path) is not None
         return logging.DEBUG if is_page and (self.status < 400 or self.status in (404, CLIENT_GONE)) else logging.INFO
 

@@ -1,4 +1,4 @@
-"""Records requests for reports of faults: one JSON object a line, in which made-up letters stand for texts.
+"""Records requests for reports of faults: one JSON object a line, in which made-up letters replace texts.
 
 `scripts/replay` can send most records again: bodies keep their structure, and their texts keep their lengths.
 """
@@ -22,7 +22,7 @@ from .json_bytes import read_json
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 32 * 1024 * 1024  # a longer file becomes FILE.1, in place of an earlier one
+MAX_BYTES = 32 * 1024 * 1024  # a longer file becomes FILE.1, which replaces an earlier one
 MAX_BODY_BYTES = 4 * 1024 * 1024  # a longer body is recorded by its length
 MAX_WAITING = 16  # records that wait for the thread; further ones are left out
 _HEADERS = ("user-agent", "content-type", "content-length", "anthropic-version", "anthropic-beta")
@@ -46,7 +46,7 @@ _WORDS = frozenset(_PROTOCOL_WORDS.split())  # of the protocols and of JSON Sche
 _NAME_FIELDS = frozenset({  # objects whose keys are names
     "properties", "patternProperties", "$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas",
 })  # fmt: skip
-_FREE_FIELDS = frozenset({  # they hold what the client likes
+_FREE_FIELDS = frozenset({  # they hold any data of the client
     "arguments", "chat_template_kwargs", "client_metadata", "const", "default", "documents", "enum", "env", "example",
     "examples", "extra_body", "headers", "input", "logit_bias", "media_io_kwargs", "metadata", "mm_processor_kwargs",
     "variables", "vllm_xargs",
@@ -60,7 +60,7 @@ def open_recorder(config: ServerConfig) -> "RequestRecorder | None":
 
 
 class RequestRecorder:
-    """Appends records to a file that only its owner may read, on a thread of its own."""
+    """Appends records to a file that only its owner may read, on a separate thread."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises ConfigError for a file that cannot be written."""
@@ -87,7 +87,7 @@ class RequestRecorder:
         self._thread.submit(self._write, record, body)
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write waiting records, and end the thread."""
         self._thread.shutdown()
 
     def _write(self, record: dict[str, Any], body: bytes) -> None:
@@ -135,6 +135,6 @@ def redacted(value: Any, salt: bytes, field: str = "") -> Any:
 
 
 def _letters(text: str, salt: bytes) -> str:
-    """Return letters that stand for a text: as many, and the same ones for the same text."""
+    """Return letters that replace a text: as many, and the same ones for the same text."""
     digest = hashlib.blake2b(text.encode(errors="replace"), key=salt, digest_size=32).hexdigest()
     return (digest + _LETTERS * (len(text) // len(_LETTERS) + 1))[: len(text)]

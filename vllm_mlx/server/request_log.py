@@ -1,4 +1,4 @@
-"""The outermost middleware: ids, log lines, records and the status of requests, and what ends with the server."""
+"""The outermost middleware: ids, log lines, records and status of requests, and their end with the server."""
 
 import asyncio
 import logging
@@ -82,7 +82,7 @@ class RequestLog:
     def _note(self, record: RequestRecord, ended_s: float, tenant: str) -> None:
         """Keep replies and errors for the status.
 
-        A client that left, a path that is not ours and a watcher, such as the page before it has a key, are no errors.
+        Clients that left, unknown paths and watchers, such as the page before it has a key, do not count as errors.
         """
         if record.finish_reasons or record.is_cut:
             self._recent.add_reply(record.last_reply(ended_s), tenant=tenant)

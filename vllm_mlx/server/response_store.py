@@ -43,13 +43,13 @@ class ResponseStore:
         if response.num_bytes > self._responses.max_bytes:
             most = f"{self._responses.max_bytes} bytes of memory, which this API key has for stored responses"
             raise InvalidParameter(
-                f"`input` is too large to be stored: with what a reply repeats of the request, it takes "
+                f"`input` is too large to be stored: with the request fields that a reply repeats, it takes "
                 f"{response.num_bytes} of {most}. Send less, or set `store` to false.",
                 param="input",
             )
 
     def put(self, response: StoredResponse) -> None:
-        """Store a response in place of its earlier state, and evict others if there is no room.
+        """Store a response, which replaces its earlier state, and evict others if there is no room.
 
         The reply of a response that had room counts only as far as there is room.
         """
@@ -136,7 +136,7 @@ class ResponseStore:
 class ResponseStores:
     """One store per tenant, or one for all if no API key is needed. They divide the limits evenly.
 
-    A journal is restored on another thread; a request that needs a store before that waits, but not for ever.
+    A journal is restored on another thread; a request that needs a store before that waits, but not without end.
     """
 
     def __init__(self, num_keys: int, journal: Journal | None = None) -> None:

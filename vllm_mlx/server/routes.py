@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 def documented(reply: type[Reply], error: type[Reply], events: str) -> dict[int | str, dict[str, Any]]:
-    """Return the responses of a route, for /openapi.json. `events` says what a stream contains."""
+    """Return the responses of a route, for /openapi.json. `events` describes the contents of a stream."""
     stream = {"text/event-stream": {"schema": {"type": "string", "description": f"With `stream`: {events}."}}}
     return {200: {"model": reply, "content": stream}, "4XX": {"model": error}, "5XX": {"model": error}}
 
@@ -235,7 +235,7 @@ async def submit(
 
 
 def owned(request: Request, http: HTTPRequest, model: str | None) -> Request:
-    """Return the request with its tenant, client, endpoint, arrival time and the `model` that was asked for."""
+    """Return the request with its tenant, client, endpoint, arrival time and the requested `model`."""
     record, models = record_of(http.scope), http.app.state.config.models
     _, position = models.resolve(model)
     record.served_by = models.entries[position].name
@@ -356,7 +356,7 @@ class _EventWriter:
         self.is_head_due = asyncio.Event()  # from now on an error can only be an event of the stream
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send the head and what was held back."""
+        """Send the head and the parts held back."""
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": bytes(self._held), "more_body": True})
         self._last_s = self._now()
@@ -491,7 +491,7 @@ def models_routes(engine: EngineClient, models: Catalogue, found: FoundModels | 
     async def move_weights(model_id: str, http: HTTPRequest, wait: bool = False) -> Response:
         """Bring the weights into memory, or let them leave until a request or a command loads them again.
 
-        The answer comes at once, or with `wait` at the end. A model in use stays: 409.
+        The answer comes immediately, or with `wait` at the end. A model in use stays: 409.
         """
         require_admin(http.scope)
         if found is not None:

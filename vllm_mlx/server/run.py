@@ -80,7 +80,7 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 @contextmanager
 def answering_before(sock: socket.socket, stage: LoadStage) -> Iterator[None]:
-    """Answer all requests with 503 and the stage inside the block, on a thread of its own: no model can serve yet."""
+    """Answer all requests with 503 and the stage inside the block, on a separate thread: no model can serve yet."""
     options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
     options |= {"interface": "asgi3", "lifespan": "off", "timeout_graceful_shutdown": LAST_ERRORS_S}
     config = uvicorn.Config(partial(_refuse, stage), **options)
@@ -113,10 +113,10 @@ def run(
     drain_s: float,
     started: Callable[[], object] = do_nothing,
 ) -> None:
-    """Serve what `create_app` made until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` to finish.
+    """Serve the application until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` to finish.
 
-    A second Ctrl-C or SIGTERM ends them at once. `started` is called when requests are accepted. Raises EngineDead if
-    the engine ended by itself: the process cannot serve any more, and its supervisor can start another.
+    A second Ctrl-C or SIGTERM ends them immediately. `started` is called once requests are accepted. Raises EngineDead
+    if the engine ended by itself: the process cannot serve any more, and its supervisor can start another.
     """
     allow_open_files()
     usual_s = sys.getswitchinterval()

@@ -94,7 +94,7 @@ class OtherEntries(TypedDict):
 class CacheTree(TypedDict):
     """The prefix cache: its entries, each of which follows its parent, sums of other API keys' entries, and figures.
 
-    `disk` has the entries that are kept on disk, of all checkpoints: the ones used last, and what they follow.
+    `disk` has the entries that are kept on disk, of all checkpoints: the ones used last, and their ancestors.
     """
 
     object: Literal["list"]

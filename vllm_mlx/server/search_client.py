@@ -74,7 +74,7 @@ class SearchClient:
             is_busy = error.response.status_code == 429
             raise SearchFailed("too_many_requests" if is_busy else "unavailable") from error
         except _FAILURES as error:
-            logger.warning("The search server %s gave no answer that can be read: %r", self._url, error)
+            logger.warning("The search server %s gave an unreadable answer: %r", self._url, error)
             raise SearchFailed("unavailable") from error
         pages = {row.url: row for row in reversed(rows) if is_shown(row.url)}
         return tuple(reversed(pages.values()))

@@ -34,7 +34,7 @@ MAX_ERRORS = 20
 MAX_REPLIES = 30
 MAX_DISK_ENTRIES = 1000  # a folder may hold many more
 _SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens")
-_OTHER_PATH = "/v1/…"  # replaces paths that hold ids or what a client made up
+_OTHER_PATH = "/v1/…"  # replaces paths that hold ids or words of a client
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
 _TREE = TypeAdapter(CacheTree)
 

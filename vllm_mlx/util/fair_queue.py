@@ -45,11 +45,11 @@ class FairQueue:
     """Gives a number of places to the keys that wait for them. Any thread and any event loop may use it.
 
     The next place goes to the key that holds the fewest; of these, to the key whose turn was longest ago. The requests
-    of one key take turns in the same way. A caller that needs many places is not overtaken for ever.
+    of one key take turns in the same way. A caller that needs many places is not overtaken indefinitely.
     """
 
     def __init__(self, num_places: int, per_key: int | None = None) -> None:
-        """`per_key`: how many places one key may hold, even if others are free; by default all of them."""
+        """`per_key`: the most places that one key may hold, even if others are free; by default all of them."""
         self.num_places = num_places
         self._per_key = num_places if per_key is None else per_key
         self._held: Counter[Hashable] = Counter()  # places by key
@@ -185,7 +185,7 @@ def _give_up(asked: "Future[Place]") -> None:
 
 
 class FairThreads:
-    """Threads that keys take in turns."""
+    """Threads that serve the keys in turn."""
 
     def __init__(self, num_threads: int, name: str, per_key: int | None = None) -> None:
         """`per_key` is as in FairQueue."""
@@ -193,9 +193,9 @@ class FairThreads:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], T], key: Hashable, request: Hashable = None, *, is_first: bool = False) -> T:
-        """Run `work` on a thread, which counts until `work` ends, also if the caller has left before that.
+        """Run `work` on a thread. The thread counts as used until `work` ends, even if the caller leaves before.
 
-        Work whose caller leaves before it begins is dropped. Raises what `work` raises.
+        Work whose caller leaves before it begins is dropped. Raises the errors of `work`.
         """
         place = await self._queue.enter(key, request, is_first=is_first)
         try:

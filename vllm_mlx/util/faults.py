@@ -1,7 +1,7 @@
-"""Decides what an error says about the device, by the texts that MLX gives its errors. Pure: it knows no mlx.
+"""Classifies the device fault that an error reports, by the texts of MLX's errors. Pure: it knows no mlx.
 
 MLX raises the failure of a command buffer once, as a RuntimeError, in the next call that submits work or waits. That
-can be any call, and what the command buffer was to write is garbage (mlx/backend/metal/device.cpp). An allocation that
+can be any call, and the output of the command buffer is garbage (mlx/backend/metal/device.cpp). An allocation that
 fails raises where it was asked for, and hides failures of earlier work (metal/allocator.cpp, mlx/transforms.cpp).
 """
 
@@ -20,7 +20,7 @@ class Fault(Enum):
 
     FAILED = auto()  # a command buffer failed: a time limit of macOS, a reset, an invalid resource
     OUT_OF_MEMORY = auto()  # less work at a time may run
-    PARTED = auto()  # a rank is lost, or computes something else than the others: only a new start of all ranks helps
+    PARTED = auto()  # a rank is lost, or computes other results: only a new start of all ranks helps
 
 
 class RanksParted(RuntimeError):
@@ -34,7 +34,7 @@ class DeviceFault(RuntimeError):
 # Texts of MLX's errors. This server has met none of them on a Mac yet.
 _FAILED_WORK = ("[METAL]", "Command buffer", "Failed to create Metal shared event")
 _FAILED_ALLOCATION = ("[metal::malloc]", "[malloc] Unable to allocate", "[malloc_or_wait]")
-_LOST_PEER = ("[ring]", "[jaccl]")  # raised once: to read the failed arrays after that hangs for good
+_LOST_PEER = ("[ring]", "[jaccl]")  # raised once: reading the failed arrays after that never returns
 _NO_MEMORY = ("Insufficient Memory", "00000008", "CallbackErrorOutOfMemory")
 
 
@@ -59,10 +59,10 @@ class FaultCount:
 
     def __init__(self) -> None:
         self.num = 0
-        self._end: EngineDead | None = None  # why no step can follow
+        self._end: EngineDead | None = None  # the reason why no step can follow
 
     def check_alive(self) -> None:
-        """Raise EngineDead if an earlier call has raised it, also if its caller kept that to itself."""
+        """Raise EngineDead if an earlier call has raised it, even if its caller caught it."""
         if self._end is not None:
             raise self._end
 

@@ -1,6 +1,6 @@
 """The one place that catches every error: a fence keeps a failure away from the work around it.
 
-It also frees what an error keeps alive.
+It also frees the objects that an error keeps alive.
 """
 
 import logging
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 class Fence:
     """A `with` block whose errors do not leave it. After the block, `error` is the error that ended it, if any.
 
-    An error that was logged has no traceback any more, so that the failed work's arrays are freed at once.
+    An error that was logged has no traceback any more, so that the failed work's arrays are freed immediately.
     Only subclasses of Exception are kept inside: cancellation, interrupts and exits pass.
     """
 
     def __init__(self, protects: str, *, is_logged: bool = True):
-        """`protects` names, for the log and the reader, what continues unharmed if the block fails."""
+        """`protects` names, for the log and the reader, the work that continues unharmed if the block fails."""
         self._protects = protects
         self._is_logged = is_logged
         self.error: Exception | None = None

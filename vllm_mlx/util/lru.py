@@ -39,7 +39,7 @@ class LRU(Generic[K, V]):
             return self._entries[key][0]
 
     def put(self, key: K, value: V, num_bytes: int) -> list[tuple[K, V]]:
-        """Store a value in place of the key's last one. Returns what is evicted for it.
+        """Store a value, which replaces the key's last one. Returns the entries evicted for it.
 
         A value larger than `max_bytes` is not stored and evicts nothing.
         """
@@ -72,7 +72,7 @@ class LRU(Generic[K, V]):
             self._entries.move_to_end(key, last=False)
 
     def resize(self, max_bytes: int) -> list[tuple[K, V]]:
-        """Change the limit. Returns what is evicted."""
+        """Change the limit. Returns the evicted entries."""
         self.max_bytes = max_bytes
         return self.evict()
 

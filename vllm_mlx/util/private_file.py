@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write the file in place of an older one: a reader finds one or the other, and no other user may read it.
+    """Replace a file atomically: a reader finds the old file or the new one, and no other user may read it.
 
-    Raises OSError. Then the older file stays, and nothing is left beside it.
+    Raises OSError. Then the older file stays, and no other file is left in the folder.
     """
     draft = path.with_name(f".{secrets.token_hex(8)}")
     try:

@@ -1,4 +1,4 @@
-"""Work whose caller waits for the result: its time limit, several tasks at once, and work on another thread."""
+"""Work whose caller waits for the result: time limits, concurrent tasks, and work on another thread."""
 
 import asyncio
 import ctypes
@@ -89,7 +89,7 @@ def call_at_exit(method: Callable[[], object]) -> None:
         try:
             if (alive := reference()) is not None:
                 alive()
-        except KeyboardInterrupt:  # a second Ctrl-C does not wait
+        except KeyboardInterrupt:  # a second Ctrl-C does not wait for it
             os._exit(128 + signal.SIGINT)
 
     threading._register_atexit(call)  # type: ignore[attr-defined]  # atexit's own functions are called too late

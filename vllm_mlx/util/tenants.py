@@ -1,4 +1,4 @@
-"""API keys, and how tenants share what is bounded for all of them together."""
+"""API keys, and the shares of tenants in common limits."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class APIKey:
 
     name: str
     secret: str = field(repr=False)
-    is_admin: bool = False  # may see, cancel and clear what belongs to others
+    is_admin: bool = False  # may see, cancel and clear requests and state of others
 
 
 def unnamed_keys(secrets: Iterable[str], *, taken: Iterable[str] = ()) -> tuple[APIKey, ...]:

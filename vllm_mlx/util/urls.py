@@ -1,4 +1,4 @@
-"""Addresses that users and settings give, and the words for those who call and what they call. It opens none."""
+"""Addresses from users and settings, and short names for endpoints and clients. It opens no connection."""
 
 import re
 from urllib.parse import SplitResult, urlsplit
@@ -16,7 +16,7 @@ def http_url(text: str) -> SplitResult | None:
 
 
 def endpoint_name(path: str) -> str:
-    """Return `chat` for `/v1/chat/completions`, and of other paths what follows `/v1/`."""
+    """Return a short name of an endpoint: `chat` for `/v1/chat/completions`, otherwise the path after `/v1/`."""
     return path.removeprefix("/v1/").removesuffix("/completions")
 
 

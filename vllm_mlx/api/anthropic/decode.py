@@ -45,7 +45,7 @@ ThinkingBlocks = Literal["visible", "sealed", "hidden"]
 ThinkingPolicy = Literal["asked", "always"]
 AnyBlock = schema.UserBlock | schema.AssistantBlock | schema.SystemBlock | schema.ResultPart
 
-MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
+MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition repeatedly
 _EMPTY_FILE = "data:text/plain,"  # it has the same answer as an empty file in base64
 
 # Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
@@ -249,7 +249,7 @@ def _spec(tool: schema.MessagesTool, path: str) -> ToolSpec:
 
 
 def _check_search_name(tool: schema.MessagesTool, path: str) -> None:
-    """Refuse another name than the one that the type of the tool fixes. Raises InvalidParameter."""
+    """Refuse a name that differs from the fixed name of the tool's type. Raises InvalidParameter."""
     if tool.name not in (None, SEARCH_NAME):
         message = f"`{path}.name` must be '{SEARCH_NAME}' for a tool of type '{shown(tool.type or '')}'."
         raise InvalidParameter(message, param=f"{path}.name")
@@ -280,7 +280,7 @@ class Conversation:
         self._unsealer = Unsealer()
 
     def decode(self, message: schema.InputMessage, path: str) -> list[Message]:
-        """Decode the message at `path`. Its tool results precede its text, each as a message of its own."""
+        """Decode the message at `path`. Its tool results precede its text, each as a separate message."""
         parts = self.parts(message.content, f"{path}.content")
         if message.role == "assistant":
             return split_searches(parts)

@@ -116,7 +116,7 @@ class TokenCount(Reply):
 def stop_of(event: Finished) -> dict[str, Any]:
     """Return the fields of the end. The length limit takes precedence over a stop string, the stop string over a call.
 
-    If the context left fewer tokens than `max_tokens`, the length limit has a reason of its own.
+    If the context left fewer tokens than `max_tokens`, the length limit has a separate reason.
     """
     assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
     reason: StopReason = "tool_use" if event.reason is FinishReason.TOOL_CALLS else "end_turn"
@@ -168,7 +168,7 @@ class MessageStream:
         return wire if self._is_started or not wire else self._start(cached_tokens=0) + wire
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """End the open block first, so that clients keep what they have received, but no call, which they would run.
+        """End the open block first, so that clients keep it. A call stays open, because clients would run it.
 
         Claude Code sends a prompt again, without streaming, if the stream failed before any block ended.
         """

@@ -1,4 +1,4 @@
-"""Wire types of requests: Messages and count_tokens. What a field means is decided in `decode`.
+"""Wire types of requests: Messages and count_tokens. `decode` decides the meaning of a field.
 
 A field that the types do not declare is ignored or refused by a table. A field in no table is reported and has no
 effect: Anthropic adds fields by beta headers, and clients send them to every server.
@@ -59,7 +59,7 @@ TOOL_FIELDS: ExtraFields = {
     ),
 }
 
-# Anthropic runs these tools on its own servers; this server cannot.
+# Tools that Anthropic runs on its own servers; this server cannot.
 RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 
 _IN_RESULTS = ("text", "image", "document", "search_result", "tool_reference")

@@ -60,7 +60,7 @@ class ReplySpec:
     continuous_usage: bool = False  # in every chunk, for its choice
     logprobs: bool = False
     reasoning: ReasoningMode = "separate"
-    custom_tools: frozenset[str] = frozenset()  # their calls carry one text in place of arguments
+    custom_tools: frozenset[str] = frozenset()  # their calls carry one text instead of arguments
     search: SearchTool | None = None
     left_out: tuple[str, ...] = ()
 
@@ -382,7 +382,7 @@ def decode_messages(
 
 
 def _reasoning(message: schema.AssistantMessage) -> Iterator[Part]:
-    """Return the reasoning, then a refusal in place of content. Clients may send the reasoning under four names."""
+    """Return the reasoning, then a refusal if there is no content. Clients may send the reasoning under four names."""
     blocks = (*(message.reasoning_details or ()), *(message.thinking_blocks or ()))
     texts = [text for block in blocks for name in ("text", "thinking") if isinstance(text := block.get(name), str)]
     if reasoning := message.reasoning_content or message.reasoning or "".join(dict.fromkeys(texts)):

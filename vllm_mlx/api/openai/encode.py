@@ -258,7 +258,7 @@ def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: Token
 def _completion_choice(
     index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames
 ) -> replies.CompletionChoice:
-    """Return a choice with one text, which includes what the engine recognised as reasoning."""
+    """Return a choice with one text, which includes recognised reasoning."""
     logprobs = replies.CompletionLogprobs.of(choice.logprobs, names) if spec.logprobs else None
     text = choice.text("text", "reasoning")
     return replies.CompletionChoice(index=index, text=text, logprobs=logprobs, **_end(choice.finished))

@@ -205,9 +205,9 @@ class ModelCard(Reply):
     pinned: bool  # whether the weights leave for no other model
     aliases: list[str]  # other names of the same model
     task: ModelTask  # chat needs a chat template; vision: images too
-    found: bool = False  # whether it is one of `models_from` without an entry of its own
+    found: bool = False  # whether it is one of `models_from` without its own entry
     cause: str | None = None  # why it is not served; it is not set for a model that is
-    capabilities: list[Capability]  # what the model takes in addition to text, and what it writes
+    capabilities: list[Capability]  # inputs in addition to text, and kinds of output
     web_search: bool  # whether this server runs the searches that a model asks for
 
 

@@ -1,4 +1,4 @@
-"""Wire types of requests: chat completions and completions. What a field means is decided in `decode`.
+"""Wire types of requests: chat completions and completions. `decode` decides the meaning of a field.
 
 A field that the types do not declare is ignored or refused by a table; a field in no table is refused as unknown.
 """
@@ -264,7 +264,7 @@ class ToolName(ChatWire):
 
 
 class NamedToolChoice(ChatWire):
-    """The choice of one tool; its name stands beside `type` where tools have the flat form."""
+    """The choice of one tool; in the flat form of tools, its name is next to `type`."""
 
     extras: ClassVar[ExtraFields | None] = {"custom": Refused("Write `name` beside `type`.")}
     type: Literal["function", "custom"]

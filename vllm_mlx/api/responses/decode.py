@@ -218,7 +218,7 @@ class _Items:
                 raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
 
     def _add_reasoning(self, item: schema.ReasoningItem, path: str) -> None:
-        """Add the text of the item, or its sealed text, or its summary, which this server fills with the text too.
+        """Add the text of the item, or its sealed text, or its summary, which this server fills with the same text.
 
         A sealed text may be a search: its call belongs where its own item stands, and its result here.
         """

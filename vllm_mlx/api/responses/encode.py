@@ -57,7 +57,7 @@ class ResponseStream:
         return self._response(self.reply.status)
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """End the open items first, so that the failed response keeps what was written. A cut call has no end."""
+        """End the open items first, so that the failed response keeps its text. A cut call has no end."""
         wire = b"".join([self._block(block, "incomplete") for block in self._blocks.close()])
         wire += self._unsearched("incomplete")
         self.reply = replies.response(self._spec, "failed", self._output, error=error)
@@ -137,7 +137,7 @@ class ResponseStream:
         ended = replies.item(self._spec, event, status, logprobs=logprobs)
         if event.call is not None and status == "incomplete":
             self._items[event.index] = ended
-            return b""  # Codex runs each call whose item has ended, whatever its status
+            return b""  # Codex runs each call whose item has ended, even an incomplete one
         end_of_part = b"" if event.search is not None else self._end_of_part(ended)
         return end_of_part + self._ended(event.index, ended)
 

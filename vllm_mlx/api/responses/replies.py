@@ -186,7 +186,7 @@ class IncompleteDetails(Reply):
 
 
 class ResponseReply(Reply):
-    """The request's own fields are repeated beside these."""
+    """A response. It also repeats the request's own fields."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 

@@ -1,4 +1,4 @@
-"""Wire types of requests: Responses. What a field means is decided in `decode`.
+"""Wire types of requests: Responses. `decode` decides the meaning of a field.
 
 An extra field is ignored or refused by a table. One in no table is refused as unknown in the body, and reported in
 items and tools: clients send items back with all fields of earlier replies. An item of unknown type is refused.
@@ -171,7 +171,7 @@ class SearchAction(Wire):
 
 
 class WebSearchCallItem(_Item):
-    """The place of a search in an earlier reply. An item of reasoning after it holds the call and what was found."""
+    """The place of a search in an earlier reply. An item of reasoning after it holds the call and its results."""
 
     extras: ClassVar[ExtraFields | None] = {
         **ITEM_FIELDS,
@@ -279,7 +279,7 @@ class WebSearchTool(Wire):
 
 
 class BuiltInTool(Wire):
-    """A tool that the model does not see. It has fields of its own, which are not looked at."""
+    """A tool that the model does not see. Its own fields are not examined."""
 
     type: str
 

@@ -77,7 +77,7 @@ def _sections(moment: Moment) -> Iterator[tuple[str, Readings]]:
 
 
 def _vllm(moment: Moment, lane: LaneReport, totals: Totals) -> Readings:
-    """Yield the figures that vLLM has too."""
+    """Yield the figures that vLLM also has."""
     yield from readings(LaneRow, lane.row, "running", "waiting")
     text, rows_bytes = "Share of the memory for rows and caches that running replies use, 0 to 1.", moment.rows_bytes
     yield gauge("vllm:kv_cache_usage_perc", text), lane.live_bytes / rows_bytes if rows_bytes else 0.0

@@ -17,7 +17,7 @@ from ...scheduler.ahead import Fate
 from ...scheduler.residence import State
 from .counters import Outcome, Quantiles, RunningReply, Stalls
 
-if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
+if TYPE_CHECKING:  # so that a server without an engine need not load MLX's libraries
     from ...runner.calibrate import Calibration
 
 
@@ -34,7 +34,7 @@ class ModelFacts(TypedDict):
     takes_images: bool
     takes_videos: bool
     no_videos: str | None
-    max_pixels: int | None  # the most that an image keeps; larger ones are scaled down
+    max_pixels: int | None  # most pixels of an image; larger ones are scaled down
     no_shared_forward: str | None  # why rows of different lengths decode in separate forward passes
     no_drafts: str | None  # why no drafts are verified
     no_head: str | None  # why the MTP head that the checkpoint has or names does not draft
@@ -82,9 +82,9 @@ class SystemStatus(TypedDict):
 
 
 class ProcessStatus(TypedDict):
-    """The memory of the process by what holds it, in bytes. The parts add up to `total_bytes`.
+    """The memory of the process by holder, in bytes. The parts add up to `total_bytes`.
 
-    `other_bytes` is the rest: Python, libraries, compiled grammars, and what the C allocator keeps. It is negative if
+    `other_bytes` is the rest: Python, libraries, compiled grammars, free memory of the C allocator. It is negative if
     not all that MLX counts is in memory, and null like `total_bytes` if the system does not report the total.
     """
 
@@ -111,7 +111,7 @@ class MemoryStatus(TypedDict):
 
 
 class PressureStatus(TypedDict):
-    """Counts of what the server did when memory or places were short, in the order in which it does so."""
+    """Counts of the measures against a lack of memory or places, in the order in which they are taken."""
 
     shorter_chunks: int
     cache_evictions: int
@@ -200,8 +200,8 @@ class LaneRow(TypedDict):
 
     Its weights are in memory (ready, leaving), on their way (loading), or not (the other states), and `weights_bytes`
     are taken for them now. `progress` is the share of a load that is done, and `cause` says why the last load failed.
-    `last_used_s` counts seconds since the last request or command to load, `loads` counts loads by what asked for them,
-    and `load_s` is what the last one after the start took.
+    `last_used_s` counts seconds since the last request or command to load, `loads` counts loads by their cause,
+    and `load_s` is the duration of the last load after the start.
     """
 
     pinned: bool
@@ -255,7 +255,7 @@ class EngineFigures(Counts):
     cache: CacheStatus
     images: ImageStatus
     drafts: DraftStatus
-    ahead_tokens: dict[Fate, int]  # computed ahead of a next question; those of use; those that never will be
+    ahead_tokens: dict[Fate, int]  # computed ahead of a next question; used ones; ones that can never be used
     models: list[ModelRow]
     ranks: NotRequired[list[RankRow]]  # only of a model that several Macs run
     model_facts: ModelFacts | None
@@ -282,7 +282,7 @@ class EngineFacts:
     copied_whole: tuple[str, ...] = ()  # classes of the layers whose state is copied whole
     no_prefix_cache: str | None = None  # why no prefix of this model is cached; None if prefixes are cached
     video_fault: str | None = None  # why videos are refused; None if they are served
-    max_pixels: int | None = None  # the most that an image keeps, or None if the model takes none
+    max_pixels: int | None = None  # most pixels of an image, or None if the model takes none
     no_shared_forward: str | None = None  # why rows of different lengths need several forward passes, if so
     no_drafts: str | None = None  # why no drafts are verified; None if they are
     no_head: str | None = None  # why an MTP head does not draft; None if it does, or if there is none

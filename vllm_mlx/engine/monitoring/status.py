@@ -64,7 +64,7 @@ class Moment:
 
     @property
     def rows_bytes(self) -> int:
-        """Return the memory that is planned for rows and caches beside the weights that are in memory now."""
+        """Return the memory planned for rows and caches, in addition to the weights that are in memory now."""
         memory, weights_bytes = self.memory, sum(lane.row["weights_bytes"] for lane in self.report.lanes)
         kept_bytes = sum(each.media_bytes + each.grammars_bytes for each in memory)
         step_bytes = max((each.transient_bytes for each in memory), default=0)

@@ -186,7 +186,7 @@ def joined(values: list[str]) -> str:
 
 
 def may_be_value(text: str, types: Types, *, is_json: bool = False) -> bool:
-    """Return whether a text that begins so may stand for a value other than a string, or for a string in quotes."""
+    """Return whether a text with this beginning may be a value other than a string, or a string in quotes."""
     start = text[: _MAX_SCALAR + 1].lstrip()
     if is_json and (start[:1] == '"' or not start):
         return bool(start) or len(text) <= _MAX_SCALAR
@@ -201,10 +201,10 @@ def may_be_value(text: str, types: Types, *, is_json: bool = False) -> bool:
 
 
 def decode(text: str, types: Types, *, is_json: bool = False) -> str | None:
-    """Return the JSON value that `text` stands for, or None if it is a string.
+    """Return the JSON value of `text`, or None if it is a string.
 
     A value of a type that the schema does not allow is kept if the schema does not allow a string either; null is not.
-    `is_json`: the model says that the text is JSON, so a string in quotes stands for the string inside.
+    `is_json`: the model says that the text is JSON, so a string in quotes means the string inside.
     """
     if not may_be_value(text, types, is_json=is_json):
         return None

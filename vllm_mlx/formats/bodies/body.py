@@ -13,7 +13,7 @@ _WHITE = re.compile(r"\s*")
 
 class BodyStatus(Enum):
     OPEN = auto()
-    WAITING = auto()  # more text is needed to decide what the next character is
+    WAITING = auto()  # more text is needed to classify the next character
     DONE = auto()  # the call is complete; text that follows is not part of it
     STUCK = auto()  # the next character is wrong here, unless it begins a tag around the body
     FAILED = auto()  # this is not a call
@@ -43,11 +43,11 @@ class Body:
     name: str | None = None
     call_id: str | None = None  # written by the model
     has_begun = False  # the arguments have begun, or the call has ended without any
-    is_whole = False  # the arguments are one complete object, whatever follows
-    ends_with_reply = False  # the end of the reply ends what this body reads, too
-    chosen: "Body | None" = None  # the body that reads everything from here on in place of this one
+    is_whole = False  # the arguments are one complete object, and nothing after it changes that
+    ends_with_reply = False  # the end of the reply also ends this body's call
+    chosen: "Body | None" = None  # the body that reads everything from here on instead of this one
     follow: "Callable[[], Body] | None" = None
-    """Makes the body of the next call, if it may follow a complete call without an opening tag of its own."""
+    """Makes the body of the next call, if it may follow a complete call without its own opening tag."""
 
     def __init__(self, context: BodyContext = BodyContext()) -> None:
         self._context = context
@@ -56,7 +56,7 @@ class Body:
 
     @property
     def reads_tags(self) -> bool:
-        """Return whether the body waits for a tag of its own, which a tag around the body may resemble."""
+        """Return whether the body waits for one of its own tags, which a tag around the body may resemble."""
         return False
 
     def consume(self, text: str, *, final: bool = False) -> int:
@@ -90,7 +90,7 @@ class Body:
         """
 
     def end(self) -> bool:
-        """End the body where the call cannot go on: close the arguments, so that they are one JSON object.
+        """End the body where the call cannot continue: close the arguments, so that they are one JSON object.
 
         Text that was held back because it may be a tag is dropped, and so is an item that has no value yet. Returns
         whether nothing was open, so that the model wrote the arguments whole.

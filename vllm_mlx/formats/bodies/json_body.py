@@ -221,7 +221,7 @@ def _closed(value: str) -> str:
 
 
 def _object_in(value: str) -> str | None:
-    """Return the object that a JSON value stands for: null is an empty object, a string may contain one as text."""
+    """Return the object of a JSON value: null is an empty object, a string may contain one as text."""
     if value == "null":
         return "{}"
     if not value.startswith('"'):

@@ -36,7 +36,7 @@ _MAY_BEGIN_KEY = (_State.KEY, _State.KEY_OR_END)
 class JsonScanner:
     """Strings may contain raw control characters and unknown escapes, which weak models write.
 
-    Without `is_strict`, they may contain quotation marks, too, and a comma may follow the last item.
+    Without `is_strict`, they may also contain quotation marks, and a comma may follow the last item.
     """
 
     def __init__(self, *, is_strict: bool = False) -> None:

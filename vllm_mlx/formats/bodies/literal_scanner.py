@@ -146,7 +146,7 @@ class LiteralScanner:
         return ":" if len(self._closers) > 1 else self._dialect.assign
 
     def _begin_set(self, brace: int) -> None:
-        """Begin a list in place of an object whose first key has no value."""
+        """Begin a list instead of an object, because the first key has no value."""
         item = _literal(self._first, has_words=False) if self._first else None
         if self._first and item is None:
             self.failed = True

@@ -1,4 +1,4 @@
-"""Reads headers of messages and of reasoning, which say what the text after them is."""
+"""Reads headers of messages and of reasoning, which give the kind of the text after them."""
 
 import re
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class _Grammar:
         self.tags = tuple(map(encode, HEADER_TAGS))
         self.end_call = encode(_END_CALL)
         end, start, channel, constrain = map(re.escape, self.tags)
-        follows = rf"(?=\s*(?:to=|{constrain}|{end}))"  # what says that an unknown word belongs to the header
+        follows = rf"(?=\s*(?:to=|{constrain}|{end}))"  # signs that an unknown word belongs to the header
         parts = (
             rf"{start}\s*(?:(?:{_ROLE}|{_WORD}{follows})(?:\s*{_CHANNEL_NAME})?)?",
             rf"{channel}(?:[\s{_DASHES}]*{_CHANNEL_NAME}|\s*{_WORD}(?:\s+{_WORD})?{follows})?",
@@ -73,7 +73,7 @@ def without_header(text: str, encode: Callable[[str], str]) -> str:
 
 
 class HeaderBody(Chooser):
-    """Reads a header. `route` says what follows: the body of a call, or another part of a reply.
+    """Reads a header. `route` returns the next part: the body of a call, or another part of a reply.
 
     `marker`: the tag before the header. A header without `<|message|>` ends at the first other word, and a call without
     a message has no arguments.
@@ -106,7 +106,7 @@ class HeaderBody(Chooser):
 
 
 def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
-    """Return a message to a declared tool, or to a name behind `functions.`, is a call.
+    """Return the part of a message: a call if its recipient is a declared tool, or a name after `functions.`.
 
     Any other message is content in the channel `final`. Else it is reasoning in the channel `analysis` and if it has a
     recipient other than the user, such as the vendor's own tools. In another channel it is content, but if its
@@ -127,12 +127,12 @@ def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
 
 
 def recipient_route(words: str, context: BodyContext) -> Body | BodyStatus:
-    """Return a header with `to=self` begins reasoning; any other header begins content."""
+    """Return the part of a message: reasoning with `to=self`, otherwise content."""
     return BodyStatus.REASONING if _RECIPIENT.findall(words)[-1:] == ["self"] else BodyStatus.TEXT
 
 
 class SuffixBody(Body):
-    """The word that a tag carries, and its end, as in `<think:word>`. `found`: what follows the tag."""
+    """The word that a tag carries, and its end, as in `<think:word>`. `found`: the text after the tag."""
 
     def __init__(self, context: BodyContext, found: BodyStatus):
         super().__init__(context)
@@ -152,8 +152,8 @@ class SuffixBody(Body):
 class ChannelBody(Body):
     """The name of a channel, alone on a line. `usual`: the name that text may follow on the same line.
 
-    A channel is reasoning unless it is named like an answer. A word that is no known name is text already, because the
-    model may leave the name out.
+    A channel is reasoning unless it is named like an answer. An unknown word is text, because the model may
+    leave the name out.
     """
 
     ends_with_reply = True

@@ -78,7 +78,7 @@ class NestedXmlBody(Body):
         return end
 
     def _read_object(self, text: str, position: int) -> int:
-        """Read one object of all arguments, which stands in place of the elements."""
+        """Read one object of all arguments, which replaces the elements."""
         self.has_begun = self._is_object = True
         position = self._writer.read_object(text, position)
         if self._writer.object.failed:

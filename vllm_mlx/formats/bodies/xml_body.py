@@ -29,7 +29,7 @@ class _State(Enum):
 class XmlBody(Body):
     """A tag inside a value ends the value only if the format continues after the tag; otherwise it is text.
 
-    A tag around the body ends a value, too, if it begins a line. `name`: the call's name, if it was read before.
+    A tag around the body also ends a value if it begins a line. `name`: the call's name, if it was read before.
     """
 
     def __init__(self, context: BodyContext, tags: XmlTags, name: str | None = None):
@@ -112,7 +112,7 @@ class XmlBody(Body):
         return position
 
     def _read_brace(self, text: str, position: int, final: bool) -> int:
-        """Begin one object of all arguments, which stands in place of tags, or read a brace too many behind it."""
+        """Begin one object of all arguments, which replaces the tags, or read a brace too many after it."""
         if text[position] == "}" and self._writer.object.done:
             return position + 1
         is_object = False if self.has_begun else begins_object(text, position)

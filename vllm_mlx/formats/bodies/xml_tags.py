@@ -1,4 +1,4 @@
-"""The tags of calls with a tag for each argument, and what their heads say."""
+"""The tags of calls with a tag for each argument, and the contents of their heads."""
 
 import html
 import re
@@ -36,7 +36,7 @@ class XmlTags:
     value: str = ""  # between the head of an argument and its value
     type: str = ""  # before `value`, may hold the type of the argument
     end_type: str = ""
-    object: str = ""  # begins one JSON object of all arguments, in place of `parameter`
+    object: str = ""  # begins one JSON object of all arguments, instead of `parameter`
     end_object: str = ""
     has_attributes: bool = False  # a head is name="…"; otherwise it is the name alone
     trims_breaks: bool = False  # one line break at either end of a value is layout, not text

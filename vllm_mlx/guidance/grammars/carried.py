@@ -1,4 +1,4 @@
-"""Decides which names a format of calls can carry: its parser must read back what its grammar writes."""
+"""Decides which names a format of calls can carry: its parser must read back the text of its grammar."""
 
 import re
 from collections.abc import Iterable, Iterator

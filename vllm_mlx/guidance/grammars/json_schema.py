@@ -69,9 +69,9 @@ NARROWED = frozenset({"date", "time", "date-time"})  # llguidance accepts some i
 def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None, *, held: Held = "all") -> Any:
     """Return the schema as the grammar library takes it.
 
-    Raises InvalidParameter, naming the keyword and its place, for what cannot be held; unless `held` is "all", it is
-    left out instead, so that the schema allows more. A `format` without a known grammar is always left out: in JSON
-    Schema it is an annotation. The work is paid from `budget`.
+    Raises InvalidParameter, naming the keyword and its place, for a keyword that cannot be held. Unless `held` is
+    "all", the keyword is left out instead, so that the schema allows more. A `format` without a known grammar is
+    always left out: in JSON Schema it is an annotation. The work is paid from `budget`.
     """
     depth = MAX_SCHEMA_DEPTH if held == "all" else _READ_DEPTH
     return _Checker(schema, SchemaBudget() if budget is None else budget, held).checked(schema, param, depth)
@@ -122,7 +122,7 @@ class _Checker:
         return kept if self._held == "all" else _opened(kept, lost)
 
     def _left_out(self, error: InvalidParameter) -> bool:
-        """Return the schema that allows every value, in place of one that cannot be held."""
+        """Return the schema that allows every value, to replace one that cannot be held."""
         if self._held == "all":
             raise error
         return True
@@ -161,7 +161,7 @@ class _Checker:
 
 
 def _opened(kept: dict[str, Any], lost: set[str]) -> dict[str, Any]:
-    """Allow what a keyword that was left out may have allowed, and let branches of `oneOf` overlap."""
+    """Allow the values that a keyword that was left out may have allowed, and let branches of `oneOf` overlap."""
     if lost & _DECLARING:
         kept["additionalProperties"] = True
     elif "properties" in kept and lost & _MAY_DECLARE:

@@ -80,11 +80,11 @@ class LarkWriter:
         return "".join(parts[:num_plain]), "".join(parts[num_plain:])
 
     def mark(self) -> tuple[int, int]:
-        """Return a mark of what is written and paid so far."""
+        """Return a mark of the rules and the budget so far."""
         return len(self._lines), self.budget.num_visits
 
     def go_back(self, mark: tuple[int, int]) -> None:
-        """Forget what was written and paid since the mark."""
+        """Undo all writing and paying since the mark."""
         num_lines, self.budget.num_visits = mark
         self._lines = dict(list(self._lines.items())[:num_lines])
 
@@ -132,7 +132,7 @@ def either(expressions: Iterable[str]) -> str:
 def interrupted_text(
     rests: Mapping[str, str], writer: LarkWriter, *, without: Iterable[str] = (), most: str = "*"
 ) -> str:
-    """Return an expression for free text with triggers. `rests`: each trigger, and the expression of what follows it.
+    """Return an expression for free text with triggers. `rests`: each trigger, and the expression after it.
 
     The text contains none of `without`. `most`: how many triggers it may contain, as a repetition operator.
     """

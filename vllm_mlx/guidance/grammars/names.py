@@ -16,7 +16,7 @@ from .lark import TEXT, LarkWriter, either, literal, quoted_regex
 
 _NAME_END = r"""/[ \t\r\n<>\[\](){}"'`,;=]/"""  # a name without quotes does not contain them
 _SPACES = r"[ \t\r\n]"
-_MAX_SPACES = 16  # a weak model would write them for ever
+_MAX_SPACES = 16  # a weak model would write them without end
 _WHITE = rf"/{_SPACES}{{1,{_MAX_SPACES}}}/"
 _MAX_MEMBERS = 8  # members of an object before its name
 _RECIPIENT = "to="
@@ -139,7 +139,7 @@ class NamesWriter:
         return f"{first} {close}", f"{first} ({begin})? {self._text}"
 
     def _further(self, spelling: Spelling, marker: str, beginning: str) -> str:
-        """Return a regular expression for the beginning of a further call in the same tags, and what precedes it."""
+        """Return a regular expression for the beginning of a further call in the same tags, with the text before it."""
         separator = "[,;]" if spelling.between.strip() or beginning else r"\n"
         return rf"/{_SPACES}*({separator}{_SPACES}*){'?' if beginning else ''}{beginning}/"
 
@@ -196,7 +196,7 @@ class NamesWriter:
         return f'{white} {member}{{0,{_MAX_MEMBERS}}} {key} {white} ":" {white} {name}'
 
     def _name(self, prefixes: Sequence[str], *, is_numbered: bool = False) -> str:
-        """Return a name without quotes, and what ends it: a character that names do not contain, or a token."""
+        """Return a name without quotes, and its end: a character that names do not contain, or a token."""
         name = self._any_of(prefix + name for name in self._names for prefix in prefixes)
         number = f'(":" {self._writer.terminal("/[0-9]{1,4}/")})?' if is_numbered else ""
         return f"{name} {number} ({_NAME_END} | {self._special(self._markers)})"

@@ -71,7 +71,7 @@ class GuidedTool:
                 except InvalidParameter:
                     if held == "all":
                         raise
-                budget.num_visits = num_visits  # what one tool costs too much is left for the others
+                budget.num_visits = num_visits  # the budget that one tool would exceed is left for the others
                 return replace(self, held="names", parameters=_names_alone(self.sent))
 
 

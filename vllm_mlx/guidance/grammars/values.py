@@ -11,7 +11,7 @@ from .lark import LarkWriter, either, in_slashes
 from .shapes import object_shapes, separated
 
 ANY_TEXT = r"/(?s:.*)/"
-# Text that the parser reads as a string although the schema allows other types, too. It begins with any text, because
+# Text that the parser reads as a string although the schema also allows other types. It begins with any text, because
 # a complement alone matches any bytes, those of special tokens among them.
 _NO_TEXT = rf"{ANY_TEXT} & ~/\s*([-+.0-9][-+.0-9eE]*|true|false|null|True|False)?\s*/ & ~/\s*[{{\[](?s:.*)/"
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
