@@ -34,9 +34,7 @@ def resident(name: str = "m", weights_bytes: int = WEIGHTS, **settings: Any) -> 
     scheduler = Scheduler(
         EngineConfig(model=name), memory=memory, footprint=RowFootprint(bytes_per_token=1), pacer=pacer
     )
-    return Resident(
-        name=name, scheduler=scheduler, memory=memory, weights_bytes=weights_bytes, room_bytes=ROOM, **settings
-    )
+    return Resident(name=name, scheduler=scheduler, memory=memory, room_bytes=ROOM, **settings)
 
 
 def send(model: Resident, seq_id: int, *, runs: bool = False, num_tokens: int = 10) -> None:

@@ -67,7 +67,7 @@ class Writer:
     @property
     def is_due_soon(self) -> bool:
         """Return whether something waits that can be written."""
-        return bool(self._due) and self._running is None and not self._store.is_paused
+        return bool(self._due) and not self._store.is_paused
 
     # -- what is due
 

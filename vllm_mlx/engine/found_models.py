@@ -16,8 +16,8 @@ from ..runner.checkpoint import HUB, Checkpoint, check_links, checkpoints, folde
 from ..runner.encoder_checkpoint import read_encoder
 from .client import EngineClient
 from .engine import LLMEngine
-from .lane import ServedModel
-from .loading import OpenDisk, Source, front_of, load, prepared
+from .lane import ServedModel, Source
+from .loading import OpenDisk, front_of, load, prepared
 from .sizing import budget_of
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class FoundModels:
                 found.fault += f" The largest that fits is {max(fits, key=lambda one: one.file_bytes).names[0]}."
             return
         await engine.ask(lambda engine: self._take(engine, model))
-        engine.add(front, model.residence)
+        engine.add(front)
         found.position = len(models.entries)
         models.entries += (Entry(config=source.config, name=source.name),)
         for at, one in enumerate(models.entries[:-1]):
@@ -133,9 +133,8 @@ class FoundModels:
         return prepared(found.names[0], own, checkpoint, self._engine.memories.of(checkpoint.fingerprint()))
 
     def _take(self, engine: LLMEngine, model: ServedModel) -> None:
-        model.residence.is_found = True
-        engine.models = (*engine.models, model)
-        engine.residency.models.append(model.residence)
+        model.is_found = True
+        engine.models.append(model)
         cache = model.scheduler.prefix_cache
         if self._disk is not None and cache is not None:
             tier = engine.disk or self._disk.start(cache.tree, {})
