@@ -76,7 +76,7 @@ class Reranker(Driver):
 
     def found(self, number: int = 0) -> list[float]:
         *_, last = self.news[number * ROW_IDS]
-        assert last.finish_reason is not None and last.error is None
+        assert last.finish_reason is not None and last.error is None and last.num_encoded == len(last.vectors)
         return list(last.vectors)
 
 

@@ -116,7 +116,7 @@ class Preparations:
             preparation.cancel()
         return bool(found)
 
-    async def _prepare(self, request: Request, deadline: Deadline, runs: bool) -> PreparedRequest:
+    async def _prepare(self, request: Request, deadline: Deadline, runs: bool = True) -> PreparedRequest:
         """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
         front, rendered = self._fronts[request.model], None
         try:

@@ -210,7 +210,7 @@ class LLMEngine:
             num_steps=self.num_steps,
             device=self.watch.usage(),
             lanes=tuple(model.report(now) for model in self.models),
-            images=image_status(*(model.images for model in self.models)),
+            images=image_status(*(model.media for model in self.models)),
             drafts=draft_status(off_reason, *(model.scheduler.speculation for model in self.models)),
             cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),

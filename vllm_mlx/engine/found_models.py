@@ -135,13 +135,10 @@ class FoundModels:
     def _take(self, engine: LLMEngine, model: ServedModel) -> None:
         model.is_found = True
         engine.models.append(model)
-        cache = model.scheduler.prefix_cache
-        if self._disk is not None and cache is not None:
-            tier = engine.disk or self._disk.start(cache.tree, {})
-            engine.attach(tier, self._disk.report)
-            if tier is not None:
-                tier.add_model(cache.fingerprint, model.facts.info.model)
-                tier.wake_with(self._engine.parts[0].wake)
+        if self._disk is not None:
+            self._disk.serve(engine)
+        if engine.disk is not None:
+            engine.disk.wake_with(self._engine.parts[0].wake)
 
 
 def _in_words(error: Exception, found: Found) -> str:

@@ -184,11 +184,6 @@ class ServedModel(Resident):
         if self.lane is not None:
             self.lane.is_stalled = False
 
-    @property
-    def images(self) -> MediaCache[Any] | None:
-        """Return the features of images that are cached; None if the model takes no images."""
-        return self.media if self.facts.info.takes_images else None
-
     def clear(self, salts: str) -> int:
         """Forget what belongs to salts that begin with `salts`. Returns the bytes of image features freed."""
         self.scheduler.ahead.clear(salts)
@@ -217,9 +212,9 @@ class ServedModel(Resident):
             lacking_bytes=scheduler.pool.planned_bytes - scheduler.pool.num_bytes,
             num_shortened=scheduler.pool.num_shortened,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
-            images=image_status(self.images),
+            images=image_status(self.media),
             drafts=draft_status(self.facts.no_drafts, scheduler.speculation),
-            media_bytes=0 if self.images is None else self.images.used_bytes,
+            media_bytes=0 if self.media is None else self.media.used_bytes,
             build_s=self.build_s,
         )
 
@@ -283,7 +278,7 @@ class ServedModel(Resident):
 
     def _serve(self, model: Model | EncoderModel) -> None:
         self.lane = Lane(self, self.assembly.run(model))
-        self.media = self.lane.runner.media
+        self.media = self.lane.runner.media if self.facts.info.takes_images else None
 
     def _free(self) -> None:
         """Free the weights, and compare what MLX counts with what is expected. The tree keeps what it has."""

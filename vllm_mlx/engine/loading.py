@@ -1,7 +1,7 @@
 """From a checkpoint to an engine that serves: what each model needs to run, the engine, threads and client."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -97,15 +97,19 @@ class OpenDisk:
         """Return the memories that a restarted server needs for the same prompts; `of` gives those of a checkpoint."""
         return NO_MEMORIES if self.folder is None else Memories.at(self.folder, "", cap_bytes=self.report.max_bytes)
 
-    def start(self, memory: MemoryAwarePrefixCache, names: Mapping[str, str]) -> DiskTier | None:
-        """Put the tier together, on the engine thread. `names` are those of the tree's models, by fingerprint."""
-        if self.folder is None:
-            return None
-        tier = DiskTier(self.folder, memory, report=self.report)
-        for fingerprint, name in names.items():
-            tier.add_model(fingerprint, name)
-        tier.tick(is_idle=True)  # it reads the index, so that the first request finds what there is
-        return tier
+    def serve(self, engine: LLMEngine) -> None:
+        """Keep the prefix caches of the engine's models in the folder. Called on the engine thread."""
+        tree, tier = engine.cache_tree, engine.disk
+        if tree is None:
+            return
+        if tier is None and self.folder is not None:
+            tier = DiskTier(self.folder, tree, report=self.report)
+        for model in engine.models:
+            if tier is not None and (cache := model.scheduler.prefix_cache) is not None:
+                tier.add_model(cache.fingerprint, model.facts.info.model)
+        if tier is not None and tier is not engine.disk:
+            tier.tick(is_idle=True)  # it reads the index, so that the first request finds what there is
+        engine.attach(tier, self.report)
 
     def close(self) -> None:
         """Free the folder if the start has failed. `Memories.close` frees it otherwise."""
@@ -282,10 +286,8 @@ def load_engines(
     for model in reversed(found.values()):
         if model.may_leave and _lacks_room(engine.models, budget):
             engine.evict(model)
-    if disk is not None and (tree := engine.cache_tree) is not None:
-        caches = [(model.scheduler.prefix_cache, model.facts.info.model) for model in engine.models]
-        names = {cache.fingerprint: model for cache, model in caches if cache is not None}
-        engine.attach(disk.start(tree, names), disk.report)
+    if disk is not None:
+        disk.serve(engine)
     return engine
 
 

@@ -79,7 +79,7 @@ class EncoderScheduler(Scheduler):
         for texts in dict.fromkeys(changed):
             if vectors := texts.vectors(len(texts.tokenized.ends)):
                 self._finish(texts.seq, FinishReason.STOP)
-            updates.append(replace(update_of(texts.seq), vectors=vectors))
+            updates.append(replace(update_of(texts.seq), vectors=vectors, num_encoded=len(texts.found)))
         return updates
 
     def _start_texts(self, seq: Sequence, now: float) -> None:

@@ -7,30 +7,17 @@ from ..core.config import EngineConfig
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import MOST_SCORED, PrefillChunk
 from .ahead import MAX_CHUNK_S
-from .image_planner import MLLMScheduler
 from .memory_pool import Room
 from .prefill_pacer import GRID, Budget, PrefillPacer
-from .prefix_planner import PrefixPlanner
 from .turns import Turns
 
 _FIXED_CHUNK = 256  # tokens; long enough for full speed, short enough for the GPU's watchdog; not measured on a Mac
 
 
 class PrefillPlanner:
-    def __init__(
-        self,
-        config: EngineConfig,
-        pacer: PrefillPacer,
-        turns: Turns,
-        room: Room,
-        prefix_cache: PrefixPlanner | None,
-        images: MLLMScheduler | None,
-    ):
-        self._pacer = pacer
-        self._turns = turns
-        self._room = room
-        self._prefix_cache = prefix_cache
-        self._images = images
+    def __init__(self, config: EngineConfig, pacer: PrefillPacer, turns: Turns, room: Room):
+        self._pacer, self._turns, self._room = pacer, turns, room
+        self._prefix_cache, self._images = room.prefix_cache, room.images
         self.beside_s = math.inf  # what other models leave of a step while they are busy; with 0, there is no prefill
         self.is_prefilling = self.is_decoding = False  # in the last step, or ready to decode after it
         # tokens of every chunk, if chunks must not depend on other requests

@@ -59,7 +59,7 @@ class RerankScheduler(Scheduler):
             vectors = request.vectors(len(ends) - 1)
             reason, num_read = FinishReason.STOP if vectors else None, ends[len(scores)] if scores else 0
             update = replace(update, seq_id=seq_id, tokens=(), vectors=vectors, finish_reason=reason)
-            news[seq_id] = replace(update, num_computed_tokens=num_read)
+            news[seq_id] = replace(update, num_computed_tokens=num_read, num_encoded=len(scores))
             if vectors or update.error is not None:
                 self.abort(seq_id)
         return list(news.values())
