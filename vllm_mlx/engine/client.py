@@ -45,7 +45,7 @@ from .admission import AdmissionQueue, users
 from .engine import EngineThread, LLMEngine
 from .front import Front
 from .macos import KeepAwake
-from .monitoring.counters import OUTCOMES, Outcome, ReplyStats
+from .monitoring.counters import OUTCOMES, ReplyStats
 from .monitoring.monitor import Monitor
 from .monitoring.prometheus import metric_families
 from .monitoring.schema import EngineStatus, ModelFacts
@@ -164,7 +164,10 @@ class Reply:
         self._output = output
         self._num_cached_tokens: int | None = None  # None until the sequence has been scheduled
         self._predicted = (0, 0)  # tokens of the prediction that were accepted, and rejected
-        self.is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        return self.stats.outcome is None
 
     def take(self, update: SequenceUpdate) -> list[GenerationEvent]:
         """Turn an update into events. A reply that a stop string or its last tool call ends is closed here."""
@@ -206,7 +209,7 @@ class Reply:
         if self._output.is_silent:
             num_tokens, limit = finished.usage.completion_tokens, setting("max_silent_tokens")
             logger.info("id=%s ends after %d tokens without an answer (%s)", self.stats.request_id, num_tokens, limit)
-        self._close(OUTCOMES[finished.reason])
+        self.stats.end(OUTCOMES[finished.reason], time.monotonic())
         return [*deltas, replace(finished, usage=self._used(finished.usage))]
 
     def _used(self, usage: Usage) -> Usage:
@@ -219,16 +222,12 @@ class Reply:
         return usage
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
-        self._close("cancelled" if isinstance(error, Cancelled) else "failed")
+        self.stats.end("cancelled" if isinstance(error, Cancelled) else "failed", time.monotonic())
         return [Failed(error)]
 
     def leave(self) -> None:
         """End the reply because its client has left. What the client received stays."""
-        self._close("aborted")
-
-    def _close(self, outcome: Outcome) -> None:
-        self.is_open = False
-        self.stats.end(outcome, time.monotonic())
+        self.stats.end("aborted", time.monotonic())
 
 
 class Generation:
@@ -242,7 +241,6 @@ class Generation:
         self._keeper = client.fronts[self.request.model].keeper
         self.num_prompt_tokens = prepared.prompt.num_tokens
         self.prompt_change = None if prepared.compared is None else prepared.compared.change
-        self.seq_ids = tuple(replies)
         self.by_sequence = replies
         self._updates: list[SequenceUpdate | VLLMMLXError] = []
         self._wake = asyncio.Event()
@@ -396,7 +394,7 @@ class EngineClient:
         generation = Generation(prepared, replies, self)
         self.queue.watch(generation)
         self._awake.hold()
-        self.generations |= dict.fromkeys(generation.seq_ids, generation)
+        self.generations |= dict.fromkeys(generation.by_sequence, generation)
         self._thread.tell(LLMEngine.add, [reply.seq for reply in replies.values()])
         return generation  # from here on the caller owns it: nothing after `add` may fail
 
@@ -555,7 +553,7 @@ class EngineClient:
 
     def leave(self, generation: Generation) -> None:
         """Forget a request, whose replies have ended."""
-        for seq_id in generation.seq_ids:
+        for seq_id in generation.by_sequence:
             self.generations.pop(seq_id, None)
         if not self.generations:
             self._awake.release()
