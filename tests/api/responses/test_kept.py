@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from vllm_mlx.api.responses.encode import response_fold
+from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.replies import ResponseReply, response
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.responses.stored import StoredResponse, as_input, kept_input, stored
@@ -29,12 +29,10 @@ INPUT: Any = [
 
 
 def folded(events: list[GenerationEvent], **fields: Any) -> ResponseReply:
-    found: list[ResponseReply] = []
-    fold = response_fold(spec(**fields), found.append)
+    fold = ResponseStream(spec(**fields))
     for event in events:
         fold.feed(0, event)
-    fold.finish()
-    return found[0]
+    return fold.reply
 
 
 def check(reply: ResponseReply) -> None:

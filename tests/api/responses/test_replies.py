@@ -13,7 +13,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from vllm_mlx.api.error_replies import response_code
-from vllm_mlx.api.responses.encode import ResponseStream, response_fold
+from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.replies import Tools
 from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import Cancelled, ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
@@ -39,7 +39,7 @@ EVERYTHING: Any = {
 
 
 def folded(events: list[GenerationEvent], **fields: Any) -> Any:
-    fold = response_fold(spec(**fields), lambda _: None)
+    fold = ResponseStream(spec(**fields))
     for event in events:
         fold.feed(0, event)
     return json.loads(fold.finish())
@@ -125,7 +125,7 @@ def test_a_call_that_was_cut_does_not_end(fields: Any, end: str) -> None:
         "failure": [],
         "broken": [ToolCallDelta(0, '"}'), replace(closed, is_broken=True), TextDelta("so"), finished()],
     }
-    stream = ResponseStream(spec(**fields))
+    stream = ResponseStream(spec(stream=True, **fields))
     wire = stream.open() + b"".join([stream.feed(0, event) for event in (start, part, *rest[end])])
     sent = events_of((wire + (stream.close() if rest[end] else stream.fail(Cancelled()))).decode())
     statuses = [item["status"] for item in sent[-1]["response"]["output"]]
