@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.named_formats import OutputParser, call_format, reasoning_format
-from vllm_mlx.core.config import EngineConfig
+from tests.support.named_formats import OutputParser, constraint_builder
 from vllm_mlx.core.events import ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.formats import SchemaBudget, read_schemas
-from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
-from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .random_sampler import RandomSampler, Read
@@ -26,16 +23,7 @@ class GuidedSampler:
     def __init__(self, sampler: RandomSampler, reasoning: str | None, tools: str | None, **config: Any):
         self.sampler = sampler
         self._formats = (reasoning, tools)
-        settings = EngineConfig(model="m", **config)
-        strings, tokenizer = settings.reasoning_config, sampler.tokenizer
-        has_tags = reasoning is not None or strings is not None
-        self._guidance = ConstraintBuilder(
-            tokenizer,
-            settings,
-            vocab_size=tokenizer.vocab_size,
-            reasoning=CheckpointReasoning(tokenizer, reasoning_format(reasoning), strings) if has_tags else None,
-            tools=call_format(tools),
-        )
+        self._guidance = constraint_builder(sampler.tokenizer, reasoning, tools, **config)
 
     def ids(self, text: str) -> list[int]:
         return self.sampler.tokenizer.encode(text, add_special_tokens=False)

@@ -11,15 +11,12 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.checkpoints import train_tokenizer
-from tests.support.named_formats import call_format, reasoning_format
-from vllm_mlx.core.config import EngineConfig
+from tests.support.named_formats import constraint_builder
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
-from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .random_sampler import RandomSampler
@@ -56,13 +53,7 @@ class Scripted:
     def __init__(self, one: RandomSampler, tools: str, reasoning: str | None = None, **config: Any):
         self.one = one
         self._tools = tools
-        self._builder = ConstraintBuilder(
-            one.tokenizer,
-            EngineConfig(model="m", **config),
-            vocab_size=one.tokenizer.vocab_size,
-            reasoning=None if reasoning is None else CheckpointReasoning(one.tokenizer, reasoning_format(reasoning)),
-            tools=call_format(tools),
-        )
+        self._builder = constraint_builder(one.tokenizer, reasoning, tools, **config)
 
     def ids(self, text: str) -> list[int]:
         return self.one.tokenizer.encode(text, add_special_tokens=False)

@@ -6,16 +6,14 @@ from typing import Any
 
 import jsonschema
 
-from vllm_mlx.core.config import EngineConfig, ReasoningStrings
+from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Guide, GuideForm, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.sequence import Constraint, PromptInputs
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
-from vllm_mlx.guidance.reasoning import CheckpointReasoning
 
 from .checkpoints import VOCAB_SIZE
-from .named_formats import call_format, reasoning_format
+from .named_formats import constraint_builder
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -42,11 +40,8 @@ class Guiding:
         tools: str | None = None,
     ):
         self.tokenizer = Tokenizer.load(path)
-        config = EngineConfig(model=str(path))
-        has_tags = reasoning is not None or strings is not None
-        judge = CheckpointReasoning(self.tokenizer, reasoning_format(reasoning), strings) if has_tags else None
-        self._guidance = ConstraintBuilder(
-            self.tokenizer, config, vocab_size=vocab_size, reasoning=judge, tools=call_format(tools)
+        self._guidance = constraint_builder(
+            self.tokenizer, reasoning, tools, vocab_size=vocab_size, reasoning_config=strings
         )
 
     def ids(self, text: str) -> list[int]:
