@@ -34,6 +34,8 @@ _SILENCE_S = 300.0  # a stream to which a server sends nothing for so long has f
 _START_S = 300.0
 _STOP_S = 10.0
 _LOG_TAIL = 2000  # characters shown of a server that did not start
+_WARM_READS = 20  # a stream that was read from so often decodes
+_ENDLESS = 30_000  # tokens of a reply that is cut short
 Fields = dict[str, Any]
 Messages = list[Fields]
 Prompt = str | Messages  # a question, or a whole conversation
@@ -187,6 +189,19 @@ def ask(port: int, prompts: Iterable[Prompt], max_tokens: int) -> list[Reply]:
                 "same work. Use a checkpoint that does not end its replies by itself, such as the default one."
             )
     return replies
+
+
+def worst_gap_s(port: int, prompts: Iterable[Prompt], late: Prompt, max_tokens: int) -> float:
+    """Return the longest pause of any of the streams that decode, from the arrival of a late prompt to its reply."""
+    decoders = start(port, prompts, _ENDLESS)
+    read(decoders, until=lambda: min(stream.num_reads for stream in decoders) >= _WARM_READS)
+    [other] = start(port, [late], max_tokens)
+    read([*decoders, other], until=lambda: not other.is_open)
+    if not all(stream.is_open for stream in decoders):
+        raise BenchmarkError("A decoding stream ended before the late prompt was answered.")
+    for stream in decoders:
+        stream.close()
+    return max(stream.reply().worst_gap_s(other.sent_s) for stream in decoders)
 
 
 def _request(port: int, path: str, body: Fields) -> bytes:

@@ -108,9 +108,8 @@ class LLM:
     """
 
     def __init__(self, model: str, **config: Any):
-        unknown = config.keys() - {field.name for field in fields(EngineConfig)}
-        if unknown:
-            names = [field.name for field in fields(EngineConfig)]
+        names = [field.name for field in fields(EngineConfig)]
+        if unknown := config.keys() - set(names):
             near = [name for key in sorted(unknown) for name in get_close_matches(key, names, 1)]
             hint = f"; similar ones: {', '.join(near)}" if near else ""
             hint += "".join(f"; {key}: {VLLM_NAMES[key]}" for key in sorted(unknown & VLLM_NAMES.keys()))
@@ -251,10 +250,8 @@ class LLM:
         replies = list(generation.by_sequence.values())
         ids = list(replies[0].seq.prompt.token_ids)
         text = request.prompt if isinstance(request.prompt, str) else self._engine.fronts[0].tokenizer.decode(ids)
-        outputs = [
-            replace(_completion(index, choice), token_ids=list(reply.finished.token_ids))
-            for index, (choice, reply) in enumerate(zip(choices, replies, strict=True))
-        ]
+        numbered = enumerate(zip(choices, replies, strict=True))
+        outputs = [_completion(index, choice, reply.finished.token_ids) for index, (choice, reply) in numbered]
         yield Delta(output=RequestOutput(request.request_id, text, ids, outputs))
 
     def _start(self, coroutine: Awaitable[T]) -> Future[T]:
@@ -327,7 +324,7 @@ def _chat_body(wire: dict[str, Any]) -> ChatCompletionBody:
         raise describe(error.errors(), wire) from error
 
 
-def _completion(index: int, choice: FoldedChoice) -> Completion:
+def _completion(index: int, choice: FoldedChoice, token_ids: Items[int]) -> Completion:
     calls = [ToolCall(call.call_id, call.name, arguments) for call, arguments in choice.calls]
     return Completion(
         index,
@@ -337,4 +334,5 @@ def _completion(index: int, choice: FoldedChoice) -> Completion:
         logprobs=choice.logprobs or None,
         finish_reason=choice.finished.reason,
         usage=choice.finished.usage,
+        token_ids=list(token_ids),
     )

@@ -120,20 +120,15 @@ def run_clients(arguments: argparse.Namespace) -> bool:
 def _setting(arguments: argparse.Namespace, url: str) -> Setting:
     server = Remote(url)
     main = server.model()
-    small = server.beside(main)
-    window = main.max_model_len or 0
     return Setting(
         folder=arguments.folder,
         url=url,
-        model=main.name,
-        window=window,
-        small="" if small is None else small.name,
-        small_window=0 if small is None else small.max_model_len or window,
+        model=main,
+        small=server.beside(main),
         is_trimmed=arguments.trim,
         limit_s=arguments.limit_s or (_SCRIPTED_LIMIT_S if arguments.scripted else _LIMIT_S),
         is_scripted=arguments.scripted,
         end=arguments.end,
-        capabilities=main.capabilities,
         sends_image=(arguments.image or arguments.scripted) and "images" in main.capabilities,
     )
 

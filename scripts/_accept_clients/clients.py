@@ -14,6 +14,7 @@ from typing import Literal
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 from vllm_mlx.cli.clients import NO_KEY, Target
 from vllm_mlx.cli.clients import Client as Launched
+from vllm_mlx.cli.remote import Model
 
 from .ending import End
 
@@ -36,22 +37,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The settings of all sessions. `window`: the tokens of context in the client's settings.
-
-    `is_scripted`: the server asks for a fixed list of calls instead of a model.
-    """
+    """The settings of all sessions. `is_scripted`: the server asks for a fixed list of calls instead of a model."""
 
     folder: Path  # of the installed clients
     url: str
-    model: str
-    window: int
-    small: str  # the model for titles and summaries; empty: the same one
-    small_window: int
+    model: Model
+    small: Model | None  # for titles and summaries; None: the same model
     is_trimmed: bool  # fewest tools, for servers that read slowly
     limit_s: float
     is_scripted: bool
     end: End | None
-    capabilities: frozenset[str]  # of the model
     sends_image: bool
 
 
@@ -89,11 +84,8 @@ class Client:
         target = Target(
             url=place.url,
             model=setting.model,
+            context=setting.model.max_model_len or 0,
             small=setting.small,
-            small_context=setting.small_window,
-            capabilities=setting.capabilities,
-            small_capabilities=setting.capabilities,
-            context=setting.window,
             api_key=NO_KEY,
             folder=place.home / "launch",
         )

@@ -4,7 +4,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from PIL import Image
 from vllm_mlx.cli.clients import write_own
 
 from .clients import IMAGE, Client, Place, Setting
-from .ending import End, ending, walled_in
+from .ending import ending, walled_in
 from .install import binary, run_program, search_path
 from .relay import REPLY_PATHS, Relay, Seen, relaying
 
@@ -43,25 +43,22 @@ class Outcome:
     is_right: bool
     has_lost: bool
     elsewhere: list[str]
-    is_scripted: bool
-    is_asked_to_call: bool
-    sends_image: bool
+    setting: Setting
     by_model: dict[str, int] | None  # requests as the server counts them; None if it has no status
     num_loads: int  # of weights, while the client worked
-    end: End | None = None  # how the server ended the prompt
-    cancelled: list[str] = field(default_factory=list)  # ids of requests
+    cancelled: list[str]  # ids of requests
 
     @property
     def complaints(self) -> list[str]:
         """Return the reasons against the session. The list is empty if it is accepted."""
-        if self.end is not None:
+        if self.setting.end is not None:
             return self._sent_again
         found = []
         if self.exit_code != 0:
             found.append("it had to be ended" if self.exit_code is None else f"it ended with code {self.exit_code}")
         if not self.seen:
             found.append("it sent no request")
-        elif self.client.calls and self.is_scripted and not self.is_right:
+        elif self.client.calls and self.setting.is_scripted and not self.is_right:
             found.append(f"of {len(NOTES)} commands, {self.num_calls} ran, and not every output came back")
         elif self.client.calls and self.is_asked_to_call and not self.num_calls:
             found.append("it ran no call")
@@ -84,11 +81,19 @@ class Outcome:
     @property
     def _sent_again(self) -> list[str]:
         found = ["it had to be ended"] if self.exit_code is None else []
-        if self.end != "limit" and not self.cancelled:
+        if self.setting.end != "limit" and not self.cancelled:
             found.append("its prompt was not cancelled")
         if self.num_prompts != 1:
             found.append(f"it sent the prompt {self.num_prompts} times")
         return found
+
+    @property
+    def is_asked_to_call(self) -> bool:
+        return self.setting.is_scripted or not self.setting.sends_image
+
+    @property
+    def sends_image(self) -> bool:
+        return self.setting.sends_image and bool(self.client.image)
 
     @property
     def has_image(self) -> bool:
@@ -146,11 +151,8 @@ def run_session(client: Client, setting: Setting) -> Outcome:
         is_right=is_right,
         has_lost=has_lost,
         elsewhere=sorted(set(elsewhere)),
-        is_scripted=setting.is_scripted,
-        is_asked_to_call=setting.is_scripted or not setting.sends_image,
-        sends_image=setting.sends_image and bool(client.image),
+        setting=setting,
         by_model=None if rows is None else {name: _grew(row, before, name)[0] for name, row in rows.items()},
-        end=setting.end,
         cancelled=cancelled,
         num_loads=sum(_grew(row, before, name)[1] for name, row in (rows or {}).items()),
     )

@@ -92,7 +92,7 @@ def repeat(tree: MemoryAwarePrefixCache, leaf: Node, words: bytes, start: int) -
 
 
 def longest(tree: MemoryAwarePrefixCache) -> Node:
-    return max((node for node in tree.nodes() if node.key is not None), key=lambda node: node.end)
+    return max((node for node in tree.store.nodes() if node.key is not None), key=lambda node: node.end)
 
 
 def dropped(folder: Path) -> Iterator[int]:
@@ -121,8 +121,10 @@ def started(model: Path, folder: Path) -> Iterator[Driver]:
     """Run the engine of one server, from its start to its clean stop."""
     driver = loaded(model, folder)
     yield driver
-    end_s = time.monotonic() + _STOP_S
+    end_s, disk = time.monotonic() + _STOP_S, driver.engine.disk
     driver.engine.close(lambda: end_s - time.monotonic())
+    if disk is not None:
+        disk.store.folder.close()  # so that the next engine may own it
 
 
 def first_token(driver: Driver, prompt: list[int]) -> tuple[float, int]:
@@ -250,7 +252,7 @@ class Beside:
         """End all writing, and keep only the path that stands for others in memory."""
         self._disk.clear()
         self._disk.write_all(lambda: _QUIET_S)
-        for node in [node for node in self._tree.nodes() if node.key is not None and node is not self._leaf]:
+        for node in [node for node in self._tree.store.nodes() if node.key is not None and node is not self._leaf]:
             if node.key is not None:
                 self._tree.drop(node.space, node.key)
 

@@ -40,8 +40,7 @@ _SHAPE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "intermedia
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
     """Yield the figures of this set. `model`, a tiny checkpoint, is not used, because its vocabulary is too small."""
-    loads = (Load.prepared(model.parent, vocab_size) for vocab_size in (VOCAB_SIZE, CROWD_VOCAB_SIZE))
-    alone, crowd = loads
+    alone, crowd = (Load(model.parent, vocab_size) for vocab_size in (VOCAB_SIZE, CROWD_VOCAB_SIZE))
     yield [*alone.figures(), *crowd.crowd_figures()]
 
 
@@ -69,19 +68,16 @@ def _tokenizer(vocab_size: int) -> Tokenizer:
 
 
 class Load:
-    """An engine on a checkpoint of this vocabulary."""
+    """An engine on a checkpoint with a vocabulary of this size, which is written into the folder."""
 
-    def __init__(self, path: Path, vocab_size: int):
+    def __init__(self, folder: Path, vocab_size: int):
+        path = write_large(folder / f"vocabulary-{vocab_size}", vocab_size)
         self._driver = Driver(path, prefix_cache=False)
         self._guiding = Guiding(path, vocab_size=vocab_size)
         self._vocab_size = vocab_size
         self._draw = random.Random(2)
         self._start, self._end = (self._tag_id(tag) for tag in ("<think>", "</think>"))
         self._sampling = TokenSampling(temperature=0, logit_bias={self._end: -100.0})
-
-    @classmethod
-    def prepared(cls, folder: Path, vocab_size: int) -> "Load":
-        return cls(write_large(folder / f"vocabulary-{vocab_size}", vocab_size), vocab_size)
 
     def figures(self) -> list[Figure]:
         """Return the figures of one row."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
-from scripts.served import BenchmarkError, Messages, Reply, ask, read, start, tokens_per_s
+from scripts.served import BenchmarkError, Messages, Reply, ask, tokens_per_s, worst_gap_s
 from vllm_mlx.core.config import EngineConfig
 
 from .checkpoint import Prompts
@@ -26,9 +26,7 @@ LONG_PROMPT = 5000
 COLD_PROMPTS = (2000, 5000)
 NUM_SHORT_REQUESTS = 5  # of one measurement
 FEW_TOKENS = 4  # of a reply of which the first token counts
-_WARM_READS = 20  # a stream that was read from so often decodes
 _MAX_CACHED = 64  # tokens that two random prompts may share, their template's beginning included
-_ENDLESS = 30_000  # tokens of a reply that is cut short
 _SETTLE_S = 0.3
 _STALL_S = 1.5 * EngineConfig(model="").stall_ms / 1000
 
@@ -49,16 +47,9 @@ class ServerLoad:
         """Seconds: the longest pause of any of four decoding streams from the arrival of a long prompt to its reply."""
         long_text = self.prompts.text(LONG_PROMPT)
         short_texts = [self.prompts.text(SHORT_PROMPT) for _ in range(NUM_DECODERS)]
-        decoders = start(self.port, short_texts, _ENDLESS)
-        read(decoders, until=lambda: min(stream.num_reads for stream in decoders) >= _WARM_READS)
-        [long] = start(self.port, [long_text], FEW_TOKENS)
-        read([*decoders, long], until=lambda: not long.is_open)
-        if not all(stream.is_open for stream in decoders):
-            raise BenchmarkError("A decoding stream ended before the long prompt was answered.")
-        for stream in decoders:
-            stream.close()
+        gap_s = worst_gap_s(self.port, short_texts, long_text, FEW_TOKENS)
         self._settle()
-        return max(stream.reply().worst_gap_s(long.sent_s) for stream in decoders)
+        return gap_s
 
     def ttft_ms(self, num_tokens: int, num_requests: int = 1) -> float:
         """Return the median of requests one after the other, each on an idle server."""

@@ -16,7 +16,7 @@ from typing import Any
 from mlx_lm.utils import load
 from PIL import Image
 
-from scripts.served import BenchmarkError, Messages, ask, read, serving, start
+from scripts.served import BenchmarkError, Messages, ask, serving, worst_gap_s
 from tests.support.vision_checkpoints import write_vision_checkpoint
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cli.remote import Remote
@@ -28,6 +28,7 @@ from vllm_mlx.engine.loading import start_engine
 
 from .checkpoint import Prompts, speak_in_words
 from .figures import OURS, Figure, Played, at_most, read_off
+from .serving import NUM_DECODERS
 
 FAMILY = "qwen3_5"  # a hybrid
 SIDE = 2048  # pixels
@@ -35,12 +36,11 @@ TILES = 32  # a side: random colours, so that no two pictures are alike and file
 QUESTION = 24  # tokens
 REPLY = 8
 NEW_QUESTION, ANOTHER_CHAT = (f"same image, {what}, of cold" for what in ("new question", "another chat"))
-NUM_DECODERS = 4
 _PATCH = 32  # pixels: large, since the CPU's attention holds the scores of all pairs of patches
-_WARM_READS = 20
-_ENDLESS = 30_000
 _SHARE = 10.0  # % of the cold time that a new question about a known picture may take
 NUM_SCREENSHOTS, SCREENSHOT = 40, (1920, 1080)
+SHOTS = f"{NUM_SCREENSHOTS} screenshots prepared"
+NEXT_TURN, PEAK = f"{SHOTS}, next turn, of first", f"{SHOTS}, process, peak"
 _SECOND_SHARE = 5.0  # % of the first turn's processor time that preparing the next one may take
 _STALL_S = EngineConfig(model="").stall_ms / 1000
 
@@ -68,13 +68,7 @@ class VisionLoad(Played):
         A bound is one encoding, the longest so far, and the stall budget.
         """
         texts = [self.prompts.text(QUESTION) for _ in range(NUM_DECODERS)]
-        decoders = start(self.port, texts, _ENDLESS)
-        read(decoders, until=lambda: min(stream.num_reads for stream in decoders) >= _WARM_READS)
-        [long] = start(self.port, [self._about(new_picture())], REPLY)
-        read([*decoders, long], until=lambda: not long.is_open)
-        for stream in decoders:
-            stream.close()
-        gap_s = max(stream.reply().worst_gap_s(long.sent_s) for stream in decoders)
+        gap_s = worst_gap_s(self.port, texts, self._about(new_picture()), REPLY)
         return gap_s / (float(self._images()["longest_encode_s"]) + _STALL_S)
 
     def _about(self, picture: str) -> Messages:
@@ -90,36 +84,30 @@ class VisionLoad(Played):
         return dict(Remote(f"http://127.0.0.1:{self.port}").status()["images"])
 
 
-class Screenshots:
+@dataclass(slots=True)
+class Screenshots(Played):
     """Prepares prompts without running the model: the cost of images before the encoder sees them."""
 
-    def __init__(self, engine: EngineClient, runner: asyncio.Runner):
-        self._engine = engine
-        self._runner = runner
-        self._first_s = self._second_s = 0.0
+    engine: EngineClient
+    runner: asyncio.Runner
 
     def play(self) -> float:
         """Return seconds of processor time of the first turn."""
         shown = tuple(ImagePart(new_picture(SCREENSHOT)) for _ in range(NUM_SCREENSHOTS))
         asked = Message("user", (*shown, TextPart("What changed?")))
         said, more = Message("assistant", (TextPart("Nothing."),)), Message("user", (TextPart("Sure?"),))
-        self._first_s = self._count_s(asked)
-        self._second_s = self._count_s(asked, said, more)
-        return self._first_s
-
-    def percent(self) -> float:
-        """Return the time of the second turn as a share of the first."""
-        return 100 * self._second_s / self._first_s
-
-    def peak_mb(self) -> float:
-        """Return the peak of this process so far, with the model, the images, and all that is kept of them."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (1e6 if platform.system() == "Darwin" else 1e6 / 1024)
+        first_s = self._count_s(asked)
+        self.values[NEXT_TURN] = 100 * self._count_s(asked, said, more) / first_s
+        peak = resource.getrusage(
+            resource.RUSAGE_SELF
+        ).ru_maxrss  # with the model, the images, and what is kept of them
+        self.values[PEAK] = peak / (1e6 if platform.system() == "Darwin" else 1e6 / 1024)
+        return first_s
 
     def _count_s(self, *messages: Message) -> float:
         request = Request(request_id="screenshots", messages=messages)
         started_s = time.process_time()
-        self._runner.run(self._engine.count_tokens(request))
+        self.runner.run(self.engine.count_tokens(request))
         return time.process_time() - started_s
 
 
@@ -164,11 +152,11 @@ def _screenshots(model: Path) -> Iterator[list[Figure]]:
 
 def _screenshot_figures(shots: Screenshots) -> list[Figure]:
     """Return the figures in their order: the first one plays, the next ones read."""
-    name, share = f"{NUM_SCREENSHOTS} screenshots prepared", (at_most(_SECOND_SHARE),)
+    loads = {OURS: shots}
     return [
-        Figure(f"{name}, CPU", "s", {OURS: shots.play}),
-        Figure(f"{name}, next turn, of first", "%", {OURS: shots.percent}, share),
-        Figure(f"{name}, process, peak", "MB", {OURS: shots.peak_mb}),
+        Figure(f"{SHOTS}, CPU", "s", {OURS: shots.play}),
+        read_off(NEXT_TURN, "%", loads, at_most(_SECOND_SHARE)),
+        read_off(PEAK, "MB", loads),
     ]
 
 

@@ -10,8 +10,9 @@ import resource
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,7 @@ SMALLEST = 1 / 64  # of a case that is made smaller while it still fails
 SMALL_BYTES = 2000  # such a case is not made smaller
 CHEAP_S = 10.0  # nor is one that takes longer than this
 CERTAIN = frozenset({"internal error", "envelope", "traceback"})  # which no busy machine causes
-
-
-@contextmanager
-def harm_rounds(protocol: str, model: str) -> Iterator["Attacks"]:
-    attacks = Attacks(protocol, model)
-    try:
-        yield attacks
-    finally:
-        attacks.close()
+Totals = dict[str, float]
 
 
 class Attacks:
@@ -52,13 +45,13 @@ class Attacks:
         self._drawing: Drawing | None = None
         self._usual: dict[tuple[str, int, int], tuple[float, Observation]] = {}
         self._known: set[tuple[str, frozenset[str]]] = set()  # kinds of findings that were reported
-        self._totals: dict[str, float] = {}
+        self._totals: Totals = {}
 
     def close(self) -> None:
         self._stack.close()
         self._driver = None
 
-    def round(self, number: int, until_s: float) -> tuple[list[str], dict[str, float]]:
+    def round(self, number: int, until_s: float) -> tuple[list[str], Totals]:
         """Return the findings, and the totals of this round."""
         self._totals = {}
         found = []
@@ -86,7 +79,7 @@ class Attacks:
                 break
             faults, scale = smaller, scale / 2
         case = self._case(seed, scale)
-        self._add("findings", 1)
+        _add(self._totals, {"findings": 1})
         lines = [f"{case.attack.name} (seed {seed})", *(f"  {fault}" for fault in faults), f"  again: {case.repeat}"]
         kind = (case.kind, frozenset(limits))
         if kind in self._known:
@@ -101,7 +94,7 @@ class Attacks:
         if not limits:
             return first
         self._usual.clear()
-        self._add("repeated", 1)
+        _add(self._totals, {"repeated": 1})
         certain = [fault for fault in first if fault.limit in CERTAIN]
         return certain + [fault for fault in self._faults_of(seed, scale) if fault.limit in limits | CERTAIN]
 
@@ -145,17 +138,12 @@ class Attacks:
         return usual
 
     def _count(self, case: Case, seen: Observation) -> None:
-        self._add("cases", 1)
-        self._add("bytes", case.attack.num_bytes)
-        for answer in (answer for outcome in seen.outcomes for answer in outcome.answers):
-            self._add(f"answers {answer.status}", 1)
-        self._add("answers missing", sum(outcome.missing is not None for outcome in seen.outcomes))
-        worst = {"loop_delay_s": seen.loop_delay_s, "kept_mb": (seen.after_bytes - seen.before_bytes) / 1e6}
-        for name, value in worst.items():
-            self._totals[f"worst {name}"] = max(self._totals.get(f"worst {name}", 0.0), round(value, 3))
-
-    def _add(self, name: str, number: float) -> None:
-        self._totals[name] = self._totals.get(name, 0) + number
+        answers = Counter(f"answers {answer.status}" for outcome in seen.outcomes for answer in outcome.answers)
+        missing = sum(outcome.missing is not None for outcome in seen.outcomes)
+        kept_mb = (seen.after_bytes - seen.before_bytes) / 1e6
+        worst = {"worst loop_delay_s": round(seen.loop_delay_s, 3), "worst kept_mb": round(kept_mb, 3)}
+        counts = {"cases": 1, "bytes": case.attack.num_bytes, "answers missing": missing}
+        _add(self._totals, {**counts, **answers, **worst})
 
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -190,7 +178,6 @@ def _peak_mb() -> int:
 
 STATE = Path(__file__).resolve().parents[2] / ".fuzz.json"
 HTTP, HARM = "http", "harm"
-Totals = dict[str, float]
 Round = Callable[[int, float], tuple[list[str], Totals]]
 
 
@@ -201,7 +188,9 @@ def main() -> int:
     state: dict[str, Any] = json.loads(STATE.read_text()) if STATE.exists() else {}
     for what in _parts(options):
         with _rounds_of(what, options) as fuzz:
-            for progress in _run(fuzz, state.setdefault(what, _fresh()), time.monotonic() + 60 * options.minutes):
+            until_s = time.monotonic() + 60 * options.minutes
+            kept = state.setdefault(what, {"rounds": 0, "minutes": 0.0, "findings": [], "totals": {}})
+            for progress in _run(fuzz, kept, until_s):
                 _save(what, progress)
                 print(f"{what}: {progress['rounds']} rounds, {progress['minutes']:.1f} min", flush=True)
         print(f"{what}: {json.dumps(state[what].get('totals', {}))}", flush=True)
@@ -221,7 +210,7 @@ def _one_case(options: argparse.Namespace) -> int:
     """Run a finding of `harm` again."""
     if options.protocol is None or len(options.protocol) != 1:
         raise SystemExit("--case needs one --protocol.")
-    with harm_rounds(options.protocol[0], options.model) as attacks:
+    with closing(Attacks(options.protocol[0], options.model)) as attacks:
         lines = attacks.try_again(options.case, options.scale)
     print("\n".join(lines))
     return 1 if len(lines) > 1 else 0
@@ -233,7 +222,7 @@ def _run(fuzz: Round, progress: dict[str, Any], until_s: float) -> Iterator[dict
         progress["findings"] += findings
         progress["rounds"] += 1
         progress["minutes"] += (time.monotonic() - started_s) / 60
-        _add(progress.setdefault("totals", {}), totals)
+        _add(progress["totals"], totals)
         yield progress
 
 
@@ -250,14 +239,10 @@ def _rounds_of(what: str, options: argparse.Namespace) -> Iterator[Round]:
         with fuzz_server(options.model, options.examples) as fuzz:
             yield lambda number, until_s: (fuzz(number, until_s), {})
     elif what.startswith(HARM):
-        with harm_rounds(what.split()[1], options.model) as attacks:
+        with closing(Attacks(what.split()[1], options.model)) as attacks:
             yield attacks.round
     else:
         yield lambda number, until_s: (run_properties(what, number, until_s), {})
-
-
-def _fresh() -> dict[str, Any]:
-    return {"rounds": 0, "minutes": 0.0, "findings": []}
 
 
 def _save(what: str, progress: dict[str, Any]) -> None:

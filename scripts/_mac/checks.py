@@ -35,7 +35,6 @@ from .progress import (
     Check,
     Outcome,
     Result,
-    cached_file_bytes,
     footprint,
     output_of,
     sysctl,
@@ -62,11 +61,11 @@ class DiskChecks:
                 server.complete(prompt, 1)
                 _settle(server)
                 server.stop()
-            cached = cached_file_bytes()
+            before = virtual_memory()
             with self._caching_server(folder) as server:
                 stream = server.stream(prompt, 1)
                 read = self._counts(server)
-                grown = None if cached is None else (cached_file_bytes() or 0) - cached
+                after = virtual_memory()
                 reply = server.complete(prompt, self.reply)["choices"][0]["text"]
         with serving(self.log, self.model, "--cache-disk", "0") as server:
             computed = server.complete(prompt, self.reply)["choices"][0]["text"]
@@ -74,8 +73,8 @@ class DiskChecks:
         likeness = "the same reply" if reply == computed else "another reply"
         speed = num_bytes / 1e9 / max(first_s, 1e-9)
         text = f"{num_bytes / 1e9:.2f} GB read, first token after {first_s:.2f} s ({speed:.1f} GB/s); {likeness}"
-        if grown is not None:
-            text += f"; cached files grew by {grown / 1e9:+.2f} GB"
+        if before is not None and after is not None:
+            text += f"; cached files grew by {(after.cached_bytes - before.cached_bytes) / 1e9:+.2f} GB"
         return verdict(reply == computed and (read["hits"] >= 1 or not IS_MAC), f"{text}.")
 
     def kill(self) -> Result:

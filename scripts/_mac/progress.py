@@ -22,16 +22,14 @@ PACKAGES = ("vllm-mlx-server", "mlx", "mlx-metal", "mlx-lm", "mlx-vlm", "transfo
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    num_bytes: int
     peak_bytes: int
     num_regions: int | None  # None if `footprint` listed no categories
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualMemory:
-    free_bytes: int
     wired_bytes: int
-    compressed_bytes: int
+    cached_bytes: int  # parts of files
 
 
 def output_of(*command: str) -> str:
@@ -45,17 +43,15 @@ def output_of(*command: str) -> str:
 
 def parse_footprint(text: str) -> Footprint | None:
     """Read `footprint -f bytes -p PID`."""
-    now, peak = (re.search(rf"^\s*{name}:\s*(\d+) B", text, re.M) for name in ("phys_footprint", "phys_footprint_peak"))
+    peak = re.search(r"^\s*phys_footprint_peak:\s*(\d+) B", text, re.M)
     total = re.search(r"(\d+)\s+TOTAL\s*$", text, re.M)
-    if now is None or peak is None:
-        return None
-    return Footprint(int(now[1]), int(peak[1]), int(total[1]) if total else None)
+    return None if peak is None else Footprint(int(peak[1]), int(total[1]) if total else None)
 
 
 def parse_vm_stat(text: str) -> VirtualMemory | None:
     page = re.search(r"page size of (\d+) bytes", text)
     pages = {name: int(count) for name, count in re.findall(r'^"?([^:"]+)"?:\s+(\d+)\.', text, re.M)}
-    names = ("Pages free", "Pages wired down", "Pages occupied by compressor")
+    names = ("Pages wired down", "File-backed pages")
     if page is None or not all(name in pages for name in names):
         return None
     return VirtualMemory(*(int(page[1]) * pages[name] for name in names))
@@ -71,17 +67,6 @@ def parse_power(text: str) -> str | None:
     """Read `pmset -g batt`: "AC Power" or "Battery Power"."""
     found = re.search(r"drawing from '([^']+)'", text)
     return found[1] if found else None
-
-
-def cached_file_bytes() -> int | None:
-    """Return the memory that holds parts of files. Returns None without `vm_stat`."""
-    return parse_cached_files(output_of("vm_stat"))
-
-
-def parse_cached_files(text: str) -> int | None:
-    page = re.search(r"page size of (\d+) bytes", text)
-    pages = re.search(r"^File-backed pages:\s+(\d+)\.", text, re.M)
-    return None if page is None or pages is None else int(page[1]) * int(pages[1])
 
 
 def footprint(pid: int) -> Footprint | None:

@@ -116,7 +116,8 @@ def check_replies(source: Source, form: str) -> tuple[bool, list[str]]:
         equal, off = sum(not verdict.remark for verdict in verdicts), max(verdict.off for verdict in verdicts)
         new = [f"{way}: {equal} of {len(entries)} are torch's, log probabilities within {off:.4f}"]
         new += [f"  {number}: {verdict.remark}" for number, verdict in enumerate(verdicts) if verdict.remark]
-        others = [number for number, pair in enumerate(zip(cold, replies, strict=True)) if _differ(*pair)]
+        pairs = enumerate(zip(cold, replies, strict=True))
+        others = [number for number, (first, reply) in pairs if first.tokens[: len(reply.tokens)] != reply.tokens]
         new += [f"  not as cold: {others}"] if others else []
         is_right &= not (is_exact and others)
         say("\n".join(new))
@@ -147,10 +148,6 @@ def _ways(folder: Path, entries: list[Entry]) -> Iterator[tuple[str, list[Entry]
 
 def _shorter(entry: Entry, num_tokens: int) -> Entry:
     return {**entry, "tokens": entry["tokens"][:num_tokens]}
-
-
-def _differ(cold: Found, other: Found) -> bool:
-    return cold.tokens[: len(other.tokens)] != other.tokens
 
 
 def golden(source: Source) -> list[Entry]:

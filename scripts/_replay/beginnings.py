@@ -44,7 +44,11 @@ def first_requests(trace: Iterable[Recorded]) -> list[Recorded]:
     for recorded in trace:
         if recorded.protocol is not None and recorded.body is not None and recorded.body.get("tools"):
             found.setdefault(recorded.session, recorded)
-    return [each for each in found.values() if not any(map(_is_reply, (each.body or {})[_items(each)]))]
+    return [
+        each
+        for each in found.values()
+        if all(item.get("role") != "assistant" for item in (each.body or {})[_items(each)])
+    ]
 
 
 def _items(recorded: Recorded) -> str:
@@ -52,39 +56,23 @@ def _items(recorded: Recorded) -> str:
     return recorded.protocol.items
 
 
-def _is_reply(item: dict[str, Any]) -> bool:
-    return item.get("role") == "assistant"
-
-
 def shortened(trace: Iterable[Recorded]) -> dict[str, Any]:
     """Return the lengths of an agent's shared lines, and its first requests as numbers of lines and lines."""
     requests = first_requests(trace)
-    texts = [_said(recorded.body or {}) for recorded in requests]
+    bodies = [recorded.body or {} for recorded in requests]
+    texts = [{name: body[name] for name in _KEPT if name in body} for body in bodies]
     shared = set.intersection(*(set(_lines(text)) for text in texts))
     numbers = {line: number for number, line in enumerate(dict.fromkeys(filter(shared.__contains__, _lines(texts[0]))))}
     sessions = [
         {
             "session": recorded.session,
             "endpoint": recorded.endpoint,
-            "tools": [len(json.dumps(tool)) for tool in (recorded.body or {})["tools"]],
+            "tools": [len(json.dumps(tool)) for tool in body["tools"]],
             "body": _replaced(text, numbers),
         }
-        for recorded, text in zip(requests, texts, strict=True)
+        for recorded, body, text in zip(requests, bodies, texts, strict=True)
     ]
     return {"lines": [len(line) for line in numbers], "sessions": sessions}
-
-
-def _said(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: _without_ids(body[name]) for name in _KEPT if name in body}
-
-
-def _without_ids(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _without_ids(item) for name, item in value.items() if name not in ("id", "cache_control")}
-        case list():
-            return [_without_ids(item) for item in value]
-    return value
 
 
 def _lines(value: Any) -> Iterable[str]:
@@ -100,13 +88,16 @@ def _lines(value: Any) -> Iterable[str]:
 
 
 def _replaced(value: Any, numbers: dict[str, int]) -> Any:
+    """Return the value without ids, and with numbered lines in the place of texts."""
     match value:
-        case {"text": str(text), **rest}:
-            return {**rest, "text": {"lines": _numbered(text, numbers)}}
-        case {"content": str(text), **rest}:
-            return {**rest, "content": {"lines": _numbered(text, numbers)}}
         case dict():
-            return {name: _replaced(item, numbers) for name, item in value.items()}
+            return {
+                name: {"lines": _numbered(item, numbers)}
+                if name in ("text", "content") and isinstance(item, str)
+                else _replaced(item, numbers)
+                for name, item in value.items()
+                if name not in ("id", "cache_control")
+            }
         case list():
             return [_replaced(item, numbers) for item in value]
     return value

@@ -11,11 +11,11 @@ from typing import Any
 
 from .trace import CHAT, MESSAGES, RESPONSES, Item, Protocol, Recorded, Reply, blocks, json_object
 
-Alter = Callable[[list[Item], Sequence[dict[str, Any]]], list[Item]]  # a turn, and the tools that were offered
+Alter = Callable[[Item, Sequence[dict[str, Any]]], Item]  # an item of a turn, and the tools that were offered
 
 
-def verbatim(turn: list[Item], tools: Sequence[dict[str, Any]] = ()) -> list[Item]:
-    return turn
+def verbatim(item: Item, tools: Sequence[dict[str, Any]] = ()) -> Item:
+    return item
 
 
 def alteration(protocol: Protocol, user_agent: str) -> Alter:
@@ -23,7 +23,7 @@ def alteration(protocol: Protocol, user_agent: str) -> Alter:
     if protocol is MESSAGES:
         return _schema_order if "claude" in client else verbatim
     if protocol is RESPONSES:
-        return verbatim if "codex" in client else _compact_items
+        return verbatim if "codex" in client else _compact_item
     if protocol is CHAT and "qwen" in client:
         return _trimmed_reasoning
     if protocol is CHAT and "continue" in client:
@@ -35,48 +35,33 @@ def _compact(arguments: str) -> str:
     return json.dumps(json_object(arguments), ensure_ascii=False, separators=(",", ":"))
 
 
-def _compact_calls(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
+def _compact_calls(message: Item, tools: Sequence[dict[str, Any]]) -> Item:
     """Read and write arguments again, in their order."""
-    return [{**message, **_rewritten(message)} for message in turn]
+    if not (calls := message.get("tool_calls")):
+        return message
+    functions = [{**call["function"], "arguments": _compact(call["function"]["arguments"])} for call in calls]
+    return {**message, "tool_calls": [{**call, "function": f} for call, f in zip(calls, functions, strict=True)]}
 
 
-def _rewritten(message: Item) -> Item:
-    calls = message.get("tool_calls")
-    if not calls:
-        return {}
-    return {
-        "tool_calls": [
-            {**call, "function": {**call["function"], "arguments": _compact(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    }
+def _trimmed_reasoning(message: Item, tools: Sequence[dict[str, Any]]) -> Item:
+    message = _compact_calls(message, tools)
+    if "reasoning_content" not in message:
+        return message
+    return {**message, "reasoning_content": message["reasoning_content"].removesuffix("\n")}
 
 
-def _trimmed_reasoning(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
-    return [
-        {**message, "reasoning_content": message["reasoning_content"].removesuffix("\n")}
-        if "reasoning_content" in message
-        else message
-        for message in _compact_calls(turn, tools)
-    ]
+def _without_reasoning(message: Item, tools: Sequence[dict[str, Any]]) -> Item:
+    return {name: value for name, value in _compact_calls(message, tools).items() if name != "reasoning_content"}
 
 
-def _without_reasoning(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
-    kept = _compact_calls(turn, tools)
-    return [{name: value for name, value in message.items() if name != "reasoning_content"} for message in kept]
+def _compact_item(item: Item, tools: Sequence[dict[str, Any]]) -> Item:
+    return {**item, "arguments": _compact(item["arguments"])} if item.get("type") == "function_call" else item
 
 
-def _compact_items(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
-    return [
-        {**item, "arguments": _compact(item["arguments"])} if item.get("type") == "function_call" else item
-        for item in turn
-    ]
-
-
-def _schema_order(turn: list[Item], tools: Sequence[dict[str, Any]]) -> list[Item]:
+def _schema_order(message: Item, tools: Sequence[dict[str, Any]]) -> Item:
     """Put arguments in the order of the tool's schema, and the defaults that it names ahead of the rest."""
     schemas = {tool.get("name"): (tool.get("input_schema") or {}).get("properties") or {} for tool in tools}
-    return [{**message, "content": [_ordered(block, schemas) for block in message["content"]]} for message in turn]
+    return {**message, "content": [_ordered(block, schemas) for block in message["content"]]}
 
 
 def _ordered(block: Item, schemas: dict[Any, dict[str, Any]]) -> Item:
@@ -162,7 +147,7 @@ def _with_replies(protocol: Protocol, body: dict[str, Any], known: dict[int, Rep
         stop = next((n for n in range(end, len(items)) if protocol.is_reply(items[n])), len(items))
         old, new = protocol.calls(items[start:end]), protocol.calls(reply.turn)
         result += items[position:start]
-        result += alter(reply.turn, body.get("tools") or ())
+        result += [alter(item, body.get("tools") or ()) for item in reply.turn]
         result += _answered(protocol, items[end:stop], old, new)
         position = stop
     return {**body, protocol.items: [*result, *items[position:]]}

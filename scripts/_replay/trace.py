@@ -152,10 +152,6 @@ _BY_ENDPOINT: dict[str, Protocol] = {
 }
 
 
-def protocol_of(endpoint: str) -> Protocol | None:
-    return _BY_ENDPOINT.get(endpoint.partition("?")[0])
-
-
 def blocks(item: Item) -> list[Item]:
     """Return a message's content as blocks, also if it was sent as a text."""
     content = item.get("content")
@@ -191,7 +187,7 @@ class Recorded:
     @property
     def protocol(self) -> Protocol | None:
         """Return the protocol, or None if the request asks for no reply or its body does not fit its endpoint."""
-        protocol = protocol_of(self.endpoint) if self.body is not None else None
+        protocol = _BY_ENDPOINT.get(self.endpoint.partition("?")[0]) if self.body is not None else None
         return protocol if protocol is not None and isinstance((self.body or {}).get(protocol.items), list) else None
 
     @property

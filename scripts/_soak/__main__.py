@@ -28,6 +28,7 @@ from scripts.served import CHAT, Server, serving
 from tests.support import running
 from tests.support.harm.heartbeat import HEALTH, Heartbeat, Seen
 from tests.support.harm.vitals import Vitals
+from tests.support.integrity import check_integrity
 from tests.support.running import Running, eventually
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
@@ -93,7 +94,7 @@ async def _inside(engine: EngineClient) -> dict[str, Any]:
     def look(loaded: LLMEngine) -> dict[str, Any]:
         tree = loaded.cache_tree
         assert tree is not None
-        tree.check_integrity()
+        check_integrity(tree)
         return {"rows": loaded.num_rows, "cache_entries": tree.stats.entry_count, "cache_bytes": tree.stats.used_bytes}
 
     for _ in range(500):  # the last aborts are handled between steps

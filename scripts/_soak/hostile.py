@@ -52,7 +52,7 @@ class Hostility:
 
     name: str
     num: int
-    body: Callable[[], Body | bytes] | None  # None: a body that drips
+    body: Body | Callable[[], Body | bytes] | None  # None: a body that drips
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ async def _forever(hostility: Hostility, port: int) -> None:
     """Send the same again and again. A client that is refused comes again soon."""
     while True:
         try:
-            if hostility.body is None:
+            if (body := hostility.body) is None:
                 await _dripping_body(port)
-            elif await ask(port, hostility.body(), ATTACKER) != 200:
+            elif await ask(port, body() if callable(body) else body, ATTACKER) != 200:
                 await asyncio.sleep(0.2)
         except OSError:
             await asyncio.sleep(0.2)
@@ -147,31 +147,20 @@ def _chat(*content: str | Body, max_tokens: int = 1, **fields: Any) -> Body:
     return {"messages": [user(*content)], "max_tokens": max_tokens, **fields}
 
 
-def _stream() -> Body:
-    return _chat("Go on.", max_tokens=2000, ignore_eos=True, stream=True)
+STREAM = _chat("Go on.", max_tokens=2000, ignore_eos=True, stream=True)
+SLOW_GRAMMAR = _chat("Go.", max_tokens=400, guided_grammar=AMBIGUOUS, stream=True)
+LONG_TEXT = _chat("the fox sees a river " * 100_000)
+ESCAPES = _chat("Go.", guided_grammar='start: "a"\n' + '\\"' * 30_000)  # its quotes never close
 
 
 def _long_prompt() -> Body:
     return _chat(f"{next(_numbers)} The fox sees the river and the hill. " * 240)
 
 
-def _slow_grammar() -> Body:
-    return _chat("Go.", max_tokens=400, guided_grammar=AMBIGUOUS, stream=True)
-
-
-def _long_text() -> Body:
-    return _chat("the fox sees a river " * 100_000)
-
-
 def _odd_schema() -> Body:
     schema = alternatives(random.Random(next(_numbers)), 4000)
     tool = {"type": "function", "function": {"name": "x", "parameters": schema}}
     return _chat("Go.", tools=[tool], tool_choice="required")
-
-
-def _grammar_of_escapes() -> Body:
-    """Make a grammar whose quotes never close."""
-    return _chat("Go.", guided_grammar='start: "a"\n' + '\\"' * 30_000)
 
 
 def _nested_counts() -> Body:
@@ -228,14 +217,14 @@ async def _dripping_body(port: int) -> None:
 
 
 HOSTILITIES = (
-    Hostility("a full line", 200, _stream),
-    Hostility("many open streams", 16, _stream),
+    Hostility("a full line", 200, STREAM),
+    Hostility("many open streams", 16, STREAM),
     Hostility("bodies that drip", 8, None),
-    Hostility("slow grammars", 4, _slow_grammar),
+    Hostility("slow grammars", 4, SLOW_GRAMMAR),
     Hostility("long prompts", 8, _long_prompt),
-    Hostility("texts beyond the context", 4, _long_text),
+    Hostility("texts beyond the context", 4, LONG_TEXT),
     Hostility("odd schemas", 4, _odd_schema),
-    Hostility("grammars of escapes", 4, _grammar_of_escapes),
+    Hostility("grammars of escapes", 4, ESCAPES),
     Hostility("nested counts", 4, _nested_counts),
     Hostility("pieces that may be empty", 4, _empty_pieces),
     Hostility("bodies of small parts", 40, _small_parts),

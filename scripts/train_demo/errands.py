@@ -47,29 +47,36 @@ class Step:
     values: dict[str, str]
 
 
-def reading(rng: random.Random, target: str) -> Step:
-    return Step(READ, rng.choice(READ_FORMS).format(p=target), {"path": target})
+Draw = Callable[[random.Random], str]
+DrawSteps = Callable[[random.Random, int], list[Step]]
 
 
-def running(rng: random.Random, line: str, *, bare: bool = False) -> Step:
-    form = rng.choice(RUN_BARE if bare and rng.random() < 0.5 else RUN_FORMS)
-    return Step(RUN, form.format(c=line), {"command": line})
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The paths, command lines and texts that steps are about."""
+
+    path: Draw
+    line: Draw
+    text: Draw
+
+    def step(self, rng: random.Random, action: str, *, bare: bool = False) -> Step:
+        """Draw a step. With `bare`, half of the command lines stand without backticks."""
+        if action == RUN:
+            line = self.line(rng)
+            form = rng.choice(RUN_BARE if bare and rng.random() < 0.5 else RUN_FORMS)
+            return Step(RUN, form.format(c=line), {"command": line})
+        target = self.path(rng)
+        if action == READ:
+            return Step(READ, rng.choice(READ_FORMS).format(p=target), {"path": target})
+        text = self.text(rng)
+        return Step(WRITE, rng.choice(WRITE_FORMS).format(p=target, t=text), {"path": target, "content": text})
 
 
-def writing(rng: random.Random, target: str, text: str) -> Step:
-    return Step(WRITE, rng.choice(WRITE_FORMS).format(p=target, t=text), {"path": target, "content": text})
+def plain_text(rng: random.Random) -> str:
+    return words.plain_phrase(rng, 1, rng.choice((1, 2, 4)))
 
 
-def read_step(rng: random.Random) -> Step:
-    return reading(rng, words.path(rng))
-
-
-def run_step(rng: random.Random, bare: bool) -> Step:
-    return running(rng, words.command(rng), bare=bare)
-
-
-def write_step(rng: random.Random) -> Step:
-    return writing(rng, words.path(rng), words.plain_phrase(rng, 1, rng.choice((1, 2, 4))))
+PLAIN = Content(words.path, words.command, plain_text)
 
 
 def steps(rng: random.Random, amount: int) -> list[Step]:
@@ -77,11 +84,7 @@ def steps(rng: random.Random, amount: int) -> list[Step]:
     actions = [READ, RUN, WRITE]
     if amount < 3 or rng.random() < 0.3:
         rng.shuffle(actions)
-    makers = {READ: read_step, RUN: lambda r: run_step(r, amount == 1), WRITE: write_step}
-    return [makers[action](rng) for action in actions[:amount]]
-
-
-DrawSteps = Callable[[random.Random, int], list[Step]]
+    return [PLAIN.step(rng, action, bare=amount == 1) for action in actions[:amount]]
 
 
 def call(kit: Kit, step: Step) -> Call:
@@ -260,7 +263,7 @@ def odd_path(rng: random.Random) -> str:
 
 
 def odd_phrase(rng: random.Random) -> str:
-    """Return a text of one to four words, most of them odd, as long as the texts of `errands.write_step`."""
+    """Return a text of one to four words, most of them odd, as long as the texts of `PLAIN`."""
     length = rng.randint(1, rng.choice((1, 2, 4)))
     return " ".join(words.odd(rng) if rng.random() < 0.6 else words.word(rng) for _ in range(length))
 
@@ -273,17 +276,14 @@ def odd_command(rng: random.Random) -> str:
     return rng.choice(forms).format(t=target, w=word)
 
 
-def odd_step(rng: random.Random, action: str) -> Step:
-    if action == READ:
-        return reading(rng, odd_path(rng))
-    return running(rng, odd_command(rng)) if action == RUN else writing(rng, odd_path(rng), odd_phrase(rng))
+ODD = Content(odd_path, odd_command, odd_phrase)
 
 
 def odd_steps(rng: random.Random, amount: int) -> list[Step]:
     """Different actions, one of which writes, because the end of a written text is the hardest to learn."""
     actions = [WRITE, *rng.sample((READ, RUN), amount - 1)]
     rng.shuffle(actions)
-    return [odd_step(rng, action) for action in actions]
+    return [ODD.step(rng, action) for action in actions]
 
 
 def series_with_odd(rng: random.Random, kit: Kit, amount: int) -> list[Turn]:
@@ -320,13 +320,8 @@ def agent_odd(rng: random.Random) -> Conversation:
     return Conversation(tuple(turns), kit.tools)
 
 
-def odd_sayings(rng: random.Random) -> Conversation:
-    turns: list[Turn] = []
-    for _ in range(rng.randint(2, 5)):
-        text = odd_phrase(rng)
-        form = rng.choice(skills.SAY)
-        turns += [ask(form.format(text)), Assistant(text, "I repeat the text.", "say")]
-    return Conversation(tuple(turns))
+def odd_sayings(rng: random.Random) -> list[Turn]:
+    return [turn for _ in range(rng.randint(2, 5)) for turn in skills.said(rng, odd_phrase(rng))]
 
 
 MAX_WORDS = 5
@@ -353,13 +348,11 @@ def shell_line(rng: random.Random) -> str:
     return rng.choice((words.command, odd_command))(rng)
 
 
-def shell_step(rng: random.Random, action: str) -> Step:
-    if action == RUN:
-        return running(rng, shell_line(rng))
-    target = mixed_path(rng)
-    if action == READ:
-        return reading(rng, target)
-    return writing(rng, target, mixed_phrase(rng, rng.randint(1, MAX_WORDS)))
+def mixed_text(rng: random.Random) -> str:
+    return mixed_phrase(rng, rng.randint(1, MAX_WORDS))
+
+
+SHELL = Content(mixed_path, shell_line, mixed_text)
 
 
 def shell_steps(rng: random.Random, amount: int) -> list[Step]:
@@ -368,7 +361,7 @@ def shell_steps(rng: random.Random, amount: int) -> list[Step]:
     if amount < 3 or rng.random() < 0.5:
         others = rng.sample((RUN, READ), amount - 1)
         actions = rng.sample((WRITE, *others), amount)
-    return [shell_step(rng, action) for action in actions]
+    return [SHELL.step(rng, action) for action in actions]
 
 
 def series(rng: random.Random, kit: Kit, amount: int) -> list[Turn]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -78,42 +78,64 @@ def learned_logits(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.
     return hidden[learned] @ model.model.language_model.embed_tokens.weight.T, batch.labels[:, 1:][learned]
 
 
-MAX_TOKENS = 4_608  # longer conversations are drawn again
+WARMUP_STEPS = 30
+LAST_RATE = 0.01
 THINKING = 0.5
 BATCH_TOKENS = 2_560
 POOL_BATCHES = 12
 ALL_BLOCKS = 0.6  # of the examples show the reasoning of all replies
 
 
-@dataclass(slots=True)
-class Source:
-    """Batches without end, the same for the same seed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A stretch of the stage, with its own optimiser: the rate falls evenly, a second mixture may follow the first."""
 
-    encoder: Encoder
-    num_words: int
-    rng: random.Random
-    mixture: Mixture
-    max_tokens: int
-    echo_writes: bool
-    waiting: list[list[Example]] = field(default_factory=list)
+    steps: int
+    seed: int
+    shares: tuple[dict[str, float], ...]
+    first_part: float = 1.0  # of the steps
+    top: float = 1.0  # the factor on the learning rates at the start
+    opening: float = 1.0  # the least weight of a reply's first tokens in the loss
+    blanks: float = 1.0  # the weight of blanks and line breaks: does a text go on here, or end?
+    ends: float = 1.0  # the weight of a quote and of a turn's end: as heavy as a blank, or texts go on too long
+    echoed: float = 1.0  # the least weight of the first token of a text that the shell echoes, and of its file
+    echo_writes: bool = True  # where there is no tool to write
+    max_tokens: int = 4_608  # longer conversations are drawn again
+
+    def rate(self, step: int) -> float:
+        """Return the factor on the learning rates."""
+        fall = 1 - (1 - LAST_RATE) * step / self.steps
+        return self.top * min(1.0, (step + 1) / WARMUP_STEPS) * fall
+
+    def shares_at(self, step: int) -> dict[str, float]:
+        return self.shares[step >= self.first_part * self.steps]
+
+
+class Source:
+    """Batches of a course without end, the same for the same seed."""
+
+    def __init__(self, encoder: Encoder, num_words: int, course: Course):
+        self.encoder, self.num_words, self.course = encoder, num_words, course
+        self.rng, self.mixture = random.Random(course.seed), Mixture(course.shares[0])
+        self.waiting: list[list[Example]] = []
 
     def example(self) -> Example:
         kind = self.mixture.next_kind()
         while True:
             made = drill(self.rng, self.num_words) if kind == "drill" else self.encoded({**KINDS, **PRACTICE}[kind])
-            if len(made.ids) <= self.max_tokens:
+            if len(made.ids) <= self.course.max_tokens:
                 self.mixture.account(kind, len(made.ids))
                 return made
 
     def encoded(self, make: Callable[[random.Random], Conversation]) -> Example:
-        conversation = by_echo(make(self.rng)) if self.echo_writes else make(self.rng)
+        conversation = by_echo(make(self.rng)) if self.course.echo_writes else make(self.rng)
         decided = [self.rng.random() < THINKING for _ in conversation.turns]
         return self.encoder.example(conversation, decided.__getitem__, all_blocks=self.rng.random() < ALL_BLOCKS)
 
-    def next_batch(self, shares: dict[str, float]) -> list[Example]:
+    def next_batch(self, step: int) -> list[Example]:
         """Draw from a pool that is sorted by length into batches, which come in random order."""
         if not self.waiting:
-            self.mixture.change(shares)
+            self.mixture.change(self.course.shares_at(step))
             pool, size = [], 0
             while size < POOL_BATCHES * BATCH_TOKENS:
                 pool.append(self.example())
@@ -209,19 +231,15 @@ OPENING_TOKENS = 5  # `I call Read`: the first tokens of a reply decide the rest
 class Weights:
     """Give more weight to the tokens that decide an answer: colours, shapes, digits, and names and values of a call."""
 
-    def __init__(self, encoder: Encoder, vocab_size: int, *, opening: float, blanks: float, ends: float, echoed: float):
-        """Take `opening` and `echoed`: least weights of a reply's first tokens, and of where a shell's text begins.
-
-        `blanks`: weight of what goes between words or after them; `ends`: of what else ends a text.
-        """
-        self.opening, self.echoed = opening, echoed
+    def __init__(self, encoder: Encoder, vocab_size: int, course: Course):
+        self.course = course
         self.by_target = torch.ones(vocab_size)
         for known in (*COLORS, *SHAPES):
             self.by_target[encoder.ids(known)] = 4.0
         self.by_target[encoder.ids("0123456789")] = 2.0
         self.by_target[encoder.ids("<tool_call></think>")] = 2.0
-        self.by_target[encoder.ids(" \n")] = blanks
-        self.by_target[encoder.ids('"<|im_end|>')] = ends
+        self.by_target[encoder.ids(" \n")] = course.blanks
+        self.by_target[encoder.ids('"<|im_end|>')] = course.ends
         self.openers = torch.tensor(encoder.ids("<function=<parameter="))
         self.end_of_tag, self.line_break = encoder.ids(">\n")
         self.blank, self.leads = encoder.ids(" ")[0], torch.tensor(encoder.ids("echo>"))
@@ -234,8 +252,8 @@ class Weights:
         decisive = (torch.isin(ids, self.openers) | value_next)[:, :-1][learned]
         weight = torch.where(decisive, DECISIVE, self.by_target[targets])
         opens = (places_in_reply(learned) < OPENING_TOKENS)[learned]
-        weight = torch.where(opens, weight.clamp(min=self.opening), weight)
-        return torch.where(self.echo_next(ids)[learned], weight.clamp(min=self.echoed), weight)
+        weight = torch.where(opens, weight.clamp(min=self.course.opening), weight)
+        return torch.where(self.echo_next(ids)[learned], weight.clamp(min=self.course.echoed), weight)
 
     def echo_next(self, ids: torch.Tensor) -> torch.Tensor:
         """(rows, tokens - 1): after `echo ` and `> `, where a shell's text and its file begin."""

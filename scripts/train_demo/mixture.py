@@ -4,50 +4,27 @@ import random
 from collections.abc import Callable
 
 from . import errands, skills, tool_skills
-from .chat import Conversation
-
-
-def text(rng: random.Random) -> Conversation:
-    return Conversation(tuple(skills.talk(rng)))
-
-
-def recall(rng: random.Random) -> Conversation:
-    return Conversation(tuple(skills.recall_long(rng)))
-
-
-def image(rng: random.Random) -> Conversation:
-    return Conversation(tuple(skills.look_and_talk(rng)))
-
-
-def pictures(rng: random.Random) -> Conversation:
-    return Conversation(tuple(skills.pictures(rng)))
-
-
-def recall_near(rng: random.Random) -> Conversation:
-    return Conversation(tuple(skills.recall_long(rng, rng.choice((100, 300, 600)))))
-
-
-def sums(rng: random.Random) -> Conversation:
-    """Return a conversation of sums alone: there are few sums, and each must be learned by heart."""
-    return Conversation(tuple(turn for _ in range(8) for turn in skills.arithmetic(rng)))
-
-
-def sayings(rng: random.Random) -> Conversation:
-    """Sentences to repeat, with the small words that the other kinds leave out."""
-    return Conversation(tuple(turn for _ in range(rng.randint(2, 5)) for turn in skills.say_sentence(rng)))
-
+from .chat import Conversation, Turn
 
 Maker = Callable[[random.Random], Conversation]
+
+
+def chat(turns: Callable[[random.Random], list[Turn]]) -> Maker:
+    """Return a maker of conversations without tools."""
+    return lambda rng: Conversation(tuple(turns(rng)))
+
+
 KINDS: dict[str, Maker] = {
-    "text": text, "recall": recall, "image": image, "tools": tool_skills.tools, "agent": errands.agent,
-    "sums": sums, "tool_chain": tool_skills.tool_chain, "agent_chain": errands.agent_chain,
+    "text": chat(skills.talk), "recall": chat(skills.recall_long), "image": chat(skills.look_and_talk),
+    "tools": tool_skills.tools, "agent": errands.agent, "sums": chat(skills.sums),
+    "tool_chain": tool_skills.tool_chain, "agent_chain": errands.agent_chain,
 }  # fmt: skip
 # Only training draws from these kinds: they practise often what the others contain rarely.
 PRACTICE: dict[str, Maker] = {
-    "recall_near": recall_near, "pictures": pictures, "pairs": tool_skills.pairs,
-    "unavailable": tool_skills.unavailable_chain, "agent_far": errands.agent_far,
-    "sayings": sayings, "agent_series": errands.agent_series, "agent_odd": errands.agent_odd,
-    "odd_sayings": errands.odd_sayings, "agent_long": errands.agent_long,
+    "recall_near": chat(skills.recall_near), "pictures": chat(skills.pictures), "pairs": tool_skills.pairs,
+    "unavailable": chat(tool_skills.unavailable_chain), "agent_far": errands.agent_far,
+    "sayings": chat(skills.sayings), "agent_series": errands.agent_series, "agent_odd": errands.agent_odd,
+    "odd_sayings": chat(errands.odd_sayings), "agent_long": errands.agent_long,
     "agent_shell": errands.agent_shell, "agent_writes": errands.agent_writes,
 }  # fmt: skip
 SHORT_SHARES = {

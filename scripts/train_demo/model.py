@@ -192,7 +192,9 @@ def export(model: nn.Module, tokenizer, ids: TokenIds, folder: Path) -> None:
     complete_config(folder / "config.json", ids)
     stops = {"do_sample": False, "eos_token_id": [ids.turn_end, ids.text_end], "pad_token_id": ids.text_end}
     write_json(folder / "generation_config.json", stops)
-    name_class(folder / "tokenizer_config.json")
+    named = json.loads((folder / "tokenizer_config.json").read_text())
+    named["tokenizer_class"] = "PreTrainedTokenizerFast"  # older and newer releases of transformers both know it
+    write_json(folder / "tokenizer_config.json", named)
     write_json(folder / "preprocessor_config.json", preprocessor())
     write_json(folder / "processor_config.json", {"processor_class": "Qwen3VLProcessor"})
 
@@ -205,12 +207,6 @@ def complete_config(path: Path, ids: TokenIds) -> None:
     config["eos_token_id"] = [ids.turn_end, ids.text_end]
     config["pad_token_id"] = ids.text_end
     write_json(path, config)
-
-
-def name_class(path: Path) -> None:
-    """Return the class name that older and newer releases of transformers both know."""
-    config = json.loads(path.read_text())
-    write_json(path, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def preprocessor() -> dict:

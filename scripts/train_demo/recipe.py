@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3_5ForConditionalGeneratio
 
 from . import model, tokenizer
 from .chat import COLORS, SHAPES, Encoder, Picture, check_template, patches, picture
-from .learning import MAX_TOKENS, Optimiser, Source, Weights, collate, learn
+from .learning import Course, Optimiser, Source, Weights, collate, learn
 from .mixture import (
     BALANCED_SHARES,
     END_SHARES,
@@ -26,7 +26,6 @@ from .mixture import (
     SHELL_SHARES,
     SHORT_SHARES,
     WRITE_SHARES,
-    Mixture,
 )
 from .model import TokenIds, write_circuit
 from .tokenizer import MARKERS, SPECIAL
@@ -87,35 +86,8 @@ def match_scale(tower: nn.Module, embeddings: torch.Tensor, *, seed: int) -> Non
     tower.merger.linear_fc2.bias.mul_(ratio)
 
 
-WARMUP_STEPS = 30
-LAST_RATE = 0.01
 MUON_LR, ADAM_LR = 0.006, 0.003
 LOG_EVERY, SAVE_EVERY = 50, 250
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """A stretch of the stage, with its own optimiser: the rate falls evenly, a second mixture may follow the first."""
-
-    steps: int
-    seed: int
-    shares: tuple[dict[str, float], ...]
-    first_part: float = 1.0  # of the steps
-    top: float = 1.0  # the factor on the learning rates at the start
-    opening: float = 1.0  # the least weight of a reply's first tokens in the loss
-    blanks: float = 1.0  # the weight of blanks and line breaks: does a text go on here, or end?
-    ends: float = 1.0  # the weight of a quote and of a turn's end: as heavy as a blank, or texts go on too long
-    echoed: float = 1.0  # the least weight of the first token of a text that the shell echoes, and of its file
-    echo_writes: bool = True  # where there is no tool to write
-    max_tokens: int = MAX_TOKENS  # longer conversations are drawn again
-
-    def rate(self, step: int) -> float:
-        """Return the factor on the learning rates."""
-        fall = 1 - (1 - LAST_RATE) * step / self.steps
-        return self.top * min(1.0, (step + 1) / WARMUP_STEPS) * fall
-
-    def shares_at(self, step: int) -> dict[str, float]:
-        return self.shares[step >= self.first_part * self.steps]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,27 +105,13 @@ class Stage:
     def __init__(self, model: nn.Module, encoder: Encoder, num_words: int, course: Course):
         self.model, self.course = model, course
         self.optimiser = Optimiser(model.named_parameters(), muon_lr=MUON_LR, adam_lr=ADAM_LR)
-        self.source = Source(
-            encoder,
-            num_words,
-            random.Random(course.seed),
-            Mixture(course.shares[0]),
-            course.max_tokens,
-            course.echo_writes,
-        )
-        self.weights = Weights(
-            encoder,
-            model.config.text_config.vocab_size,
-            opening=course.opening,
-            blanks=course.blanks,
-            ends=course.ends,
-            echoed=course.echoed,
-        )
+        self.source = Source(encoder, num_words, course)
+        self.weights = Weights(encoder, model.config.text_config.vocab_size, course)
         self.step = 0
 
     def advance(self, pad_id: int) -> tuple[float, int]:
         """Take one step. Return its loss and its number of tokens, padding included."""
-        batch = collate(self.source.next_batch(self.course.shares_at(self.step)), pad_id)
+        batch = collate(self.source.next_batch(self.step), pad_id)
         loss = learn(self.model, batch, self.weights)
         self.optimiser.step(self.course.rate(self.step))
         self.step += 1

@@ -139,6 +139,12 @@ def images(turns: tuple[Turn, ...]) -> list[Image.Image]:
     return [p.image for t in turns if isinstance(t, User) for p in t.parts if isinstance(p, Picture)]
 
 
+def prompt_of(tokenizer, wire: list[dict], tools: list[dict] | None, thinking: bool) -> str:
+    return tokenizer.apply_chat_template(
+        wire, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+    )
+
+
 class Greedy:
     """A checkpoint in mlx-vlm."""
 
@@ -148,18 +154,13 @@ class Greedy:
         self.model, self.processor = load(str(folder))
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
 
-    def reply(self, turns: tuple[Turn, ...], tools: list[dict] | None, thinking: bool) -> tuple[str, int]:
-        """Return the reply after `turns`, with its reasoning, and the number of prompt tokens."""
-        return self.complete(messages(turns), tools, thinking, images(turns))
-
     def complete(
         self, wire: list[dict], tools: list[dict] | None, thinking: bool, pictures: list[Image.Image]
     ) -> tuple[str, int]:
+        """Return the reply to messages, with its reasoning, and the number of prompt tokens."""
         from mlx_vlm import generate
 
-        prompt = self.tokenizer.apply_chat_template(
-            wire, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-        )
+        prompt = prompt_of(self.tokenizer, wire, tools, thinking)
         result = generate(
             self.model, self.processor, prompt, image=pictures or None, max_tokens=MAX_NEW_TOKENS, temperature=0.0
         )
@@ -172,7 +173,7 @@ def judged(asker: Greedy, item: Item) -> Verdict:
     length = 0
     for turn in item.turns:
         history = with_thoughts(item.conversation.turns[:turn], item.thinking)
-        text, length = asker.reply(history, tools, item.thinking)
+        text, length = asker.complete(messages(history), tools, item.thinking, images(history))
         wanted = reply_text(item.conversation.turns[turn])
         if answer_of(text) != wanted:
             return Verdict(item.skill, length, (wanted, text))

@@ -49,6 +49,11 @@ def arithmetic(rng: random.Random) -> list[Turn]:
     return [ask(form.format(sum_text)), Assistant(f"{a} {sign} {b} = {result}", "This is a sum.", "arithmetic")]
 
 
+def sums(rng: random.Random) -> list[Turn]:
+    """Ask for sums alone: there are few, and each must be learned by heart."""
+    return [turn for _ in range(8) for turn in arithmetic(rng)]
+
+
 def count(rng: random.Random) -> list[Turn]:
     first = rng.randint(1, 20)
     last = first + rng.randint(2, 10)
@@ -66,16 +71,20 @@ SAY = (
 )  # fmt: skip
 
 
+def said(rng: random.Random, text: str) -> list[Turn]:
+    return [ask(rng.choice(SAY).format(text)), Assistant(text, "I repeat the text.", "say")]
+
+
 def say(rng: random.Random) -> list[Turn]:
     text = words.phrase(rng, 1, rng.choice((2, 4, 6, 10)))
     if rng.random() < 0.15:
         text = words.marker(rng)
-    return [ask(rng.choice(SAY).format(text)), Assistant(text, "I repeat the text.", "say")]
+    return said(rng, text)
 
 
-def say_sentence(rng: random.Random) -> list[Turn]:
-    text = words.sentence(rng)
-    return [ask(rng.choice(SAY).format(text)), Assistant(text, "I repeat the text.", "say")]
+def sayings(rng: random.Random) -> list[Turn]:
+    """Ask to repeat sentences, with the small words that the other skills leave out."""
+    return [turn for _ in range(rng.randint(2, 5)) for turn in said(rng, words.sentence(rng))]
 
 
 JSON_KEYS: dict[str, Callable[[random.Random], str]] = {
@@ -237,6 +246,10 @@ def recall_long(rng: random.Random, size: int | None = None) -> list[Turn]:
     if rng.random() < 0.3:
         turns += small_talk(rng)
     return turns + [t for label, value in asked for t in asked_for(rng, label, value, "recall_long", owner)]
+
+
+def recall_near(rng: random.Random) -> list[Turn]:
+    return recall_long(rng, rng.choice((100, 300, 600)))
 
 
 DESCRIBE = (

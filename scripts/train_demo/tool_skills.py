@@ -5,9 +5,9 @@ import random
 from dataclasses import dataclass
 
 from . import agent_tools, skills, words
-from .agent_tools import declare
+from .agent_tools import READ, RUN, WRITE, declare
 from .chat import Assistant, Call, Conversation, System, Tool, ToolResult, Turn, ask
-from .errands import errand, first_line, read_step, request, run_step, two_reads, without_calls, write_step
+from .errands import PLAIN, errand, first_line, request, two_reads, without_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +156,17 @@ def double(rng: random.Random, case: Case) -> list[Turn]:
 
 def missing(rng: random.Random) -> list[Turn]:
     """Make an agent's request where nothing is declared."""
-    step = rng.choice((read_step, write_step, lambda r: run_step(r, True)))(rng)
+    step = PLAIN.step(rng, rng.choice((READ, WRITE, RUN)), bare=True)
     text = weather(rng).request if rng.random() < 0.3 else request(rng, [step.words])
     return [ask(text), Assistant(NO_TOOL, "There is no tool for this.", "no_tool")]
 
 
-def unavailable_chain(rng: random.Random) -> Conversation:
+def unavailable_chain(rng: random.Random) -> list[Turn]:
     """Such requests among plain talk."""
     turns: list[Turn] = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         turns += missing(rng) if rng.random() < 0.8 else skills.small_talk(rng)
-    return Conversation(tuple(turns))
+    return turns
 
 
 def tools(rng: random.Random) -> Conversation:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3_5ForConditionalGeneratio
 
 from .chat import IGNORED, Encoder, Example, Picture, Segment, paint
 from .learning import collate, learned_logits
-from .scoring import Greedy, Item, Verdict
+from .scoring import Greedy, Item, Verdict, prompt_of
 from .tokenizer import token_ids
 
 
@@ -47,13 +47,7 @@ def freeze(folder: Path, file: Path) -> None:
         pictures = [drawn(*described) for described in case["pictures"]]
         images = [p.image for p in pictures]
         reply, _ = greedy.complete(case["messages"], case["tools"], case["thinking"], images)
-        prompt = other.tokenizer.apply_chat_template(
-            case["messages"],
-            tools=case["tools"],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=case["thinking"],
-        )
+        prompt = prompt_of(other.tokenizer, case["messages"], case["tools"], case["thinking"])
         if not other.agrees(prompt, pictures, reply):
             differing.append(case["name"])
         changed = "" if case.get("reply") in (None, reply) else f"   (was {case['reply']!r})"

@@ -14,7 +14,7 @@ import pytest
 from vllm_mlx.api.parameters import BILLING_HEADER, without_client_marks
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.template import template_messages
+from vllm_mlx.prompt.template_messages import apart, template_messages
 
 from .anthropic.bodies import decode as anthropic
 from .bodies import chat
@@ -44,7 +44,7 @@ def messages(request: Request) -> tuple[Message, ...]:
 
 def rendered(request: Request) -> str:
     """All that a template gets to see."""
-    return json.dumps([[tool.to_openai() for tool in request.tools], template_messages(messages(request))])
+    return json.dumps([[tool.to_openai() for tool in request.tools], template_messages([*apart(messages(request))])])
 
 
 @pytest.mark.parametrize("name", [path.stem for path in RECORDINGS if path.stem != "billing_line"])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import OutputParser
 from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, chat_fold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
-from vllm_mlx.formats.pipeline import OutputParser
 
 from .anthropic.test_replies import accumulated
 from .anthropic.test_replies import folded as folded_message

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tests.support.integrity import check_integrity
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule, Space
 from vllm_mlx.cache.tree import MemoryAwarePrefixCache
@@ -86,7 +87,7 @@ def put(
     window_start = start if window_start is None else window_start
     segment = segment_of(ids, start, window_start)
     done = tree.insert(space, pack(ids), start=start, segment=segment, window_start=window_start, state=state, now=now)
-    tree.check_integrity()
+    check_integrity(tree)
     return done
 
 

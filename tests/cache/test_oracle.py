@@ -7,6 +7,7 @@ import pytest
 
 from tests.cache.fakes import FakeSegment, FakeState, Ids, Ledger
 from tests.cache.oracle import FlatCache, Found
+from tests.support.integrity import check_integrity
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import Match, ResumeRule, Space
@@ -147,7 +148,7 @@ class Session:
         self.flat.clear(fingerprint, salts)
 
     def compare(self) -> None:
-        self.tree.check_integrity()
+        check_integrity(self.tree)
         assert contents_of_tree(self.tree) == contents_of_oracle(self.flat)
         assert self.tree.used_bytes == self.flat.used_bytes
         self.may_exceed = self.may_exceed and self.tree.used_bytes > self.tree.max_bytes
@@ -157,7 +158,7 @@ class Session:
 
     def parts(self) -> list[Any]:
         """Segments and states in the tree, or kept by a match that is not released."""
-        nodes = list(self.tree.nodes())
+        nodes = list(self.tree.store.nodes())
         parts: list[Any] = [part for node in nodes for part in (node.segment, node.state)]
         for match, _ in self.held:
             parts += [match.state, *(piece.segment for piece in match.pieces)]

@@ -1,6 +1,7 @@
 """Copies of a row's state: complete, detached, and put together again exactly."""
 
 from dataclasses import replace
+from itertools import combinations_with_replacement
 
 import mlx.core as mx
 import pytest
@@ -12,7 +13,7 @@ from tests.support.rows import cases, row
 from vllm_mlx.cache import layers, snapshot
 from vllm_mlx.cache.footprint import footprint
 from vllm_mlx.cache.node import Piece, ResumeRule
-from vllm_mlx.cache.snapshot import Stack
+from vllm_mlx.cache.snapshot import Stack, overlapping
 from vllm_mlx.core.memory import allocated_slots
 
 TOKENS = [(7 * i) % 500 for i in range(90)]
@@ -319,3 +320,11 @@ def long_row(length, num_layers=12):
         mx.eval(cache.keys, cache.values)
         caches.append(cache)
     return caches
+
+
+def test_every_range_of_successive_runs_is_found_once() -> None:
+    lengths = (3, 1, 4)
+    at = [(place, token) for place, length in enumerate(lengths) for token in range(length)]
+    for start, end in combinations_with_replacement(range(len(at) + 1), 2):
+        found = [(place, token) for place, span in overlapping(lengths, start, end) for token in range(*span)]
+        assert found == at[start:end]

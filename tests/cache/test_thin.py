@@ -1,5 +1,6 @@
 """Old state copies of a growing conversation go; what others share and the newest stay."""
 
+from tests.support.integrity import check_integrity
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import MemoryAwarePrefixCache
@@ -35,14 +36,14 @@ def resume_points(tree: MemoryAwarePrefixCache, length: int) -> list[int]:
 def test_all_but_the_first_and_the_newest_go():
     tree = tree_with_turns([10, 20, 30, 40, 50, 60])
     assert tree.thin(SPACE, pack(range(60)), keep_last=2) > 0
-    tree.check_integrity()
+    check_integrity(tree)
     assert resume_points(tree, 60) == [10, 50, 60]
 
 
 def test_a_point_that_is_still_asked_for_stays():
     tree = tree_with_turns([10, 20, 30, 40, 50, 60])
     tree.thin(SPACE, pack(range(60)), keep_last=1, keep=(30, 35))
-    tree.check_integrity()
+    check_integrity(tree)
     assert resume_points(tree, 60) == [10, 30, 60]
 
 
@@ -52,7 +53,7 @@ def test_a_point_where_paths_part_stays():
     segment = FakeSegment((777,), 30, 30)
     assert tree.insert(SPACE, other, start=30, segment=segment, window_start=30, state=FakeState(31), now=9)
     tree.thin(SPACE, pack(range(50)), keep_last=1)
-    tree.check_integrity()
+    check_integrity(tree)
     assert resume_points(tree, 50) == [10, 30, 50]
 
 
@@ -68,7 +69,7 @@ def test_a_point_a_little_before_paths_part_stays():
         now=9,
     )
     tree.thin(SPACE, pack(range(150)), keep_last=1)
-    tree.check_integrity()
+    check_integrity(tree)
     assert resume_points(tree, 150) == [10, 130, 150]
 
 

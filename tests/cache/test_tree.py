@@ -3,6 +3,7 @@
 import pytest
 
 from tests.cache.fakes import SPACE, FakeSegment, FakeState, put, resumed, tree_of
+from tests.support.integrity import check_integrity
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
@@ -82,7 +83,7 @@ def test_an_eviction_that_fails_leaves_no_pin(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(FakeSegment, "split", lambda *_: raise_memory_error())
         put(tree, [7, 7, 7, *range(20)])
-    tree.check_integrity()
+    check_integrity(tree)
     tree.set_limit(0)
     assert tree.used_bytes == 0, "everything can still be evicted"
 
@@ -112,7 +113,7 @@ def test_a_pinned_path_is_not_evicted_and_a_release_counts_once() -> None:
     tree.release(first)
     tree.release(first)
     tree.shrink_to(0)
-    tree.check_integrity()
+    check_integrity(tree)
     assert resumed(tree, range(30)) == ("prefix", 20)
     assert resumed(tree, range(15)) == ("miss", 0), "the state before it is not needed"
     tree.release(second)
@@ -163,7 +164,7 @@ def test_a_lower_limit_evicts_at_once() -> None:
     put(tree, range(200))
     tree.set_limit(10_000)
     assert tree.used_bytes <= 10_000
-    tree.check_integrity()
+    check_integrity(tree)
     assert tree.stats.evictions == 1
 
 
@@ -172,6 +173,6 @@ def test_the_number_of_buffers_is_bounded_too():
     tree.add_model("model", ResumeRule())
     for number in range(40):
         assert put(tree, [number, *range(100, 130)], now=number)
-        assert tree.used_buffers <= 20
+        assert tree.store.used_buffers <= 20
     assert tree.stats.evictions >= 30
     assert resumed(tree, [39, *range(100, 130), 5], now=40) == ("prefix", 31), "the last ones stay"

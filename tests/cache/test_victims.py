@@ -92,4 +92,4 @@ def test_turns_of_one_conversation_are_no_forks() -> None:
         put(tree, range(end), start=end - 10 if end > 100 else 0, now=0.0)
     put(tree, [*range(500, 600), 1], now=0.0)
     put(tree, [*range(500, 600), 2], now=0.0)
-    assert sorted(node.forks for node in tree.nodes() if node.start == 0) == [0, 1]
+    assert sorted(node.forks for node in tree.store.nodes() if node.start == 0) == [0, 1]

@@ -75,12 +75,6 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
     ]
 
 
-def test_what_the_template_needs_is_one_line() -> None:
-    needy = replace(banner(), loaded={**LOADED, "template_needs": ["one call a turn", "order of turns"]})
-    assert dict(needy.facts())["Template"] == "conversations are rewritten for it: one call a turn, order of turns"
-    assert "Template" not in dict(banner().facts())
-
-
 def test_of_several_models_it_says_which_lacks_something_and_whether_all_fit() -> None:
     several = replace(banner(), beside=[(("small",), banner().info)])
     facts = several.facts()
@@ -88,13 +82,6 @@ def test_of_several_models_it_says_which_lacks_something_and_whether_all_fit() -
     assert dict(facts)["Memory"] == "at most 12.0 GB, of which the weights of all models take 9.2 GB"
     tight = dict(replace(several, budget_bytes=8 * 10**9).facts())["Memory"]
     assert tight == "at most 8.0 GB, so not all models fit at once: their weights take 9.2 GB"
-
-
-@pytest.mark.parametrize(("fact", "words"), [("no_drafts", "of the next tokens"), ("no_head", "by an MTP head")])
-def test_why_a_model_takes_no_drafts_is_said(fact: str, words: str) -> None:
-    why = "its layers cannot drop the last tokens of a row"
-    facts = replace(banner(), loaded={**LOADED, fact: why}).facts()
-    assert ("Off", f"drafts {words}: {why}") in facts
 
 
 KEPT = "conversations are kept in /caches/vllm-mlx, up to 38.2 GB; --cache-disk 0 turns this off"
@@ -137,10 +124,19 @@ def test_where_a_model_resumes(loaded: dict[str, Any], text: str) -> None:
     assert layers({**LOADED, "keeps_recurrent_state": False, **loaded}) == text
 
 
-@pytest.mark.parametrize(("fault", "why"), [("why", "why"), (None, "--no-prefix-cache or --repeatable is set")])
-def test_why_there_is_no_prefix_cache(fault: str | None, why: str) -> None:
-    facts = replace(banner(), loaded={**LOADED, "prefix_cache": False, "no_prefix_cache": fault}).facts()
-    assert ("Off", f"prefix cache: {why}") in facts
+@pytest.mark.parametrize(
+    ("loaded", "line"),
+    [
+        ({"no_drafts": "why"}, ("Off", "drafts of the next tokens: why")),
+        ({"no_head": "why"}, ("Off", "drafts by an MTP head: why")),
+        ({"prefix_cache": False, "no_prefix_cache": "why"}, ("Off", "prefix cache: why")),
+        ({"prefix_cache": False}, ("Off", "prefix cache: --no-prefix-cache or --repeatable is set")),
+        ({"template_needs": ["a", "b"]}, ("Template", "conversations are rewritten for it: a, b")),
+    ],
+)
+def test_what_a_model_lacks_and_needs_is_a_line(loaded: dict[str, Any], line: tuple[str, str]) -> None:
+    assert line in replace(banner(), loaded={**LOADED, **loaded}).facts()
+    assert line not in banner().facts()
 
 
 def printed(banner: Banner, *, terminal: bool = False) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import COMMAND, call, refusal
-from vllm_mlx.cli.bench import Words, conversations, figures, quantile, run_load
+from vllm_mlx.cli.bench import Figures, Words, conversations, quantile, run_load
 from vllm_mlx.cli.remote import Reply
 
 SIZES: dict[str, Any] = {"prompt_words": 20, "turns": 3}
@@ -138,7 +138,7 @@ def test_figures_are_those_of_the_moments() -> None:
         Reply(1.0, [5.0, 5.25]),  # counted by its parts
         Reply(1.0, error="no room"),
     ]
-    row = figures("new", 2, replies)
+    row = Figures("new", 2, replies)
     assert (row.requests, row.failed, row.first_error) == (3, 1, "no room")
     assert (row.seconds, row.reply_tokens, row.tokens_per_s) == (5.25, 8, 8 / 5.25)
     assert (row.ttft_p50_s, row.ttft_p99_s) == (1.0, 4.0)
@@ -150,15 +150,15 @@ def test_figures_are_those_of_the_moments() -> None:
 
 def test_a_reply_in_one_part_or_from_the_cache_alone_has_no_speed() -> None:
     whole = {"completion_tokens": 9, "prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 10}}
-    row = figures("new", 1, [Reply(0.0, [2.0], usage=whole)])
+    row = Figures("new", 1, [Reply(0.0, [2.0], usage=whole)])
     assert (row.reading_tokens_per_s, row.writing_tokens_per_s, row.tokens_per_s) == (None, None, 9 / 2)
     alone = {"completion_tokens": 5, "prompt_tokens": 30}
-    row = figures("new", 2, [Reply(0.0, [2.0], usage=whole), Reply(0.0, [3.0, 5.0], usage=alone)])
+    row = Figures("new", 2, [Reply(0.0, [2.0], usage=whole), Reply(0.0, [3.0, 5.0], usage=alone)])
     assert (row.reading_tokens_per_s, row.writing_tokens_per_s) == (30 / 3.0, 4 / 2.0)
 
 
 def test_nothing_but_failures_are_figures_too() -> None:
-    row = figures("new", 1, [Reply(0.0, error="no")])
+    row = Figures("new", 1, [Reply(0.0, error="no")])
     assert (row.tokens_per_s, row.ttft_p50_s, row.cached_share) == (0.0, None, None)
 
 

@@ -121,3 +121,15 @@ def test_flags_of_other_servers_have_a_hint_that_names_a_flag() -> None:
     for arguments in (["--gpu-memory-utilization", "0.9"], ["demo", "--gpu-memory-utilization=0.9"]):
         line = refusal("serve", *arguments, code=2)
         assert "has no flag `--gpu-memory-utilization`. Use `--memory-budget" in line
+
+
+@pytest.mark.parametrize("words", ["chat hi", "status", "bench", "launch claude", "models load", "cache memory"])
+def test_an_address_is_given_by_url_to_commands_that_ask_a_server(words: str) -> None:
+    for flag in (["--port", "9000"], ["--host=localhost"]):
+        line = refusal(*words.split(), *flag, code=2)
+        told = " ".join(word for word in words.split() if word not in ("hi", "claude"))
+        assert line.endswith(f"`vllm-mlx {told}` has no flag `{flag[0][:6]}`. Use `--url http://127.0.0.1:PORT`.")
+
+
+def test_a_flag_behind_two_dashes_is_the_clients() -> None:
+    assert "No server answers" in refusal("launch", "claude", "--url", "http://127.0.0.1:9", "--", "--port", "1")

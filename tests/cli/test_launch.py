@@ -25,7 +25,7 @@ from vllm_mlx.cli.remote import Model
 GOLDEN = Path(__file__).parent / "launch_golden"
 TARGET = Target(
     url="http://127.0.0.1:8000",
-    model="mlx-community/Qwen3-8B-4bit",
+    model=Model("mlx-community/Qwen3-8B-4bit", 40960, searches=False),
     context=40960,
     api_key="it's a key",
     folder=Path("/state"),
@@ -47,8 +47,9 @@ def stand_in(program: Path, code: str) -> None:
     program.chmod(0o755)
 
 
-def client_of(name: str, **other: Any) -> Client:
-    return CLIENTS[name].for_server(replace(TARGET, **other))
+def client_of(name: str, model: dict[str, Any] | None = None, **other: Any) -> Client:
+    target = replace(TARGET, model=replace(TARGET.model, **(model or {})), **other)
+    return CLIENTS[name].for_server(target)
 
 
 @pytest.mark.parametrize("name", SET_UP)
@@ -114,10 +115,10 @@ def documents_of(client: Client) -> list[Any]:
     return documents + [json.loads(value) for value in client.environment.values() if value.startswith("{")]
 
 
-@pytest.mark.parametrize("model", [TARGET.model, 'My "ł" 🦙'])
+@pytest.mark.parametrize("model", [TARGET.model.name, 'My "ł" 🦙'])
 @pytest.mark.parametrize("name", SET_UP)
 def test_settings_of_any_model_are_valid(name: str, model: str) -> None:
-    client = client_of(name, model=model)
+    client = client_of(name, {"name": model})
     documents = documents_of(client)
     if name == "codex":
         documents.append(tomllib.loads("\n".join(client.flags[1::2])))
@@ -169,15 +170,16 @@ def test_each_client_is_told_what_the_model_does(
     name: str, path: tuple[Any, ...], capability: str, yes: Any, no: Any
 ) -> None:
     usual = frozenset({"tools", "reasoning"})
-    able = client_of(name, model="m", capabilities=usual | {capability})
-    unable = client_of(name, model="m", capabilities=usual - {capability})
+    able = client_of(name, {"name": "m", "capabilities": usual | {capability}})
+    unable = client_of(name, {"name": "m", "capabilities": usual - {capability}})
     assert (found(able, path), found(unable, path)) == (yes, no)
 
 
 def test_every_client_is_told_of_images_or_has_no_setting_for_them() -> None:
     assert UNTOLD | {name for name, _, capability, *_ in TOLD if capability == "images"} == set(SET_UP)
     for name in UNTOLD:
-        assert client_of(name, capabilities=frozenset({"images"})) == client_of(name, capabilities=frozenset())
+        seeing, blind = ({"capabilities": has} for has in (frozenset({"images"}), frozenset()))
+        assert client_of(name, seeing) == client_of(name, blind)
 
 
 @pytest.mark.parametrize(("capabilities", "told"), [(["tools", "images"], ["text", "image"]), ([], ["text"])])
@@ -193,15 +195,15 @@ def test_the_server_says_whether_its_model_takes_images(capabilities: list[str],
 
 
 def test_small_roles_go_to_the_model_beside_the_main_one() -> None:
-    small = {"small": 'a "small" one', "small_context": 8000}
-    opencode = json.loads(client_of("opencode", **small).environment["OPENCODE_CONFIG_CONTENT"])
+    small = Model('a "small" one', 8000, searches=False)
+    opencode = json.loads(client_of("opencode", small=small).environment["OPENCODE_CONFIG_CONTENT"])
     assert opencode["small_model"] == 'vllm-mlx/a "small" one'
     models = opencode["provider"]["vllm-mlx"]["models"]
     assert models['a "small" one']["limit"] == {"context": 8000, "output": 2000} and len(models) == 2
-    seeing = client_of("kilo", **small, capabilities=frozenset({"images"}), small_capabilities=frozenset())
+    seeing = client_of("kilo", {"capabilities": {"images"}}, small=replace(small, capabilities=frozenset()))
     models = json.loads(seeing.environment["KILO_CONFIG_CONTENT"])["provider"]["vllm-mlx"]["models"]
     assert [model["attachment"] for model in models.values()] == [True, False], "each model says its own"
-    aider = client_of("aider", **small)
+    aider = client_of("aider", small=small)
     assert aider.flags[3] == 'openai/a "small" one'
     [metadata] = [json.loads(text) for text in aider.files.values()]
     assert metadata['openai/a "small" one']["max_input_tokens"] == 6000 and len(metadata) == 2

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands import call, refusal
 from tests.support.rows import row
 from vllm_mlx import __version__
@@ -52,23 +54,13 @@ def test_an_unknown_flag_is_a_usage_error_that_names_the_nearest() -> None:
     assert "--port" in result.stderr
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, vllm_mlx.cli.main as main\n"
-        "try: main.make_app()(['serve', '--help'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'mlx', 'mlx_lm', 'numpy', 'transformers', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvicorn'}\n"
-        "sys.exit(','.join(heavy & set(sys.modules)) or 0)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
+HEAVY = "mlx mlx_lm numpy transformers tokenizers huggingface_hub fastapi uvicorn"
+HELP = "try: vllm_mlx.cli.main.make_app()(['serve', '--help'])\nexcept SystemExit: pass"
+LISTEN = "import vllm_mlx.server.run\nvllm_mlx.cli.main.make_app()"  # a port is checked before a model is loaded
 
 
-def test_a_port_is_checked_before_anything_heavy_is_loaded() -> None:
-    code = (
-        "import sys, vllm_mlx.cli.main, vllm_mlx.server.run\n"
-        "vllm_mlx.cli.main.make_app()\n"
-        "sys.exit(','.join({'mlx', 'mlx_lm', 'transformers'} & set(sys.modules)) or 0)"
-    )
+@pytest.mark.parametrize(("code", "heavy"), [(HELP, HEAVY), (LISTEN, "mlx mlx_lm transformers")], ids=["help", "port"])
+def test_nothing_heavy_is_imported_before_it_is_needed(code: str, heavy: str) -> None:
+    code = f"import sys, vllm_mlx.cli.main\n{code}\nsys.exit(','.join({set(heavy.split())} & set(sys.modules)) or 0)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")

@@ -43,15 +43,18 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def start() -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
         [sys.executable, "-c", SERVE],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as started:
+        yield started
+        started.kill()
 
 
 def refused(process: subprocess.Popen[str], num_requests: int) -> None:
@@ -64,42 +67,28 @@ def refused(process: subprocess.Popen[str], num_requests: int) -> None:
         assert client.get("/health").status_code == 200
 
 
-def test_a_log_that_nobody_reads_stops_neither_the_server_nor_its_end() -> None:
-    process = start()
-    try:
-        refused(process, 250)
-        process.terminate()
-        process.wait(timeout=120)
-    finally:
-        process.kill()
-        process.communicate()
+def test_a_log_that_nobody_reads_stops_neither_the_server_nor_its_end(process: subprocess.Popen[str]) -> None:
+    refused(process, 250)
+    process.terminate()
+    process.wait(timeout=120)
 
 
-def test_a_log_that_is_read_late_is_complete() -> None:
-    process = start()
-    try:
-        refused(process, 250)
-        assert process.stderr is not None
-        lines = []
-        while sum("status=401" in line for line in lines) < 250:  # the end of the process waits for a moment only
-            lines.append(process.stderr.readline())
-            assert lines[-1], "the log ended"
-    finally:
-        process.kill()
-        process.communicate()
+def test_a_log_that_is_read_late_is_complete(process: subprocess.Popen[str]) -> None:
+    refused(process, 250)
+    assert process.stderr is not None
+    lines = []
+    while sum("status=401" in line for line in lines) < 250:  # the end of the process waits for a moment only
+        lines.append(process.stderr.readline())
+        assert lines[-1], "the log ended"
     assert max(map(len, lines)) < 600
 
 
-def test_a_reader_who_left_harms_nothing() -> None:
-    process = start()
-    try:
-        assert process.stderr is not None
-        process.stderr.close()
-        refused(process, 20)
-        process.terminate()
-        process.wait(timeout=120)
-    finally:
-        process.kill()
+def test_a_reader_who_left_harms_nothing(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    process.stderr.close()
+    refused(process, 20)
+    process.terminate()
+    process.wait(timeout=120)
 
 
 def take(reader: int, num_bytes: int) -> None:

@@ -61,19 +61,18 @@ def wait_until_closed(port: int) -> None:
 @contextmanager
 def launched(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`launch` as a shell starts it: the leader of a process group, which Ctrl-C reaches as a whole."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*COMMAND, "launch", "claude", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_server_is_started_ctrl_c_is_the_client_s_and_both_end_together(port: int) -> None:

@@ -19,7 +19,7 @@ from tests.support.harm.vitals import Vitals
 from tests.support.rows import cases
 from tests.support.supervisors import Machine
 from vllm_mlx.cli import service as cli
-from vllm_mlx.cli.options import service_settings
+from vllm_mlx.cli.options import load_settings, service_settings
 from vllm_mlx.cli.output import log_files
 from vllm_mlx.cli.service import History, Place, last_lines, new_lines, texts
 from vllm_mlx.cli.settings import AllSettings, settings_fields
@@ -266,6 +266,15 @@ def test_every_setting_survives_the_files(tmp_path: Path) -> None:
             assert getattr(read, name) == getattr(settings, name), name
 
 
+def test_a_list_of_models_survives_the_files(tmp_path: Path) -> None:
+    file, again = tmp_path / "models.toml", tmp_path / "again.toml"
+    first = 'model = "demo"\nname = "coder"\nmatch = ["claude-*"]\nmax-model-len = 4096\npin = true\n'
+    file.write_text(f'port = 1234\n[[models]]\n{first}[[models]]\nmodel = "org/small"\ntext_only = true\n')
+    written, keys = texts(load_settings({"api_key": ["sk-1"]}, file))
+    again.write_text(written)
+    assert load_settings({}, again) == load_settings({}, file) and keys == 'api_key = ["sk-1"]\n'
+
+
 def test_starts_that_come_late_enough_are_no_loop() -> None:
     history = History()
     for now in (0.0, 1.0, 2.0, 3.0, 4.0, 200.0, 201.0, 202.0):
@@ -274,6 +283,16 @@ def test_starts_that_come_late_enough_are_no_loop() -> None:
     for now in (203.0, 204.0, 205.0):
         history = history.started(now)
     assert history.ends_too_often
+
+
+def test_the_end_of_the_log_is_printed_and_controls_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = Place(tmp_path).log
+    log.parent.mkdir(parents=True)
+    log.write_text("one\n\x1b[2Jtwo\nthree\n")
+    assert service("logs", "-n", "2") == (0, "[2Jtwo\nthree\n")
 
 
 _LINES = """

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.project.sources import PACKAGE
+from tests.support.commands import call
 from tests.support.rows import row
 from vllm_mlx.cli.options import load_settings, unknown_variables
+from vllm_mlx.cli.serve import accepted
 from vllm_mlx.cli.settings import GROUPS, AllSettings, flag_name, settings_fields
 from vllm_mlx.core.config import EngineConfig, MediaConfig, ReasoningStrings
 from vllm_mlx.core.errors import ConfigError, setting
@@ -25,7 +27,9 @@ def config_file(tmp_path: Path) -> Path:
 
 def refusal(flags: dict[str, object], config_file: Path | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_settings(flags, config_file).engine_config()
+        settings = load_settings(flags, config_file)
+        settings.engine_config()
+        settings.server_config()
     assert "\n" not in caught.value.message
     return caught.value.message
 
@@ -56,6 +60,8 @@ def test_several_values_from_flags_a_variable_and_a_file(config_file: Path, monk
     assert load_settings({}, config_file).cors_origin == ("*",)
     monkeypatch.setenv("VLLM_MLX_SERVED_MODEL_NAME", "e, f")
     assert load_settings({}, config_file).served_model_name == ("e", "f")
+    monkeypatch.setenv("VLLM_MLX_MODELS_FROM", "hub, /models")
+    assert load_settings({}).models_from == ("hub", "/models")
 
 
 def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +78,19 @@ def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypat
     assert refusal({"port": "-1"}, config_file) == "--port must be at least 0, got '-1'."
 
 
+DRAFT_MODEL = '{"method": "mtp", "model": "org/head"}'
+NO_DRAFTS = {  # what no drafts can be made with, in the form of vLLM
+    '{"method": "eagle3", "num_speculative_tokens": 3}': "the method eagle3 is not supported: this server drafts",
+    '{"method": ["eagle"]}': "the method ['eagle'] is not supported",
+    '{"method": "mtp", "model": 3}': "`model` must be a text",
+    '{"model": "org/small", "num_speculative_tokens": 3}': "the model org/small is not supported: this server",
+    '{"method": "ngram", "disable_by_batch_size": 4}': "`disable_by_batch_size` is not supported",
+    '{"method": "ngram", "num_speculative_tokens": 8}': "`num_speculative_tokens`: it must be auto or a whole",
+    "ngram": "it is not JSON",
+    "[1]": "it must be an object",
+}
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -82,18 +101,55 @@ def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypat
         ({"temperature": "3"}, "--temperature: `temperature` must be at most 2"),
         ({"top_p": "1.5"}, "--top-p: `top_p` must be at most 1"),
         ({"max_tokens": "0"}, "--max-tokens: `max_tokens` must be at least 1"),
-        (
-            {"chat_template": "no/such file"},
-            "--chat-template: cannot read the template file no/such file: No such file",
-        ),
+        ({"chat_template": "no/such"}, "--chat-template: cannot read the template file no/such: No such file"),
         ({"drain_s": "-1"}, "--drain-s must be at least 0"),
         ({"num_draft_tokens": "x"}, "--num-draft-tokens: it must be auto or a whole number from 0 to 7, got 'x'."),
         ({"num_draft_tokens": "8"}, "--num-draft-tokens: it must be auto or a whole number from 0 to 7, got '8'."),
         ({"num_draft_tokens": "1.5"}, "--num-draft-tokens: it must be auto or a whole number from 0 to 7, got '1.5'."),
+        ({"cache_disk": "20"}, "--cache-disk: give bytes, such as 100GB, or 0, got '20'."),
+        ({"cache_disk": "half"}, "--cache-disk: give bytes, such as 100GB, or 0, got 'half'."),
+        ({"cache_disk_daily": "-1GB"}, "--cache-disk-daily: give bytes, such as 100GB, or 0, got '-1GB'."),
+        ({"cache_disk": "1GB", "prefix_cache": "false"}, "--cache-disk keeps the prefix cache on disk"),
+        ({"cache_disk": "1GB", "repeatable": "true"}, "with --repeatable there is no prefix cache"),
+        ({"limit_mm_per_prompt": "4"}, "--limit-mm-per-prompt: write image=4"),
+        ({"limit_mm_per_prompt": "image=4,audio=1"}, "does not take audio"),
+        ({"limit_mm_per_prompt": '{"image": 1.5}'}, "write image=4"),
+        ({"limit_mm_per_prompt": '{"image": '}, "write image=4"),
+        ({"limit_mm_per_prompt": "{}"}, "write image=4"),
+        ({"max_video_bytes": "0"}, "--max-video-bytes must be greater than 0"),
+        ({"max_image_bytes": "50%"}, "give bytes, such as 20MB"),
+        ({"max_image_bytes": "20XB"}, "give bytes, such as 20MB"),
+        ({"max_image_bytes": "-1"}, "give bytes, such as 20MB"),
+        ({"max_image_bytes": "0"}, "--max-image-bytes must be greater than 0"),
+        ({"max_image_pixels": "999999999"}, "--max-image-pixels must be at most"),
+        ({"max_request_pixels": "5"}, "--max-request-pixels must be at least --max-image-pixels"),
+        ({"media_timeout_s": "0"}, "--media-timeout-s must be greater"),
+        ({"max_media_redirects": "-1"}, "--max-media-redirects must be at least 0"),
+        ({"web_search": "localhost:8080"}, "--web-search localhost:8080 is not an address: write it as http://"),
+        ({"web_search": "ftp://a"}, "--web-search ftp://a is not an address"),
+        ({"web_search": "http://["}, "--web-search http://[ is not an address"),
+        ({"web_search": "http://a:99999"}, "--web-search http://a:99999 is not an address"),
+        ({"web_search": "http://a b"}, "--web-search http://a b is not an address"),
+        ({"cors_origin": ["https://a.com/"]}, "--cors-origin https://a.com/ is not an origin as browsers send it"),
+        ({"cors_origin": ["https://b.com", "a.com"]}, "--cors-origin a.com is not an origin"),
+        ({"allowed_host": ["http://a.com"]}, "--allowed-host http://a.com is not a host name"),
+        ({"media_content_type": ["png"]}, "--media-content-type png is not a content type such as image/png"),
+        ({"api_key": ["s3cret\n"]}, "--api-key: a key must not contain line breaks, or begin or end with a space."),
+        ({"reasoning_config": "{"}, "--reasoning-config: it is not JSON"),
+        ({"reasoning_config": "[]"}, "--reasoning-config: it must be an object with"),
+        ({"reasoning_config": "{}"}, "--reasoning-config: `reasoning_start_str` and `reasoning_end_str` must"),
+        ({"reasoning_config": '{"reasoning_start_str": "<a>"}'}, "`reasoning_end_str` must both be texts"),
+        ({"reasoning_config": '{"start": "<a>"}'}, "--reasoning-config: it must be an object with"),
+        *(({"prompts": text}, "--prompts") for text in ("{", "[]", '"query"', '{"query": 1}')),
+        *(({"speculative_config": given}, f"--speculative-config: {words}") for given, words in NO_DRAFTS.items()),
+        ({"draft_model": "org/head", "num_draft_tokens": "0"}, "--num-draft-tokens 0 turns drafts off, and --draft"),
+        ({"draft_model": "org/head", "repeatable": True}, "--repeatable turns drafts off, and --draft-model needs"),
+        ({"draft_model": "org/other", "speculative_config": DRAFT_MODEL}, "--draft-model and --speculative-config"),
     ],
 )
-def test_a_bad_flag_is_refused_by_name(flags: dict[str, object], words: str) -> None:
-    assert refusal(flags).startswith(words)
+def test_a_bad_value_is_refused_by_name(flags: dict[str, object], words: str) -> None:
+    message = refusal(flags)
+    assert words in message and "s3cret" not in message
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_setting(config_file: Path) -> None:
@@ -188,22 +244,6 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"cache_disk": "20"}, "--cache-disk: give bytes, such as 100GB, or 0, got '20'."),
-        ({"cache_disk": "half"}, "--cache-disk: give bytes, such as 100GB, or 0, got 'half'."),
-        ({"cache_disk_daily": "-1GB"}, "--cache-disk-daily: give bytes, such as 100GB, or 0, got '-1GB'."),
-        ({"cache_disk": "1GB", "prefix_cache": "false"}, "--cache-disk keeps the prefix cache on disk"),
-        ({"cache_disk": "1GB", "repeatable": "true"}, "with --repeatable there is no prefix cache"),
-    ],
-)
-def test_a_cache_on_disk_that_could_not_work_is_refused(flags: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load_settings(flags).engine_config()
-    assert words in refused.value.message
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [("idle_unload_s", 60), ("cache_disk", "1GB"), ("num_draft_tokens", 3), ("draft_model", "org/head")],
 )
@@ -257,52 +297,6 @@ def test_what_is_said_of_images_reaches_the_engine() -> None:
     assert (media.max_videos, media.max_video_bytes) == (0, 3_000_000)
     assert (media.max_documents, media.max_document_bytes, media.max_document_s) == (5, 4_000_000, 8)
     assert load_settings({"limit_mm_per_prompt": "video=2"}).engine_config().media.max_images == default.max_images
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"limit_mm_per_prompt": "4"}, "--limit-mm-per-prompt: write image=4"),
-        ({"limit_mm_per_prompt": "image=4,audio=1"}, "does not take audio"),
-        ({"limit_mm_per_prompt": '{"image": 1.5}'}, "write image=4"),
-        ({"limit_mm_per_prompt": '{"image": '}, "write image=4"),
-        ({"limit_mm_per_prompt": "{}"}, "write image=4"),
-        ({"max_video_bytes": "0"}, "--max-video-bytes must be greater than 0"),
-        ({"max_image_bytes": "50%"}, "give bytes, such as 20MB"),
-        ({"max_image_bytes": "20XB"}, "give bytes, such as 20MB"),
-        ({"max_image_bytes": "-1"}, "give bytes, such as 20MB"),
-        ({"max_image_bytes": "0"}, "--max-image-bytes must be greater than 0"),
-        ({"max_image_pixels": "999999999"}, "--max-image-pixels must be at most"),
-        ({"max_request_pixels": "5"}, "--max-request-pixels must be at least --max-image-pixels"),
-        ({"media_timeout_s": "0"}, "--media-timeout-s must be greater"),
-        ({"max_media_redirects": "-1"}, "--max-media-redirects must be at least 0"),
-    ],
-)
-def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) -> None:
-    assert words in refusal(flags)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"web_search": "localhost:8080"}, "--web-search localhost:8080 is not an address: write it as http://"),
-        ({"web_search": "ftp://a"}, "--web-search ftp://a is not an address"),
-        ({"web_search": "http://["}, "--web-search http://[ is not an address"),
-        ({"web_search": "http://a:99999"}, "--web-search http://a:99999 is not an address"),
-        ({"web_search": "http://a b"}, "--web-search http://a b is not an address"),
-        ({"cors_origin": ["https://a.com/"]}, "--cors-origin https://a.com/ is not an origin as browsers send it"),
-        ({"cors_origin": ["https://b.com", "a.com"]}, "--cors-origin a.com is not an origin"),
-        ({"allowed_host": ["http://a.com"]}, "--allowed-host http://a.com is not a host name"),
-        ({"media_content_type": ["png"]}, "--media-content-type png is not a content type such as image/png"),
-        ({"api_key": ["s3cret\n"]}, "--api-key: a key must not contain line breaks, or begin or end with a space."),
-    ],
-)
-def test_what_could_never_match_or_be_reached_is_refused(flags: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        settings = load_settings(flags)
-        settings.engine_config()
-        settings.server_config()
-    assert words in caught.value.message and "s3cret" not in caught.value.message
 
 
 def test_addresses_origins_and_names_in_all_their_forms_are_taken() -> None:
@@ -399,19 +393,72 @@ def test_strings_of_thoughts_go_by_both_names(prefix: str) -> None:
     )
 
 
-@pytest.mark.parametrize("given", ["{", "[]", "{}", '{"reasoning_start_str": "<a>"}', '{"start": "<a>"}'])
-def test_strings_of_thoughts_that_are_none(given: str) -> None:
-    with pytest.raises(ConfigError, match="--reasoning-config"):
-        load_settings({"reasoning_config": given})
-
-
 @pytest.mark.parametrize("given", ['{"query": "q: ", "document": ""}', {"query": "q: ", "document": ""}])
 def test_prompts_are_json_or_a_table(given: object) -> None:
     read = load_settings({"prompts": given}).engine_config().prompts
     assert read == {"query": "q: ", "document": ""}
 
 
-@pytest.mark.parametrize("given", ["{", "[]", '"query"', '{"query": 1}'])
-def test_prompts_that_are_none(given: str) -> None:
-    with pytest.raises(ConfigError, match="--prompts"):
-        load_settings({"prompts": given})
+def test_the_number_of_drafts_is_read_from_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_file = tmp_path / "config.toml"
+    assert load_settings({}).engine_config().num_draft_tokens == "auto"
+    for written, number in (("0", 0), ('"7"', 7), ('"auto"', "auto")):
+        config_file.write_text(f"num_draft_tokens = {written}\n")
+        assert load_settings({}, config_file).engine_config().num_draft_tokens == number
+    monkeypatch.setenv("VLLM_MLX_NUM_DRAFT_TOKENS", "AUTO")
+    assert load_settings({}).engine_config().num_draft_tokens == "auto"
+    assert load_settings({"num_draft_tokens": "5"}).engine_config().num_draft_tokens == 5
+    with pytest.raises(ConfigError, match="`num_draft_tokens`: it must be auto or a whole number from 0 to 7"):
+        EngineConfig(model="m", num_draft_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 3}', 3),
+        ('{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": null}', 5),
+        ('{"model": "[ngram]", "num_speculative_tokens": 2}', 2),
+        ('{"num_speculative_tokens": 7}', 7),
+        ('{"method": "ngram"}', "auto"),
+        ({"method": "ngram", "num_speculative_tokens": 3}, 3),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', 1),
+        ('{"method": "qwen3_5_mtp", "model": "org/head"}', "auto"),
+    ],
+)
+def test_the_number_of_drafts_in_the_form_of_vllm(given: object, number: object) -> None:
+    settings = load_settings({"speculative_config": given})
+    assert settings.engine_config().num_draft_tokens == number
+    again = load_settings({"speculative_config": settings.speculative_config, "num_draft_tokens": str(number)})
+    assert again.engine_config().num_draft_tokens == number
+
+
+def test_two_numbers_of_drafts_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MLX_NUM_DRAFT_TOKENS", "0")
+    message = refusal({"speculative_config": '{"num_speculative_tokens": 3}'})
+    assert message == "--num-draft-tokens and --speculative-config contradict each other. Leave one out."
+
+
+def test_a_draft_model_is_read_from_both_forms() -> None:
+    settings = load_settings({"speculative_config": DRAFT_MODEL})
+    assert settings.engine_config().draft_model == "org/head"
+    settings = load_settings({"speculative_config": '{"method": "mtp"}', "draft_model": "org/head"})
+    assert settings.engine_config().draft_model == "org/head"
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("/nowhere/head", "No folder /nowhere/head"),
+        ("demo", "holds no mtp.* tensors. Use a conversion that keeps them."),
+    ],
+)
+def test_a_draft_model_that_cannot_be_used_is_refused_with_the_reason(named: str, words: str) -> None:
+    result = call("serve", "demo", "--draft-model", named, "--port", "0")
+    *_, message = result.stderr.splitlines()
+    assert result.returncode == 1 and f"--draft-model {named} cannot be used: " in message and words in message
+
+
+def test_lengths_of_ngrams_are_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    accepted(load_settings({"speculative_config": '{"num_speculative_tokens": 3, "prompt_lookup_max": 4}'}))
+    assert "`prompt_lookup_max` of --speculative-config has no effect" in caplog.text
+    assert "prompt_lookup_min" not in caplog.text

@@ -130,67 +130,54 @@ def test_80_columns_show_all_of_a_busy_server() -> None:
 
 
 DRAFTS: dict[str, Any] = {
-    "enabled": True,
-    "off_reason": None,
-    "parked": None,
-    "num_passes": 1000,
-    "num_drafts": 1000,
+    "enabled": True, "off_reason": None, "parked": None, "num_passes": 1000, "num_drafts": 1000,
     "drafted_tokens": {"grammar": 0, "prediction": 2000, "ngram": 1000},
     "accepted_tokens": {"grammar": 0, "prediction": 1500, "ngram": 100},
     "tokens_per_pass": 2.6,
-}
+}  # fmt: skip
 ACCEPTED = "1,600 of 3,000 tokens accepted (75% of prediction, 10% of ngram), 2.6 tokens a pass"
-
-
-@pytest.mark.parametrize(
-    ("drafts", "line"),
-    [
-        (DRAFTS, ACCEPTED),
-        ({**DRAFTS, "parked": "Too few drafts are accepted."}, f"{ACCEPTED}; parked: Too few drafts are accepted."),
-        ({**DRAFTS, "num_drafts": 0}, None),
-        (None, None),
-    ],
-)
-def test_drafts_are_one_line_once_some_were_verified(drafts: dict[str, Any] | None, line: str | None) -> None:
-    found = [drawn_line for drawn_line in drawn({**BUSY, "drafts": drafts}).splitlines() if "Drafts" in drawn_line]
-    assert [drawn_line.split("Drafts", 1)[1].strip() for drawn_line in found] == ([] if line is None else [line])
-
-
 DISK: dict[str, Any] = {
-    "folder": "/caches/vllm-mlx",
-    "off_reason": None,
-    "used_bytes": 12_300_000_000,
-    "max_bytes": 80_000_000_000,
-    "written_today_bytes": 1_200_000_000,
-    "daily_bytes": 50_000_000_000,
-    "num_records": 3120,
-    "num_waiting_bytes": 0,
-    "hits": 0,
-    "tokens_read": 0,
-    "bytes_read": 0,
-    "reads_not_made": 0,
-    "reads_not_used": 0,
-    "num_damaged": 0,
-}
+    "folder": "/caches/vllm-mlx", "off_reason": None, "used_bytes": 12_300_000_000, "max_bytes": 80_000_000_000,
+    "written_today_bytes": 1_200_000_000, "daily_bytes": 50_000_000_000, "num_records": 3120, "num_waiting_bytes": 0,
+    "hits": 0, "tokens_read": 0, "bytes_read": 0, "reads_not_made": 0, "reads_not_used": 0, "num_damaged": 0,
+}  # fmt: skip
 READ = {"hits": 3, "tokens_read": 120_000, "bytes_read": 3_100_000_000}
 HELD = "12.3 GB of 80.0 GB in 3,120 records; 1.2 GB of 50.0 GB written today"
+RANK: dict[str, Any] = {
+    "rank": 1, "host": "192.168.7.2", "active_bytes": 20_500_000_000, "limit_bytes": 48_000_000_000, "plan": 1234,
+    "lag_plans": 0, "lag_s": 0.0, "sum_s": 0.000274,
+}  # fmt: skip
+MAC = "192.168.7.2, 20.5 GB of 48.0 GB; plan 1,234"
 
 
 @pytest.mark.parametrize(
-    ("disk", "line"),
+    ("label", "more", "line"),
     [
-        (None, "off"),
-        (DISK, HELD),
-        (DISK | READ, f"{HELD}; 3 requests read 120,000 tokens, 3.1 GB"),
-        (DISK | {"num_damaged": 2}, f"{HELD}; 2 damaged records removed"),
-        (DISK | {"off_reason": "The disk is full."}, "off: The disk is full."),
+        ("Drafts", {"drafts": DRAFTS}, ACCEPTED),
+        (
+            "Drafts",
+            {"drafts": DRAFTS | {"parked": "Too few are accepted."}},
+            f"{ACCEPTED}; parked: Too few are accepted.",
+        ),
+        ("Drafts", {"drafts": DRAFTS | {"num_drafts": 0}}, None),
+        ("Drafts", {"drafts": None}, None),
+        ("On disk", {"cache": {"disk": None}}, "off"),
+        ("On disk", {"cache": {"disk": DISK}}, HELD),
+        ("On disk", {"cache": {"disk": DISK | READ}}, f"{HELD}; 3 requests read 120,000 tokens, 3.1 GB"),
+        ("On disk", {"cache": {"disk": DISK | {"num_damaged": 2}}}, f"{HELD}; 2 damaged records removed"),
+        ("On disk", {"cache": {"disk": DISK | {"off_reason": "The disk is full."}}}, "off: The disk is full."),
+        ("Rank 1", {"ranks": [RANK]}, f"{MAC}; a sum takes 0.27 ms"),
+        (
+            "Rank 1",
+            {"ranks": [RANK | {"lag_plans": 2, "lag_s": 0.0315}]},
+            f"{MAC}, 2 behind for 32 ms; a sum takes 0.27 ms",
+        ),
     ],
 )
-def test_what_is_kept_on_disk_is_a_line(disk: dict[str, Any] | None, line: str) -> None:
-    status = drawn(BUSY | {"cache": BUSY["cache"] | {"disk": disk}})
-    [row] = [row for row in status.splitlines() if row.startswith("On disk")]
-    assert row.removeprefix("On disk").strip() == line
-    assert "On disk" not in drawn(BUSY), "an older server says nothing of a disk"
+def test_a_fact_that_not_every_server_has_is_one_line(label: str, more: dict[str, Any], line: str | None) -> None:
+    shown = [drawn(fields).splitlines() for fields in (BUSY | more, BUSY)]
+    found, without = ([row.removeprefix(label).strip() for row in rows if row.startswith(label)] for rows in shown)
+    assert found == ([] if line is None else [line]) and without == []
 
 
 def test_requests_that_use_the_disk_are_marked() -> None:
@@ -221,31 +208,6 @@ def test_a_model_that_is_not_in_memory_is_named_and_what_waits_for_it() -> None:
     failed = {**BUSY, "models": [{"state": "failed", "progress": None, "cause": "The folder is gone."}]}
     assert "failed: The folder is gone." in drawn(failed)
     assert drawn({**BUSY, "models": [{"state": "ready", "progress": None}]}) == drawn(BUSY)
-
-
-RANK: dict[str, Any] = {
-    "rank": 1,
-    "host": "192.168.7.2",
-    "active_bytes": 20_500_000_000,
-    "limit_bytes": 48_000_000_000,
-    "plan": 1234,
-    "lag_plans": 0,
-    "lag_s": 0.0,
-    "sum_s": 0.000274,
-}
-
-
-@pytest.mark.parametrize(
-    ("rank", "line"),
-    [
-        (RANK, "Rank 1    192.168.7.2, 20.5 GB of 48.0 GB; plan 1,234; a sum takes 0.27 ms"),
-        ({**RANK, "lag_plans": 2, "lag_s": 0.0315}, "plan 1,234, 2 behind for 32 ms; a sum"),
-    ],
-)
-def test_each_of_several_macs_is_one_line(rank: dict[str, Any], line: str) -> None:
-    assert "Rank" not in drawn(BUSY)
-    found = [drawn_line for drawn_line in drawn({**BUSY, "ranks": [rank]}).splitlines() if "Rank 1" in drawn_line]
-    assert line in found[0]
 
 
 def test_several_models_have_a_row_each_and_requests_name_theirs() -> None:

@@ -115,7 +115,8 @@ def test_the_files_of_a_service_that_root_installs_belong_to_its_user(roots: Pat
         assert of.pop(".config") == 0 and set(of.values()) == {nobody}
         assert {".config/vllm-mlx/service.toml", ".config/vllm-mlx/service-keys.toml", ".local/state"} <= of.keys()
         assert owners(roots / "units") == {"vllm-mlx.service": 0, "start.log": nobody}
-        assert os.geteuid() == 0 and "\nUser=nobody\n" in (roots / "units" / "vllm-mlx.service").read_text()
+        unit = roots / "units" / "vllm-mlx.service"
+        assert os.geteuid() == 0 and "\nUser=nobody\n" in unit.read_text() and unit.stat().st_mode & 0o777 == 0o644
     assert service("uninstall", "--system", "nobody")[0] == 0
     assert owners(roots / "units") == {} and not list((roots / "home").rglob("*.toml"))
 

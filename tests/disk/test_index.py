@@ -92,7 +92,7 @@ def test_files_go_whatever_else_refers_to_them() -> None:
     disk = Disk(ResumeRule(needs_state=True))
     key = pack(range(10))
     disk.write_path(key, 4)
-    elsewhere = list(disk.index.tree.nodes())
+    elsewhere = list(disk.index.tree.store.nodes())
     disk.index.tree.trim(SPACE, key, 0)
     disk.sweep()
     assert elsewhere and not disk.records and not len(disk.index)

@@ -12,13 +12,13 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawing import examples
 from vllm_mlx.disk import kept as kept_module
 from vllm_mlx.disk.database import Database
-from vllm_mlx.disk.kept import Journal, Journals, Memories, Restored
+from vllm_mlx.disk.kept import Journal, Journals, Kept, Memories
 
 NAMES = st.sampled_from("abcdef")
 SALTS = st.sampled_from(["", "x/", "x/1", "y/"])
@@ -76,8 +76,8 @@ def journals(folder: Path, **options: Any) -> Iterator[Journals]:
         opened.close()
 
 
-def restored(journal: Journal) -> Restored:
-    found: list[Restored] = []
+def restored(journal: Journal) -> list[Kept]:
+    found: list[list[Kept]] = []
     journal.restore(found.append)
     journal.wait()
     return found[0]
@@ -86,7 +86,7 @@ def restored(journal: Journal) -> Restored:
 def kept(folder: Path, kind: str = "notes", **options: Any) -> dict[str, Any]:
     """What the next server finds."""
     with journals(folder, **options) as opened:
-        return {value.name: value.value() for value in restored(opened.open(kind)).values}
+        return {value.name: value.value() for value in restored(opened.open(kind))}
 
 
 def put(journal: Journal, name: str, value: Any, salt: str = "", base: str | None = None) -> None:
@@ -119,6 +119,7 @@ def files_of(folder: Path) -> bytes:
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(CHANGES, min_size=1, max_size=3), st.booleans())
+@example([[("put", "a", "", None, 1), ("put", "b", "", None, 2), ("use", ["a"])]], True)
 def test_a_restart_finds_what_was_kept(
     tmp_path_factory: pytest.TempPathFactory, lives: list[list[tuple[Any, ...]]], flushes: bool
 ) -> None:
@@ -129,8 +130,8 @@ def test_a_restart_finds_what_was_kept(
         with journals(folder) as opened:
             journal = opened.open("notes")
             found = restored(journal)
-            values = [(value.name, value.salt, value.base, value.value()) for value in found.values]
-            assert (values, found.order) == model_of(done)
+            values = [(value.name, value.salt, value.base, value.value()) for value in found]
+            assert (values, [value.name for value in sorted(found, key=lambda value: value.used)]) == model_of(done)
             for change in changes:
                 apply(opened, journal, change)
                 if flushes:
@@ -308,7 +309,7 @@ def test_what_is_put_while_the_values_are_read_is_known_and_can_be_dropped(tmp_p
         for name in old:
             put(opened.open("notes"), name, 1)
 
-    found: list[Restored] = []
+    found: list[list[Kept]] = []
 
     def switch(frame: FrameType, event: str, argument: object) -> Any:
         """Let another thread run before each step of the module."""
@@ -345,7 +346,7 @@ def test_what_is_cleared_while_the_values_are_read_is_not_among_them(tmp_path: P
         journal.restore(found.append)
         opened.clear("one/", "notes")
         journal.wait()
-        assert [value.name for value in found[0].values] == ["b"] and "a" not in journal
+        assert [value.name for value in found[0]] == ["b"] and "a" not in journal
 
 
 def test_a_value_that_is_not_kept_leaves_no_earlier_one(tmp_path: Path) -> None:
@@ -372,7 +373,7 @@ def test_a_disk_that_hangs_gives_its_values_later(tmp_path: Path) -> None:
     assert not found
     put(journal, "b", 2)
     goes_on.set()
-    assert opened.flush() and [value.name for value in found[0].values] == ["a"]
+    assert opened.flush() and [value.name for value in found[0]] == ["a"]
     opened.close()
     hanging.join()
     assert kept(tmp_path) == {"a": 1, "b": 2}
@@ -383,7 +384,7 @@ def test_who_asks_before_it_is_read_waits(tmp_path: Path) -> None:
         put(opened.open("notes"), "a", 1)
     goes_on, seen = threading.Event(), []
 
-    def take(found: Restored) -> None:
+    def take(found: list[Kept]) -> None:
         goes_on.wait(30)
         seen.append(found)
 
@@ -395,4 +396,4 @@ def test_who_asks_before_it_is_read_waits(tmp_path: Path) -> None:
         thread.start()
         goes_on.set()
         thread.join(30)
-        assert [type(item) for item in seen] == [Restored, str]
+        assert [type(item) for item in seen] == [list, str]

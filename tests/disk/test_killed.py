@@ -49,7 +49,7 @@ def test_what_was_flushed_is_there_and_nothing_is_wrong(tmp_path: Path, seed: in
     for _ in range(4):
         flushed = killed(tmp_path, first, drawn.randint(1, 40), drawn)
         with journals(tmp_path, max_bytes=400_000) as opened:
-            found = {int(value.name): value.value() for value in restored(opened.open("notes")).values}
+            found = {int(value.name): value.value() for value in restored(opened.open("notes"))}
         assert all(value == [number] * (number % 1000) for number, value in found.items())
         last = max(found)
         assert last >= flushed

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.drawing import examples
 from tests.support.engine_driver import Driver, plain_loop
+from tests.support.integrity import check_integrity
 from tests.support.rows import cases, row
 from vllm_mlx.core.events import FinishReason
 
@@ -117,7 +118,7 @@ def check_any_load(path: Path, num_draft_tokens: int = 0) -> None:
             if reply.finish_reason is not None:
                 assert reply.finish_reason is FinishReason.LENGTH and len(reply.token_ids) == seq.max_tokens
         assert driver.engine.num_rows == 0
-        driver.engine.cache_tree.check_integrity()
+        check_integrity(driver.engine.cache_tree)
         if driver.engine.scheduler.speculation is not None:
             accepted.update(driver.engine.scheduler.speculation.num_accepted)
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
+from tests.support.integrity import check_integrity
 from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import open_disk
@@ -195,8 +196,8 @@ def run_load(
             num_accepted += speculation.num_accepted["prediction"]
         eventually(lambda server=server: server.disk.tick(is_idle=True) or server.disk.reader.reserved_bytes == 0)
         assert not server.disk.reader.reading
-        server.engine.cache_tree.check_integrity()
-        server.disk.tree.check_integrity()
+        check_integrity(server.engine.cache_tree)
+        check_integrity(server.disk.tree)
         held, before = server.engine.cache_tree.used_bytes, server.num_written
         server.stop(killed=rng.random() < 0.2)
         assert server.num_written - before <= 2 * held + 100_000, "something is written again and again"

@@ -21,8 +21,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.disk import reader
 from vllm_mlx.disk.faults import InUse
-from vllm_mlx.disk.kept import Memories, Restored
-from vllm_mlx.disk.place import prepare
+from vllm_mlx.disk.kept import Kept, Memories
 from vllm_mlx.engine import loading
 from vllm_mlx.engine.loading import fingerprint, start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
@@ -54,23 +53,6 @@ def test_a_second_server_on_the_folder_goes_on_without_it_with_one_line(
         for word in (str(tmp_path), f"process {os.getpid()}", "--cache-dir"):
             assert word in line and word in str(second.report.off_reason)
         assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
-
-
-def test_the_old_format_is_taken_away_with_one_line(
-    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert prepare(tmp_path) is None
-    old = tmp_path / ("0" * 16) / f"{'1' * 40}.safetensors"
-    old.parent.mkdir()
-    old.write_bytes(b"numbers")
-    (tmp_path / "usage.json").write_text('{"used_bytes": 7, "written": {}}')
-    with started(path, tmp_path) as server:
-        server.generate(PROMPT)
-    with started(path, tmp_path) as server:
-        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
-        assert server.disk.report().hits == 1
-    assert not old.parent.exists() and not (tmp_path / "usage.json").exists()
-    assert len([record for record in caplog.records if "earlier" in record.getMessage()]) == 1
 
 
 def test_a_load_that_fails_frees_the_folder(tmp_path: Path) -> None:
@@ -261,11 +243,11 @@ def test_the_folder_is_free_only_when_what_is_remembered_is_written(path: Path, 
         memories.responses.put("a", "", lambda: 1, num_bytes=1)
         memories.close()
         free = folder(tmp_path)  # as another server
-        found: list[Restored] = []
+        found: list[list[Kept]] = []
         again = Memories.at(free, "f1", cap_bytes=1 << 30)
         again.responses.restore(found.append)
         again.close()
-        assert [value.name for value in found[0].values] == ["a"]
+        assert [value.name for value in found[0]] == ["a"]
 
 
 def test_the_cap_is_kept_by_what_is_least_worth(path: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine_driver import Driver
+from tests.support.integrity import check_integrity
 from tests.support.rows import cases, row
 from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.request import TokenSampling
@@ -51,7 +52,7 @@ def expected(path: Path) -> list[list[int]]:
 
 def is_at_rest(driver: Driver) -> bool:
     tree = driver.engine.cache_tree
-    tree.check_integrity()
+    check_integrity(tree)
     driver.engine.clear_cache()
     assert not tree.used_bytes, "nothing is pinned"
     assert not any(driver.engine.scheduler._groups.is_isolated(seq_id) for seq_id in driver.seqs)

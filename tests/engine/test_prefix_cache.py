@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.engine_driver import Driver, RandomPrompts, plain_loop
+from tests.support.integrity import check_integrity
 from tests.support.rows import cases, row
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.snapshot import Stack
@@ -182,7 +183,7 @@ def test_small_caches_evict_and_stay_exact(model):
             assert reply == plain_loop(path, ids, NUM_TOKENS)[0]
             conversations[number] = [*ids, *reply, *prompt(6)]
             assert driver.engine.cache_tree.used_bytes <= limit
-            driver.engine.cache_tree.check_integrity()
+            check_integrity(driver.engine.cache_tree)
     assert driver.engine.cache_tree.stats.evictions > 0
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.checkpoints import OWN_STATE
 from tests.support.engine_driver import Driver, RandomPrompts, plain_loop
+from tests.support.integrity import check_integrity
 from tests.support.rows import USUAL, cases, row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
@@ -120,7 +121,7 @@ def test_preempted_rows_continue_exactly(checkpoint, name):
     tight.run()
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
     assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == [*expected, hot]
-    tight.engine.cache_tree.check_integrity()
+    check_integrity(tight.engine.cache_tree)
 
 
 def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):

@@ -4,13 +4,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta
+from tests.support.named_formats import OutputParser
+from vllm_mlx.core.events import ContentEvent
 from vllm_mlx.formats import SchemaBudget, Schemas, read_schemas
-from vllm_mlx.formats.families import calls_by_name, reasoning_by_name
-from vllm_mlx.formats.pipeline import OutputParser
+from vllm_mlx.formats.families import CALL_FORMATS
+from vllm_mlx.formats.families import REASONING_FORMATS as REASONING_FORMATS
+from vllm_mlx.formats.pipeline import merged
 
-REASONING_FORMATS = reasoning_by_name()
-TOOL_FORMATS = {name: calls.reads for name, calls in calls_by_name().items()}
+TOOL_FORMATS = {name: calls.reads for name, calls in CALL_FORMATS.items()}
 THINK = ("<think>", "</think>")
 TOOL_CALL = ("<tool_call>", "</tool_call>")
 MARKERS = (*THINK, *TOOL_CALL)
@@ -87,22 +88,7 @@ def run(
     for piece in pieces:
         text, special = piece if isinstance(piece, tuple) else (piece, False)
         events += parser.feed(text, special)
-    return fold([*events, *parser.finish(is_end=is_end)])
-
-
-def fold(events: Iterable[ContentEvent]) -> list[ContentEvent]:
-    folded: list[ContentEvent] = []
-    for event in events:
-        last = folded[-1] if folded else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            folded[-1] = TextDelta(last.text + event.text)
-        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            folded[-1] = ReasoningDelta(last.text + event.text)
-        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta) and event.index == last.index:
-            folded[-1] = ToolCallDelta(event.index, last.arguments + event.arguments)
-        else:
-            folded.append(event)
-    return folded
+    return merged([*events, *parser.finish(is_end=is_end)])
 
 
 def cuts(text: str, step: int = 1) -> Iterator[list[str]]:

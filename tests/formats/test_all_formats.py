@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawing import examples
+from tests.support.named_formats import OutputParser
 from tests.support.rows import row
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import OutputParser
 
 from .families import FAMILIES
 from .support import REASONING_FORMATS, TOOL_FORMATS, Piece, as_special, run, schemas_of, tool

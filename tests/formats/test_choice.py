@@ -1,8 +1,8 @@
 """A body is told by its first character, even where the tokenizer holds its tag as one token."""
 
+from tests.support.named_formats import OutputParser
 from tests.support.rows import row
 from vllm_mlx.core.events import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import OutputParser
 
 PIECES = ["<tool_call>", "\n", "<function=", "Read>\n", "<parameter=", "path>\nnotes.txt\n", "</parameter>", "\n"]
 ENDS = ["</function>", "\n", "</tool_call>"]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import OutputParser
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import OutputParser
 
 from .families import DSML, FAMILIES, NS, Arguments, Family
 from .support import as_special, cuts, run, schemas_of, tool

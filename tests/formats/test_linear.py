@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import OutputParser
 from vllm_mlx.formats.family import Family as ProductFamily
-from vllm_mlx.formats.pipeline import OutputParser
 
 from .families import Family
 from .support import schemas_of, tool

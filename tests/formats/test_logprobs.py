@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.named_formats import ReplyFormats
 from vllm_mlx.core.events import FinishReason, TextDelta, TokenLogprob
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.pipeline import OutputPipeline
 from vllm_mlx.formats.tokenizer import Tokenizer
 
@@ -156,3 +156,14 @@ def test_each_token_of_an_echo_has_its_place(any_tokenizer: Tokenizer, text: str
         spelled[start] = spelled.get(start, b"") + (b"" if added else any_tokenizer.token_bytes(token_id))
     for start, end in itertools.pairwise([*spelled, len(echo.text)]):
         assert spelled[start].decode().strip(" ") == echo.text[start:end].strip(" ")
+
+
+def test_the_token_that_ended_the_reply_follows_those_of_an_echo(qwen: Tokenizer) -> None:
+    sampling = SamplingParams(logprobs=0)
+    request = Request(request_id="r", prompt="hello", echo=True, max_prompt_logprobs=100, sampling=sampling)
+    ids, [end] = encode(qwen, "hello"), encode(qwen, "<|im_end|>")
+    prompt = PromptInputs(token_ids=tuple(ids))
+    output = OutputPipeline(qwen, request, prompt, ReplyFormats(), stop_token_ids=frozenset({end}))
+    events = output.feed([TokenOutput(0, end, TokenLogprob(end, -1.0))])
+    *rest, _ = output.finish(FinishReason.STOP, end)
+    assert [token.token_id for event in [*events, *rest] for token in event.logprobs][-1] == end

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import ReplyFormats
 from tests.support.rows import row
 from vllm_mlx.core.events import (
     ContentEvent,
@@ -25,7 +26,6 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.pipeline import OutputPipeline, merged
 from vllm_mlx.formats.tokenizer import Tokenizer
 
@@ -245,6 +245,17 @@ def test_a_call_whose_arguments_are_whole_needs_no_end(play) -> None:
     events = play('<tool_call>{"name": "say", "arguments": {"text": "a b"}<|im_end|>', WITH_TOOLS)
     assert events[:-1] == [ToolCallStart(0, "c0", "say"), ToolCallDelta(0, '{"text": "a b"}'), ToolCallEnd(0)]
     assert finished(events).reason is FinishReason.TOOL_CALLS
+
+
+def test_a_reply_whose_open_call_was_completed_is_not_complete(qwen: Tokenizer) -> None:
+    """No client sends it back as the model wrote it."""
+    for text, is_complete in ((CALL, True), (CALL.partition("}}")[0] + "}", False)):
+        *ids, end = Replies(qwen).ids(f"{text}<|im_end|>")
+        formats, prompt = ReplyFormats("qwen3", "hermes"), PromptInputs(token_ids=(1,))
+        output = OutputPipeline(qwen, WITH_TOOLS, prompt, formats, stop_token_ids=frozenset({end}))
+        output.feed([TokenOutput(0, token_id) for token_id in (*ids, end)])
+        output.finish(FinishReason.STOP, end)
+        assert len(output.reply.calls) == 1 and output.reply.is_complete is is_complete
 
 
 def test_a_reply_with_a_call_that_cannot_be_read_is_no_reply_of_calls(play) -> None:

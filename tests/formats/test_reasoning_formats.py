@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import OutputParser
 from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import OutputParser
 
 from .support import REASONING, REASONING_FORMATS, as_special, cuts, run, tool
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from tests.support.named_formats import OutputParser
 from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats.pipeline import OutputParser
 
 from .support import MARKERS, TOOLS, run, schemas_of
 

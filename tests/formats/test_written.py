@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from tests.support.named_formats import OutputParser
 from vllm_mlx.core.events import ToolCallDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolCallPart
 from vllm_mlx.formats import SchemaBudget, read_schemas
 from vllm_mlx.formats.families import FAMILIES
 from vllm_mlx.formats.family import Family, Spelling
-from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.formats.written import written_calls
 
 CALLS = (

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.named_formats import OutputParser, call_format, reasoning_format
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.formats import SchemaBudget, read_schemas
-from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.runner.row_constraint import RowConstraint
@@ -33,8 +33,8 @@ class GuidedSampler:
             tokenizer,
             settings,
             vocab_size=tokenizer.vocab_size,
-            reasoning=CheckpointReasoning(tokenizer, reasoning, strings) if has_tags else None,
-            tools=tools,
+            reasoning=CheckpointReasoning(tokenizer, reasoning_format(reasoning), strings) if has_tags else None,
+            tools=call_format(tools),
         )
 
     def ids(self, text: str) -> list[int]:

@@ -12,10 +12,10 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.checkpoints import train_tokenizer
+from tests.support.named_formats import OutputParser
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget, read_schemas
-from vllm_mlx.formats.pipeline import OutputParser
 from vllm_mlx.formats.tokenizer import Tokenizer as OurTokenizer
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.grammars import LarkWriter
@@ -33,7 +33,7 @@ class RandomSampler:
         self.compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size)
 
     def writer(self) -> LarkWriter:
-        return LarkWriter(self.compiler.added_tokens)
+        return LarkWriter(self.tokenizer.added)
 
     def allowed(self, matcher: LLMatcher) -> np.ndarray:
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.checkpoints import train_tokenizer
+from tests.support.named_formats import call_format, reasoning_format
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams, TokenSampling
@@ -59,8 +60,8 @@ class Scripted:
             one.tokenizer,
             EngineConfig(model="m", **config),
             vocab_size=one.tokenizer.vocab_size,
-            reasoning=None if reasoning is None else CheckpointReasoning(one.tokenizer, reasoning),
-            tools=tools,
+            reasoning=None if reasoning is None else CheckpointReasoning(one.tokenizer, reasoning_format(reasoning)),
+            tools=call_format(tools),
         )
 
     def ids(self, text: str) -> list[int]:

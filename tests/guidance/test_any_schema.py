@@ -14,6 +14,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Guide, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.formats import SchemaBudget
+from vllm_mlx.formats.families import CALL_FORMATS
 from vllm_mlx.formats.pipeline import declared_schemas
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 
@@ -89,7 +90,9 @@ def _nested(keyword: str, depth: int, leaf: Any) -> Any:
 @cache
 def guidance(name: str) -> ConstraintBuilder:
     tokenizer = sampler().tokenizer
-    return ConstraintBuilder(tokenizer, EngineConfig(model="m"), vocab_size=tokenizer.vocab_size, tools=name)
+    return ConstraintBuilder(
+        tokenizer, EngineConfig(model="m"), vocab_size=tokenizer.vocab_size, tools=CALL_FORMATS[name]
+    )
 
 
 def prepared(request: Request, name: str) -> None:

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import required_calls
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Guide, StructuralFormat
 from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.formats.family import NO_HEADER
-from vllm_mlx.guidance.grammars import GuidedTool, guide_grammar, required_calls
+from vllm_mlx.formats.tokenizer import AddedTokens
+from vllm_mlx.guidance.grammars import GuidedTool, guide_grammar
 from vllm_mlx.guidance.grammars.json_schema import checked_schema
-from vllm_mlx.guidance.grammars.lark import AddedTokens, LarkWriter
+from vllm_mlx.guidance.grammars.lark import LarkWriter
 from vllm_mlx.guidance.grammars.shapes import MAX_SHAPES
 
 from ..formats.test_tool_schema import WIDTH, folded

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import OutputParser, calls_in_text, required_calls
 from tests.support.rows import row
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import ReasoningDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats import SchemaBudget, detect_formats, families, read_schemas, reasoning_format
+from vllm_mlx.formats import SchemaBudget, detect_formats, read_schemas, selection
 from vllm_mlx.formats.family import NO_HEADER, Family
 from vllm_mlx.formats.layouts import json_list, tags
-from vllm_mlx.formats.pipeline import OutputParser
-from vllm_mlx.guidance.grammars import GuidedTool, calls_in_text, required_calls
+from vllm_mlx.guidance.grammars import GuidedTool
 
 from ..formats.families import FAMILIES as SPELLED
 from ..formats.support import TOOL_FORMATS
@@ -176,6 +176,16 @@ def test_text_is_free_until_a_call_begins(name: str) -> None:
     assert matcher.is_accepting()
 
 
+def test_text_beside_one_call_holds_no_other() -> None:
+    one = sampler_of("hermes", has_tokens=True)
+    grammar = calls_in_text(GUIDED, "hermes", one.writer(), NO_HEADER, 1)
+    call = one.tokenizer.encode(
+        '<tool_call>\n{"name": "noop", "arguments": {}}\n</tool_call>', add_special_tokens=False
+    )
+    matcher = one.compiler.compile(grammar, "tools").deep_copy()
+    assert matcher.try_consume_tokens(call) == len(call) and matcher.try_consume_tokens(call) == 0
+
+
 def test_a_tool_that_is_not_strict_takes_any_arguments() -> None:
     one = sampler_of("hermes", has_tokens=True)
     tools = [GUIDED[0], GuidedTool.of(ToolSpec("free", None, WEATHER), "tools", is_strict=False)]
@@ -248,11 +258,10 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
         tags("<acme:muse>", "</acme:muse>"),
         json_list("<acme:calls>", "</acme:calls>"),
     )
-    monkeypatch.setattr(families, "FAMILIES", (row, *families.FAMILIES))
+    monkeypatch.setattr(selection, "FAMILIES", (row, *selection.FAMILIES))
     assert detect_formats("{{ x }}<acme:muse>{{ y }}<acme:calls>[", ()) == ("acme", "acme")
-    assert reasoning_format("acme").bounds.starts == ("<acme:muse>",)
     schemas = read_schemas(((tool.name, tool.parameters, tool.name) for tool in TOOLS), SchemaBudget())
-    parser = OutputParser("acme", "acme", schemas=schemas)
+    parser = OutputParser(row.reasoning, row.calls, schemas=schemas)
     written = '<acme:muse>hm</acme:muse><acme:calls>[{"name": "noop", "arguments": {}}]</acme:calls>'
     events = [*parser.feed(written), *parser.finish()]
     assert events[0] == ReasoningDelta("hm")
@@ -260,10 +269,10 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in (sampler(), sampler(("<acme:calls>", "</acme:calls>"))):
         for seed in range(3):
             ids = one.draw_reply(
-                required_calls(GUIDED, "acme", one.writer(), NO_HEADER, None), seed, most=2500, ends=0.5
+                required_calls(GUIDED, row.calls, one.writer(), NO_HEADER, None), seed, most=2500, ends=0.5
             )
             assert ids is not None
-            read = one.read(ids, "acme", TOOLS)
+            read = one.read(ids, row.calls, TOOLS)
             assert read.calls and not read.text.strip()
             check_calls(read.calls)
 

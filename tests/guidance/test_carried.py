@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.named_formats import required_calls
 from vllm_mlx.core.errors import InvalidParameter, shown
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats.families import FAMILIES
+from vllm_mlx.formats.families import CALL_FORMATS, FAMILIES
 from vllm_mlx.formats.family import NO_HEADER
-from vllm_mlx.guidance.grammars import CarriedNames, GuidedTool, required_calls
+from vllm_mlx.guidance.grammars import CarriedNames, GuidedTool
 
 from .test_calls import NOTHING, sampler_of
 
@@ -32,7 +33,7 @@ def is_read_back(name: str, tools: str, *, has_tokens: bool) -> bool:
 
 
 def carried(names: Sequence[str], tools: str, *, has_tokens: bool = True) -> CarriedNames:
-    return CarriedNames(names, tools, sampler_of(tools, has_tokens=has_tokens).compiler.added_tokens)
+    return CarriedNames(names, CALL_FORMATS[tools], sampler_of(tools, has_tokens=has_tokens).tokenizer.added)
 
 
 @pytest.mark.parametrize(("number", "tools"), [pytest.param(*item, id=item[1]) for item in enumerate(FORMATS.values())])

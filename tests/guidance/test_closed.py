@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import required_calls
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.formats.family import NO_HEADER
-from vllm_mlx.guidance.grammars import GuidedTool, required_calls
+from vllm_mlx.guidance.grammars import GuidedTool
 from vllm_mlx.guidance.grammars.json_schema import closed
 
 from .random_sampler import sampler

@@ -12,10 +12,10 @@ from tokenizers.normalizers import Normalizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.tokenizers import byte_level_backend, sentencepiece_backend
-from vllm_mlx.formats.tokenizer import Tokenizer
+from vllm_mlx.formats.tokenizer import AddedTokens, Tokenizer
 from vllm_mlx.guidance.exact_tokenizer import ExactTokenizer
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
-from vllm_mlx.guidance.grammars.lark import AddedTokens, LarkWriter, literal
+from vllm_mlx.guidance.grammars.lark import LarkWriter, literal
 
 PARTS = (
     "e\u0301", "a\u030a\u0323", "\u212b", "\u1100\u1161\u11a8", "가", "ﬁ", "①", "ｆｕｌｌ", "ß", "İ", "ABC", "x",

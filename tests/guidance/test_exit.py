@@ -8,11 +8,12 @@ from tests.support.running import start_python
 READING = """
 import time
 from tests.guidance.random_sampler import sampler
+from vllm_mlx.formats.families import CALL_FORMATS
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.names import CheckpointNames
 
 one = sampler()
-CheckpointNames(one.tokenizer, "hermes", GrammarCompiler(one.tokenizer, 400_000))
+CheckpointNames(one.tokenizer, CALL_FORMATS["hermes"], GrammarCompiler(one.tokenizer, 400_000))
 time.sleep({after_s})
 """
 COMPILING = """

@@ -55,32 +55,32 @@ def matcher(compiler, number: int):
 
 def test_what_was_used_last_is_kept(compiler) -> None:
     held = CompiledGrammars(2)
-    held.add("ann", "a", matcher(compiler, 1), 100)
-    held.add("ann", "b", matcher(compiler, 2), 100)
-    assert held.get("ann", "a") is not None
-    held.add("ann", "c", matcher(compiler, 3), 100)
-    assert held.get("ann", "a") is not None and held.get("ann", "b") is None
+    held.put(("ann", "a"), matcher(compiler, 1), 100)
+    held.put(("ann", "b"), matcher(compiler, 2), 100)
+    assert held.get(("ann", "a")) is not None
+    held.put(("ann", "c"), matcher(compiler, 3), 100)
+    assert held.get(("ann", "a")) is not None and held.get(("ann", "b")) is None
 
 
 def test_a_key_takes_no_grammars_from_keys_that_hold_fewer(compiler) -> None:
     held = CompiledGrammars(8)
     for number in range(3):
-        held.add("ben", f"{number}", matcher(compiler, number), 100)
+        held.put(("ben", f"{number}"), matcher(compiler, number), 10_000)
     for number in range(20):
-        held.add("ann", f"{number}", matcher(compiler, number), 100)
-    assert all(held.get("ben", f"{number}") is not None for number in range(3))
-    assert sum(held.get("ann", f"{number}") is not None for number in range(20)) == 5
+        held.put(("ann", f"{number}"), matcher(compiler, number), 100)
+    assert all(held.get(("ben", f"{number}")) is not None for number in range(3))
+    assert sum(held.get(("ann", f"{number}")) is not None for number in range(20)) == 5
 
 
 def test_long_grammars_take_more_of_the_room(compiler) -> None:
     held = CompiledGrammars(8, 1000)
-    held.add("ben", "short", matcher(compiler, 0), 5)
+    held.put(("ben", "short"), matcher(compiler, 0), 5)
     for number in range(3):
-        held.add("ann", f"{number}" * 600, matcher(compiler, number), 600)
-    assert held.get("ben", "short") is not None and held.get("ann", "2" * 600) is not None
-    assert held.get("ann", "1" * 600) is None
-    held.add("ann", "9" * 5000, matcher(compiler, 1), 5000)  # longer than all may be together: it is not kept
-    assert held.get("ann", "9" * 5000) is None and held.get("ben", "short") is not None
+        held.put(("ann", f"{number}" * 600), matcher(compiler, number), 600)
+    assert held.get(("ben", "short")) is not None and held.get(("ann", "2" * 600)) is not None
+    assert held.get(("ann", "1" * 600)) is None
+    held.put(("ann", "9" * 5000), matcher(compiler, 1), 5000)  # longer than all may be together: it is not kept
+    assert held.get(("ann", "9" * 5000)) is None and held.get(("ben", "short")) is not None
 
 
 def test_definitions_that_refer_to_each_other_in_a_long_chain_are_compiled(compiler) -> None:

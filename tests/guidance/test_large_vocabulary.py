@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import required_calls
 from tests.support.rows import cases
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Guide, JsonSchema
 from vllm_mlx.formats.family import NO_HEADER
-from vllm_mlx.guidance.grammars import GuidedTool, guide_grammar, required_calls
+from vllm_mlx.guidance.grammars import GuidedTool, guide_grammar
 
 from .random_sampler import RandomSampler
 from .scripted import with_tokens

@@ -6,6 +6,7 @@ from tests.support.rows import cases, row
 from vllm_mlx.core.messages import ToolChoice, ToolSpec
 from vllm_mlx.core.request import Choice, Guide, Request, TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
+from vllm_mlx.formats.families import CALL_FORMATS
 from vllm_mlx.formats.families import FAMILIES as ROWS
 from vllm_mlx.guidance.names import CheckpointNames, held_openings
 from vllm_mlx.runner.row_constraint import RowConstraint
@@ -357,5 +358,5 @@ def test_names_that_are_too_long_together_are_free(name: str, letter: str) -> No
     """A request that forces no call is not refused because of the grammar that would hold its names."""
     one = sampler()
     names = [f"{number:04}{letter * 252}" for number in range(1024)]
-    hold = CheckpointNames(one.tokenizer, name, one.compiler).rule(names, "")
+    hold = CheckpointNames(one.tokenizer, CALL_FORMATS[name], one.compiler).rule(names, "")
     assert hold is None or not hold.matcher.is_error()

@@ -12,6 +12,7 @@ from vllm_mlx.core.messages import ToolChoice, ToolSpec
 from vllm_mlx.core.request import Guide, JsonSchema, Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.formats import SchemaBudget
+from vllm_mlx.formats.families import CALL_FORMATS
 from vllm_mlx.formats.pipeline import declared_schemas
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 
@@ -92,7 +93,7 @@ def odd(argument: Any) -> Any:
 def builder(name: str, grammar: Any = "names") -> ConstraintBuilder:
     tokenizer = sampler().tokenizer
     config = EngineConfig(model="m", tool_grammar=grammar)
-    return ConstraintBuilder(tokenizer, config, vocab_size=tokenizer.vocab_size, tools=name)
+    return ConstraintBuilder(tokenizer, config, vocab_size=tokenizer.vocab_size, tools=CALL_FORMATS[name])
 
 
 def held(asked: Request, name: str, grammar: Any = "names") -> Any:

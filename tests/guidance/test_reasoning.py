@@ -11,13 +11,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.support.checkpoints import train_tokenizer
+from tests.support.named_formats import ReplyFormats, call_format
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason, TextDelta
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Choice, Guide, Request, TokenSampling
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.pipeline import OutputPipeline
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.guidance.reasoning import CheckpointReasoning, TextWatch
@@ -41,7 +41,7 @@ class Model:
 
     def __init__(self, name: str, one: RandomSampler | None = None, *, has_tokens: bool = True):
         self.sampler = sampler_of(name, has_tokens=has_tokens) if one is None else one
-        self.reasoning = CheckpointReasoning(self.sampler.tokenizer, name)
+        self.reasoning = CheckpointReasoning(self.sampler.tokenizer, REASONING_FORMATS[name])
         self.start, self.end = self.reasoning.tags.starts[0], self.reasoning.tags.ends[0]
 
     def ids(self, text: str) -> list[int]:
@@ -52,7 +52,8 @@ class Model:
         return self.reasoning.prompt_state(self.ids(prompt)).tag
 
     def watch(self, prompt: str = "", tools: str | None = None) -> TagWatch:
-        rule = self.reasoning.rule(self.ids(prompt), budget=None, may_think=True, tools=tools, bounds_reply=True)
+        format = call_format(tools)
+        rule = self.reasoning.rule(self.ids(prompt), budget=None, may_think=True, tools=format, bounds_reply=True)
         return rule.new_watch()
 
     def constraint(self, prompt: str, answer: str) -> Constraint:
@@ -276,6 +277,8 @@ def test_a_call_ends_the_reasoning_where_its_tag_is_a_token() -> None:
     [call_id] = model.ids("<tool_call>")
     assert model.watch(tools="hermes").feed(call_id) is Tag.CALL
     assert model.watch().feed(call_id) is None
+    [bracket_id] = model.ids("[")
+    assert model.watch(tools="pythonic").feed(bracket_id) is None, "a list is text inside reasoning"
 
 
 @row("S2-10")

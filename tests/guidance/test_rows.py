@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.support.checkpoints import train_tokenizer
+from tests.support.named_formats import reasoning_format
 from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig, ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter, Unsupported
@@ -15,7 +16,6 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Choice, Guide, JsonSchema, Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.formats import reasoning_format
 from vllm_mlx.formats.pipeline import OutputPipeline
 from vllm_mlx.prompt.reply_formats import reply_formats
 

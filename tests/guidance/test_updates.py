@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.named_formats import ReplyFormats
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason, ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart
@@ -14,7 +15,6 @@ from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate, TokenOutput
 from vllm_mlx.engine.client import Reply
 from vllm_mlx.engine.monitoring.counters import ReplyStats
-from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.pipeline import OutputPipeline
 
 from .random_sampler import sampler

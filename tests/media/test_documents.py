@@ -17,6 +17,7 @@ from vllm_mlx.core.errors import Cancelled, InvalidDocument, TimeLimit
 from vllm_mlx.core.messages import DocumentPart, ImagePart, TextPart
 from vllm_mlx.media.documents import DocumentFile, DocumentReader, DocumentRefusal, DocumentText, ReadDocument
 from vllm_mlx.media.loader import MediaLoader
+from vllm_mlx.media.processes import Processes
 from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.util.tasks import Deadline
 
@@ -198,7 +199,7 @@ def test_a_hostile_file_costs_no_more_than_its_limits(samples: dict[str, bytes],
     config, max_memory_bytes = MediaConfig(max_document_s=0.5), 150 << 20
 
     async def read() -> ReadDocument:
-        reader = DocumentReader(config, takes_images=True, max_memory_bytes=max_memory_bytes)
+        reader = DocumentReader(config, Processes(max_memory_bytes), takes_images=True)
         return await reader.read(DocumentFile(samples[name], max_chars=1000), Deadline(60, ""))
 
     before = sum(os.times()[2:4])
@@ -215,7 +216,7 @@ def test_a_hostile_file_costs_no_more_than_its_limits(samples: dict[str, bytes],
 
 def test_a_process_ends_with_the_request_it_works_for(samples: dict[str, bytes], started: list[Any]) -> None:
     async def leave(how: str) -> None:
-        reader = DocumentReader(MediaConfig(), takes_images=False, max_memory_bytes=1 << 40)
+        reader = DocumentReader(MediaConfig(), Processes(1 << 40), takes_images=False)
         file, deadline = DocumentFile(samples[FOREVER], max_chars=1000), Deadline(60, "late")
         work = asyncio.create_task(reader.read(file, deadline))
         while not started:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.support.rows import cases
+from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.media.decode import Clip
 from vllm_mlx.media.processes import Processes
-from vllm_mlx.media.video import FrameSampling, VideoLimits, VideoReader
+from vllm_mlx.media.video import FrameSampling, VideoReader
 from vllm_mlx.util.tasks import Deadline
 
 from .samples import corners
@@ -19,15 +20,14 @@ from .video_samples import STEP, encode, sound, turned
 
 GOOD = [encode(), encode("webm", "libvpx-vp9"), encode("gif", "gif", pixels="rgb8"), encode("avi")]
 _OPPOSITE = {"top": "bottom", "bottom": "top", "left": "right", "right": "left"}
-LIMITS = VideoLimits(max_pixels=1 << 20, max_frame_pixels=1 << 20, max_decode_s=30)
+LIMITS = {"max_image_pixels": 1 << 20, "max_video_pixels": 1 << 20}
 
 
 def decode(data: bytes, fps: float | None = None, **limits: float) -> Clip:
     """Open and decode it, each in a process."""
-    chosen = VideoLimits(**{name: limits.get(name, getattr(LIMITS, name)) for name in VideoLimits.__slots__})
 
     async def read() -> Clip:
-        reader = VideoReader(Processes(), FrameSampling(), chosen)
+        reader = VideoReader(Processes(), FrameSampling(), MediaConfig(**LIMITS | limits))
         file = await reader.open(data, fps, Deadline(60, ""), "")
         clip = await reader.decode(file, Deadline(60, ""), "")
         assert clip.num_pixels == file.num_pixels
@@ -72,7 +72,7 @@ def test_a_long_one_is_shown_in_as_many_frames_as_the_model_takes() -> None:
 
 
 def test_frames_are_scaled_down_to_their_pixels_together() -> None:
-    clip = decode(encode(size=(640, 480)), max_pixels=40_000)
+    clip = decode(encode(size=(640, 480)), max_video_pixels=40_000)
     assert 38_000 < clip.num_pixels <= 40_000
     assert clip.width / clip.height == pytest.approx(4 / 3, rel=0.02)
     assert shown(clip) == pytest.approx([0, 6, 13, 19], abs=1)
@@ -134,14 +134,14 @@ def test_what_is_no_video_is_refused(data: bytes, words: str) -> None:
 
 def test_what_is_beyond_a_limit_is_refused() -> None:
     with pytest.raises(InvalidImage, match="640 × 480 pixels"):
-        decode(encode(size=(640, 480)), max_frame_pixels=100_000)
+        decode(encode(size=(640, 480)), max_image_pixels=100_000)
     with pytest.raises(InvalidImage, match="--max-decode-s"):
-        decode(encode(), max_decode_s=-1)
+        decode(encode(), max_decode_s=1e-9)
 
 
 def test_neither_frames_are_counted_nor_decoded_for_a_client_that_has_left() -> None:
     async def leave() -> None:
-        reader, deadline = VideoReader(Processes(), FrameSampling(), LIMITS), Deadline(60, "")
+        reader, deadline = VideoReader(Processes(), FrameSampling(), MediaConfig(**LIMITS)), Deadline(60, "")
         file = await reader.open(encode(), None, deadline, "")
         deadline.cancel()
         with pytest.raises(Cancelled):

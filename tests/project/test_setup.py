@@ -1,6 +1,5 @@
 """The environment that scripts/setup.sh makes holds what the locks name, whatever else the package index has."""
 
-import base64
 import ensurepip
 import hashlib
 import os
@@ -8,13 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 import uv
 
 from tests.project.sources import ROOT
+from tests.support.wheels import write_wheel
 
 # The oldest pip that each supported Python came with; pip of 3.11.0 does not run on a newer Python.
 OLDEST_PIPS = {"22.3": (3, 11), "23.2.1": (3, 12), "24.2": (3, 13)}
@@ -29,24 +28,6 @@ import shutil
 def build_editable(folder, config_settings=None, metadata_directory=None):
     return shutil.copy("project-1-py3-none-any.whl", folder).rpartition("/")[2]
 """
-
-
-def write_wheel(folder: Path, name: str, version: str, *requires: str) -> Path:
-    """Write a wheel that holds nothing but its metadata."""
-    info = f"{name}-{version}.dist-info"
-    requirements = "".join(f"Requires-Dist: {text}\n" for text in requires)
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nProvides-Extra: chat\n{requirements}"
-    files = {
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    digests = {path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()) for path, text in files.items()}
-    rows = [f"{path},sha256={digest.decode().rstrip('=')}," for path, digest in digests.items()]
-    wheel = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in {**files, f"{info}/RECORD": "\n".join([*rows, f"{info}/RECORD,,\n"])}.items():
-            archive.writestr(path, text)
-    return wheel
 
 
 class Checkout:

@@ -18,7 +18,7 @@ from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journals
 from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply, packed_ids, unpacked_ids
-from vllm_mlx.prompt.reply_memory import RecalledConversation, ReplyMemory, TextDigest
+from vllm_mlx.prompt.reply_memory import RecalledConversation, ReplyMemory, text_digest
 
 WORDS = st.text(st.characters(), max_size=4)
 VALUES = st.recursive(
@@ -59,7 +59,7 @@ class Client:
             salt=f"salt {number % 2}",
             key=recalled.key,
             text_length=len(text),
-            text_digest=TextDigest(text).value(),
+            text_digest=text_digest(text).digest(),
             base=known,
             tail=array("I", prompt_ids[0 if known is None else known.num_tokens :]),
             boundaries=(Boundary(len(text), len(prompt_ids)),),

@@ -16,7 +16,7 @@ from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, Text
 from vllm_mlx.formats.reply import FinishedReply
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply
-from vllm_mlx.prompt.reply_memory import ReplyMemory, TextDigest, first_key, next_key
+from vllm_mlx.prompt.reply_memory import ReplyMemory, first_key, next_key, text_digest
 
 from .turns import Session, letter_by_letter, make_processor, user
 
@@ -44,7 +44,7 @@ def entry_after(
     return RememberedReply(
         key=key_of(*messages),
         text_length=len(text),
-        text_digest=TextDigest(text).value(),
+        text_digest=text_digest(text).digest(),
         base=None if base is None else KnownPrefix(base, base.text_length + 1, base_tokens),
         tail=array("I", range(base_tokens, base_tokens + num_ids)),
         reply=FinishedReply(

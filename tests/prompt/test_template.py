@@ -21,7 +21,8 @@ from vllm_mlx.core.messages import (
 )
 from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.prompt.template import ChatTemplate, MediaMarkers, template_messages
+from vllm_mlx.prompt.template import ChatTemplate, MediaMarkers
+from vllm_mlx.prompt.template_messages import apart, template_messages
 
 USER = Message("user", (TextPart("hi"),))
 WEATHER = ToolSpec("get_weather", "Weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -75,7 +76,7 @@ def test_tool_results_are_messages_of_their_own() -> None:
             TextPart("and now?"),
         ),
     )
-    assert template_messages([message]) == [
+    assert template_messages([*apart([message])]) == [
         {"role": "tool", "tool_call_id": "c1", "content": "sunny", "name": "get_weather"},
         {"role": "tool", "tool_call_id": "c2", "content": "a\nb"},
         {"role": "user", "content": "and now?"},
@@ -125,6 +126,7 @@ WITH_SYSTEM = "{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif
 TO_QUESTIONS = "{% if messages[-1].role == 'user' %}{{ tools | tojson }}{% endif %}" + SAYS
 WITHOUT_NAMES = "{% if tools %}{{ tools | length }} tools{% endif %}" + SAYS
 OTHERS_FORM = "{% for tool in tools or [] %}{{ tool.function.name | upper }}{% endfor %}" + SAYS
+REFUSES = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + SAYS
 SYSTEM = Message("system", (TextPart("get_weather"),))
 
 
@@ -157,6 +159,14 @@ def test_tools_that_the_template_does_not_show_are_refused(with_template, templa
 )
 def test_tools_that_the_template_shows_in_its_way_are_taken(with_template, template, messages) -> None:
     assert render(with_template(template), *messages, tools=(WEATHER,))
+
+
+@pytest.mark.parametrize(
+    ("template", "is_shown"),
+    [(SAYS, False), (NEVER, False), (REFUSES, False), (WITH_SYSTEM, True), (OTHERS_FORM, True)],
+)
+def test_a_model_takes_tools_if_its_template_shows_them(with_template, template: str, is_shown: bool) -> None:
+    assert ChatTemplate(with_template(template)).shows_tools is is_shown
 
 
 @row("S0-19")
@@ -275,10 +285,6 @@ def test_ids_of_nine_letters_where_a_template_insists(with_template) -> None:
     assert render(tokenizer, *ASKED).split()[0] == first
     kept = Message("assistant", (ToolCallPart("abcDEF123", "get_weather", {}),))
     assert render(tokenizer, USER, kept).startswith("abcDEF123 ")
-
-
-def test_tool_results_bear_the_name_of_the_tool_that_was_called() -> None:
-    assert [message.get("name") for message in template_messages(ASKED)] == [None, None, "get_weather"]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from tests.support.rows import cases
 from vllm_mlx.core.errors import RequestError, TemplateError
 from vllm_mlx.core.messages import ImagePart, Message, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
+from vllm_mlx.formats.family import JsonCall, Spelling
 from vllm_mlx.formats.tokenizer import Tokenizer
 from vllm_mlx.prompt.encoded import common_prefix
-from vllm_mlx.prompt.template import ChatTemplate, MediaMarkers, Rendered, template_messages
+from vllm_mlx.prompt.template import ChatTemplate, MediaMarkers, Rendered
+from vllm_mlx.prompt.template_messages import CallStyle, in_style, template_messages
 from vllm_mlx.runner.checkpoint import DEMO_PATH
 
 from .histories import SHAPES, TOOLS, History, history, random_shape
@@ -68,7 +70,7 @@ def test_a_template_that_takes_all_gets_what_the_client_sent(shape: str) -> None
     made = history(shape)
     rendered = render(NEEDS["takes all"], made)
     assert rendered.rules == ()
-    sent = template_messages(made.messages)
+    sent = template_messages(in_style(made.messages, CallStyle(), Spelling(JsonCall())))
     tools = [tool.to_openai() for tool in TOOLS]
     assert rendered.text == tokenizer(NEEDS["takes all"]).apply_chat_template(
         sent, tools=tools, add_generation_prompt=True

@@ -14,7 +14,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import SHORTEST_CHUNK, AttentionCost, most_slots
 from vllm_mlx.engine.sizing import load_measured
 from vllm_mlx.runner import attention
-from vllm_mlx.runner.attention import AttentionShape, forcing, memory_saving, observed, score_bytes
+from vllm_mlx.runner.attention import AttentionShape, memory_saving, observed, score_bytes
 from vllm_mlx.runner.calibrate import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.load_model import load_model
@@ -175,11 +175,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     ],
 )
 def test_the_kernel_is_forced_only_where_scores_are_large(
-    recorded: list[dict[str, Any]], width: int, num_queries: int, num_keys: int, dtype: mx.Dtype, is_forced: bool
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: list[dict[str, Any]],
+    width: int,
+    num_queries: int,
+    num_keys: int,
+    dtype: mx.Dtype,
+    is_forced: bool,
 ) -> None:
     before = mx.fast.scaled_dot_product_attention
     queries, keys = (mx.zeros((1, 4, n, width), dtype) for n in (num_queries, num_keys))
-    with forcing(threshold_bytes=16 * 512 * 1024):
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    with memory_saving(frozenset({AttentionShape(4, 256, 256, 2)}), 16 * 512 * 1024):
         mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=1.0, mask="causal")
     assert recorded == [{"scale": 1.0, "mask": "causal"} | ({"force_fused": True} if is_forced else {})]
     assert mx.fast.scaled_dot_product_attention is before

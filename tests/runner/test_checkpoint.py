@@ -246,3 +246,35 @@ def test_a_key_that_the_config_lacks_is_named(broken):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "quantization_config": {"bits": 4}}))
     assert "the key 'quant_method' is missing" in message(broken)
+
+
+def with_config(folder: Path, **values: object) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    return folder
+
+
+@pytest.mark.parametrize("values", [{"num_hidden_layers": 1_000_000}, {"vision_config": {"depth": 1_000_000}}])
+def test_a_model_of_a_million_layers_is_refused_before_any_is_made(broken, values):
+    assert "1000000, and a model of at most 2000 layers is served" in message(with_config(broken, **values))
+
+
+@pytest.mark.parametrize("length", [-1, 0])
+def test_a_context_window_below_one_says_nothing(broken, length):
+    config = {"max_position_embeddings": length, "max_sequence_length": 77}
+    assert find_checkpoint(str(with_config(broken, **config))).max_model_len == 77
+
+
+@pytest.mark.parametrize("change", ["changed", "gone"])
+def test_a_checkpoint_that_is_not_as_before_is_named_without_its_place(broken, change):
+    found = find_checkpoint(str(broken))
+    identity = found.fingerprint()
+    found.check_unchanged(identity)
+    if change == "gone":
+        shutil.rmtree(broken)
+    else:
+        with_config(broken, rope_theta=1.0)
+    with pytest.raises(ModelLoadError) as caught:
+        found.check_unchanged(identity)
+    words = {"changed": "changed on disk. Put the earlier files back", "gone": "no longer on disk. Put it back"}
+    assert words[change] in caught.value.message and str(broken) not in caught.value.message

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.cache.fakes import FakeSegment, FakeState
 from tests.support.drawing import examples
+from tests.support.integrity import check_integrity
 from tests.support.rows import row
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import NEAR_FORK, MemoryAwarePrefixCache
@@ -106,11 +107,11 @@ class Bench:
     def step(self) -> None:
         self._now += 1.0
         plan = self.scheduler.schedule(self._now)
-        pinned = unevictable_bytes(self.tree._pins.values())
+        pinned = unevictable_bytes(self.tree.pins.values())
         self.scheduler.update(self.runner.decode(plan))
         if plan.prefill:
             self.scheduler.update(self.runner.prefill(plan.prefill))
-        self.tree.check_integrity()
+        check_integrity(self.tree)
         assert self.tree.used_bytes <= max(self.tree.max_bytes, pinned)  # a restore's source goes a step later
 
     def run(self) -> None:

@@ -9,12 +9,12 @@ import pytest
 from tests.formats.families import FAMILIES, Family
 from tests.formats.support import REASONING, REASONING_FORMATS, TOOL_FORMATS
 from tests.guidance.random_sampler import sampler
+from tests.support.named_formats import ReplyFormats
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.formats.families import FAMILIES as PRODUCT
 from vllm_mlx.formats.pipeline import OutputPipeline
 from vllm_mlx.formats.tokenizer import Tokenizer

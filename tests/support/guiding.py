@@ -15,6 +15,7 @@ from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
 
 from .checkpoints import VOCAB_SIZE
+from .named_formats import call_format, reasoning_format
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -43,8 +44,10 @@ class Guiding:
         self.tokenizer = Tokenizer.load(path)
         config = EngineConfig(model=str(path))
         has_tags = reasoning is not None or strings is not None
-        judge = CheckpointReasoning(self.tokenizer, reasoning, strings) if has_tags else None
-        self._guidance = ConstraintBuilder(self.tokenizer, config, vocab_size=vocab_size, reasoning=judge, tools=tools)
+        judge = CheckpointReasoning(self.tokenizer, reasoning_format(reasoning), strings) if has_tags else None
+        self._guidance = ConstraintBuilder(
+            self.tokenizer, config, vocab_size=vocab_size, reasoning=judge, tools=call_format(tools)
+        )
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -93,15 +93,11 @@ def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 def assemble(structure: Iterable[Any], kv: Iterable[Any], states: Iterable[Any]) -> LayerCaches:
     """Make one cache per layer, as a model takes them: `structure` with these objects instead of its own."""
-    return _assemble(structure, iter(kv), iter(states))
-
-
-def _assemble(structure: Iterable[Any], kv: Iterator[Any], states: Iterator[Any]) -> LayerCaches:
-    caches = []
+    caches, kv, states = [], iter(kv), iter(states)
     for cache in structure:
         if _is_list(cache):
             children = copy(cache)
-            children.caches = tuple(_assemble(cache.caches, kv, states))
+            children.caches = tuple(assemble(cache.caches, kv, states))
             caches.append(children)
         else:
             caches.append(next(states if is_recurrent(cache) else kv))

@@ -7,7 +7,7 @@ references to the pieces that it restores, so they outlive their nodes.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 Hit = Literal["exact", "prefix", "supersequence", "lcp", "miss"]
 Space = tuple[str, str]  # (model fingerprint, salt); spaces share nothing
@@ -85,6 +85,10 @@ class Node:
     state_hits: int = 0  # requests that resumed from its state
 
     @property
+    def parent_id(self) -> int | None:
+        return None if self.parent is None else self.parent.node_id
+
+    @property
     def size_bytes(self) -> int:
         key_bytes = len(self.key) if self.key is not None else 0
         return self.segment_bytes + self.state_bytes + key_bytes + NODE_BYTES
@@ -115,12 +119,7 @@ class Node:
     @property
     def previous_resumable(self) -> int:
         """The last position at or before `start` at which a request can resume; 0 if there is none."""
-        node = self.parent
-        while node is not None:
-            if (point := node.resumable_up_to(node.end)) is not None:
-                return point
-            node = node.parent
-        return 0
+        return deepest_resumable(self.parent, self.start)[1]
 
     def path(self) -> list["Node"]:
         """Return the nodes from the one that starts at 0 down to this one."""
@@ -167,7 +166,7 @@ class Node:
 class Piece:
     """KV of the tokens `[start, end)`, of which the first `take` tokens are used."""
 
-    segment: Segment
+    segment: Any  # a Segment, which only its maker can read
     start: int
     end: int
     window_start: int  # the segment holds the window layers' KV of [window_start, end)

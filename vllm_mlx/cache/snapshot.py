@@ -8,17 +8,17 @@ Arrays of all layers that are alike share one buffer, because Metal limits the n
 evaluated in slices, because one long command buffer can exceed Metal's time limit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
 from ..core.memory import allocated_slots
 from . import layers, whole
 from .layers import Kind, LayerCaches, Slices, complete, kind, leaves, state_arrays
-from .node import ResumeRule
+from .node import Piece, ResumeRule
 
 STATE_VERSION = 1  # raise it when the captured state of a row changes, so that old records on disk are not used
 BLOCK_TOKENS = 1024  # tokens of one block of attention KV
@@ -162,13 +162,8 @@ class KVSegment:
 
     def spans(self, start: int, end: int) -> list[tuple[Block, tuple[int, int]]]:
         """Return the blocks that overlap `[start, end)`, each with the range inside the block that overlaps."""
-        spans, position = [], 0
-        for block in self.blocks:
-            low, high = max(start - position, 0), min(end - position, block.length)
-            if low < high:
-                spans.append((block, (low, high)))
-            position += block.length
-        return spans
+        lengths = [block.length for block in self.blocks]
+        return [(self.blocks[place], span) for place, span in overlapping(lengths, start, end)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,22 +201,6 @@ class RecurrentState:
             whole.put(leaf, [mx.contiguous(array[0]) for array in stored if array is not None], self.fields[index])
         except ValueError as error:
             raise DamagedSnapshot(str(error)) from error
-
-
-class StoredPiece(Protocol):
-    """One run of a stored path, which begins at `start` and of which the first `take` tokens are used."""
-
-    @property
-    def segment(self) -> Any: ...
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def window_start(self) -> int: ...
-
-    @property
-    def take(self) -> int: ...
 
 
 def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
@@ -300,7 +279,7 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> Captured:
 
 
 def restore(
-    caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None, *, length: int, capacity: int
+    caches: LayerCaches, pieces: Sequence[Piece], state: RecurrentState | None, *, length: int, capacity: int
 ) -> None:
     """Fill a new row's caches with the first `length` tokens of the pieces, in buffers with room for `capacity` tokens.
 
@@ -335,7 +314,7 @@ def restore(
     slices.finish()
 
 
-def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
+def _check_layers(caches: LayerCaches, pieces: Sequence[Piece], state: RecurrentState | None) -> None:
     """Check that the stored state has as many layers of each kind as the model."""
     kinds = [kind(leaf) for leaf in leaves(caches)]
     wanted = kinds.count(Kind.RECURRENT) + kinds.count(Kind.OTHER), kinds.count(Kind.OTHER)
@@ -349,7 +328,7 @@ def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: Rec
         _check(len(piece.segment.windows) == 2 * num_windows, "window layers are missing")
 
 
-def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length: int) -> None:
+def _restore_window(leaf: Any, pieces: Sequence[Piece], index: int, length: int) -> None:
     first = max(0, length - layers.window_of(leaf))
     parts = []
     for piece in pieces:
@@ -375,6 +354,15 @@ def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:
         _, heads, _, width = arrays[0].shape
         arrays.append(mx.zeros((1, heads, slots - held, width), arrays[0].dtype))
     return mx.concatenate(arrays, axis=2)
+
+
+def overlapping(lengths: Iterable[int], start: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the places of successive runs that overlap `[start, end)`, each with its range in the run."""
+    for place, length in enumerate(lengths):
+        low, high = max(start, 0), min(end, length)
+        if low < high:
+            yield place, (low, high)
+        start, end = start - length, end - length
 
 
 def _stack(arrays: list[mx.array]) -> mx.array:

@@ -1,6 +1,6 @@
 """Counts of a prefix tree, and its nodes as plain values for a status page. They hold no cached state."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated
 
 from ..core.figure import counter, gauge
@@ -43,9 +43,9 @@ class TreeStats(Counters):
         return sum(self.hits.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DiskReport:
-    """The contents and the work of the disk tier. Counts begin when the process starts.
+    """The contents and the work of the disk tier. Counts begin when the process starts; the tier increments them.
 
     `off_reason` is a sentence that says why nothing is read or written. It is None if the tier works.
     """
@@ -95,21 +95,7 @@ class Entry:
 
 
 def entry_of(node: Node) -> Entry:
-    return Entry(
-        node_id=node.node_id,
-        parent_id=node.parent.node_id if node.parent is not None else None,
-        space=node.space,
-        start=node.start,
-        end=node.end,
-        segment_bytes=node.segment_bytes,
-        state_bytes=node.state_bytes,
-        window_start=node.window_start,
-        last_used=node.last_used,
-        hits=node.hits,
-        state_hits=node.state_hits,
-        num_children=node.num_children,
-        pins=node.pins,
-    )
+    return Entry(**{own.name: getattr(node, own.name) for own in fields(Entry)})
 
 
 def tree_stats(store: NodeStore, counters: Counters, *, max_bytes: int) -> TreeStats:

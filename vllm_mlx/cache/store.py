@@ -1,14 +1,13 @@
-"""Every change of a prefix tree's nodes, index and byte count, and a check of their invariants.
+"""Every change of a prefix tree's nodes, index and byte count.
 
 This module evicts nothing, and does not know when or why nodes change.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import ParamSpec
 
-from .index import WORD_BYTES, SortedPaths, common_tokens, num_tokens
+from .index import WORD_BYTES, SortedPaths, num_tokens
 from .node import Match, Node, ResumeRule, Segment, Space, State
 
 P = ParamSpec("P")
@@ -24,7 +23,7 @@ class NodeStore:
         self.used_buffers = 0
         self.matches: dict[int, Match] = {}  # those that are not released, by Match.pin_id
         self.num_changes = 0  # after each release, `held` may yield less
-        self._sizes: dict[Space, list[int]] = {}  # bytes and buffers of each space
+        self.sizes: dict[Space, list[int]] = {}  # bytes and buffers of each space
         self._num_made = 0
 
     def nearest(self, space: Space, key: bytes) -> tuple[Node | None, int]:
@@ -54,13 +53,10 @@ class NodeStore:
         """Forget a match, whose pieces the nodes may not hold any more."""
         self.num_changes += self.matches.pop(match.pin_id, None) is not None
 
-    def bytes_of(self, space: Space) -> int:
-        return self._sizes[space][0]
-
     def detach(self, space: Space) -> list[Node]:
         """Remove all paths of a space in one operation. Returns the leaves; nodes go with their last reference."""
         self.num_changes += 1
-        num_bytes, num_buffers = self._sizes.pop(space)
+        num_bytes, num_buffers = self.sizes.pop(space)
         self.used_bytes -= num_bytes
         self.used_buffers -= num_buffers
         return list(self.spaces.pop(space).leaves)
@@ -109,7 +105,7 @@ class NodeStore:
         else:
             paths.remove(key)
             if not paths:
-                del self.spaces[leaf.space], self._sizes[leaf.space]
+                del self.spaces[leaf.space], self.sizes[leaf.space]
         return parent
 
     def cut(self, leaf: Node, end: int) -> None:
@@ -177,7 +173,7 @@ class NodeStore:
     def _add(self, space: Space, num_bytes: int, num_buffers: int) -> None:
         self.used_bytes += num_bytes
         self.used_buffers += num_buffers
-        size = self._sizes.setdefault(space, [0, 0])
+        size = self.sizes.setdefault(space, [0, 0])
         size[0] += num_bytes
         size[1] += num_buffers
 
@@ -287,56 +283,3 @@ def _halves(segment: Segment, at: int, length: int) -> tuple[Segment | None, Seg
 def _lacks_window(node: Node, end: int, window_start: int) -> bool:
     """Return whether KV with windows from `window_start` on has windows that `[node.start, end)` lacks."""
     return node.rule.window is not None and min(node.window_start, end) > max(node.start, window_start)
-
-
-def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:
-    """Raise AssertionError that names the broken invariant. `pinned` lists the node of each pin."""
-    nodes = list(store.nodes())
-    for space, paths in store.spaces.items():
-        _check_paths(space, paths)
-    children = Counter(node.parent.node_id for node in nodes if node.parent is not None)
-    pins = Counter(node.node_id for node in pinned)
-    for node in nodes:
-        _check_node(node)
-        assert node.num_children == children[node.node_id], f"{_name(node)}: wrong number of children"
-        assert node.pins == pins[node.node_id], f"{_name(node)}: pins and matches differ"
-    assert pins.keys() <= {node.node_id for node in nodes}, "a pin on a node that is gone"
-    assert store.used_bytes == sum(node.size_bytes for node in nodes), "the count of bytes is wrong"
-    assert store.used_bytes == sum(store.bytes_of(space) for space in store.spaces), "a space's count of bytes is wrong"
-    assert store.used_buffers == sum(node.num_buffers for node in nodes), "the count of buffers is wrong"
-
-
-def _check_paths(space: Space, paths: SortedPaths[Node]) -> None:
-    assert len(paths), f"{space}: an empty list is kept"
-    before: tuple[bytes, Node] | None = None
-    for key, leaf in paths:
-        assert leaf.key is key and leaf.num_children == 0, f"{_name(leaf)}: listed and not a leaf"
-        assert leaf.space == space, f"{_name(leaf)}: listed in {space}"
-        assert len(key) == leaf.end * WORD_BYTES, f"{_name(leaf)}: key and end differ"
-        if before is not None:
-            assert before[0] < key, f"{_name(leaf)}: keys out of order"
-            common = common_tokens(before[0], key)
-            assert common == _shared_end(before[1], leaf), f"{_name(leaf)}: shared tokens held twice, or not shared"
-        before = key, leaf
-
-
-def _shared_end(a: Node, b: Node) -> int:
-    """Return the end of the last node that two paths have in common."""
-    ids = {node.node_id for node in a.path()}
-    return max((node.end for node in b.path() if node.node_id in ids), default=0)
-
-
-def _check_node(node: Node) -> None:
-    parent = node.parent
-    assert node.start == (parent.end if parent is not None else 0), f"{_name(node)}: does not follow its parent"
-    assert node.start < node.end, f"{_name(node)}: holds no token"
-    assert (node.key is None) == (node.num_children > 0), f"{_name(node)}: leaves have keys, others none"
-    assert node.start <= node.window_start <= node.end, f"{_name(node)}: window outside its run"
-    assert node.segment_bytes == node.segment.nbytes, f"{_name(node)}: wrong size of segment"
-    assert node.state_bytes == (node.state.nbytes if node.state is not None else 0), f"{_name(node)}: wrong size"
-    assert node.state is None or node.rule.needs_state, f"{_name(node)}: a state that the layers do not need"
-    assert parent is None or parent.space == node.space, f"{_name(node)}: parent in another space"
-
-
-def _name(node: Node) -> str:
-    return f"node {node.node_id} [{node.start}, {node.end})"

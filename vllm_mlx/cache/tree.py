@@ -5,13 +5,13 @@ The number of buffers is bounded too, because a device has a limit of live buffe
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
 from .node import Match, Node, Piece, ResumeRule, Segment, Space, State, deepest_resumable, hit_of, pinned
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
-from .store import Insertion, NodeStore, check_integrity
+from .store import Insertion, NodeStore
 from .victims import Prices, VictimQueue, Worth, evictable_bytes, is_victim, unevictable_bytes, worth, worth_of_new
 
 _LONG_S = 1e6  # seconds by which a path that is to be evicted first counts as older
@@ -34,7 +34,7 @@ class MemoryAwarePrefixCache:
 
         An eviction cuts at least `min_cut` tokens. `worth` is the rule by which nodes are weighed.
         """
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes  # `set_limit` changes it
         self._max_buffers = max_buffers or 1 << 62
         self._s_per_token = s_per_token
         self._speeds: dict[str, float] = {}  # seconds to recompute a token, by model fingerprint
@@ -44,7 +44,7 @@ class MemoryAwarePrefixCache:
         self._min_cut = min_cut
         self._worth = worth
         self.store = NodeStore()
-        self._pins: dict[int, Node] = {}  # by Match.pin_id
+        self.pins: dict[int, Node] = {}  # the pinned node, by Match.pin_id
         self._num_pins_made = 0
         self._now = 0.0  # the latest time that a caller has passed
         self._counters = Counters()
@@ -64,18 +64,9 @@ class MemoryAwarePrefixCache:
         return self._speeds[fingerprint]
 
     @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
-
-    @property
     def used_bytes(self) -> int:
         """Return the size of all segments, states, nodes and the index."""
         return self.store.used_bytes
-
-    @property
-    def used_buffers(self) -> int:
-        """Live buffers of the device that segments and states hold."""
-        return self.store.used_buffers
 
     # Look-ups
 
@@ -101,7 +92,7 @@ class MemoryAwarePrefixCache:
             pin_id=self._num_pins_made + 1,
         )
         self._num_pins_made += 1
-        self._pins[found.pin_id], self.store.matches[found.pin_id] = node, found
+        self.pins[found.pin_id], self.store.matches[found.pin_id] = node, found
         node.pins += 1
         return found
 
@@ -119,14 +110,10 @@ class MemoryAwarePrefixCache:
         leaf, common = self.store.nearest(space, key)
         return leaf.at(common).path() if leaf is not None and common else []
 
-    def nodes(self) -> Iterator[Node]:
-        """Return all nodes, starting from the leaves. Callers must not change them."""
-        return self.store.nodes()
-
     def release(self, match: Match) -> None:
         """Remove the match's pin. A second call does nothing."""
         self.store.release(match)
-        node = self._pins.pop(match.pin_id, None)
+        node = self.pins.pop(match.pin_id, None)
         if node is not None:
             node.pins -= 1
 
@@ -190,13 +177,13 @@ class MemoryAwarePrefixCache:
 
         If the node has a state, earlier states on its path may be evicted. Otherwise its path depends on them.
         """
-        if self.used_bytes <= self._max_bytes and self.used_buffers <= self._max_buffers:
+        if self._is_within(self.max_bytes):
             return True
         keep = [node] if node.state is not None else node.path()
-        if unevictable_bytes([*self._pins.values(), *keep]) > self._max_bytes:
+        if unevictable_bytes([*self.pins.values(), *keep]) > self.max_bytes:
             return False
         with pinned(keep):
-            self.shrink_to(self._max_bytes)
+            self.shrink_to(self.max_bytes)
         return True
 
     # Room
@@ -206,15 +193,15 @@ class MemoryAwarePrefixCache:
 
         `after` is the key of a path that will be continued, so its stored tokens stay.
         """
-        if self._max_bytes - self.used_bytes >= num_bytes:
+        if self.max_bytes - self.used_bytes >= num_bytes:
             return True
         kept = (
             [] if after is None else [node for node in self.path(*after)[-1:] if node.end * WORD_BYTES <= len(after[1])]
         )
-        if unevictable_bytes([*self._pins.values(), *kept]) + num_bytes > self._max_bytes:
+        if unevictable_bytes([*self.pins.values(), *kept]) + num_bytes > self.max_bytes:
             return False
         with pinned(kept):
-            self.shrink_to(self._max_bytes - num_bytes)
+            self.shrink_to(self.max_bytes - num_bytes)
         return True
 
     def is_worth(self, fingerprint: str, num_bytes: int, *, num_tokens: int, kept_bytes: int) -> bool:
@@ -222,7 +209,7 @@ class MemoryAwarePrefixCache:
 
         The new ones take `kept_bytes` and save `num_tokens`. The call changes nothing.
         """
-        lacking = num_bytes - self._max_bytes + self.used_bytes
+        lacking = num_bytes - self.max_bytes + self.used_bytes
         if lacking <= 0:
             return True
         limit, prices = worth_of_new(self._speeds[fingerprint] * num_tokens / max(1, kept_bytes)), self._prices
@@ -237,36 +224,26 @@ class MemoryAwarePrefixCache:
 
     def shrink_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
-        if not self._is_within(num_bytes):
-            queue = self._victims(self.store.nodes())
-            while not self._is_within(num_bytes) and self._evict_next(queue, num_bytes):
-                pass
+        if self._is_within(num_bytes):
+            return self.used_bytes
+        queue = VictimQueue(self.store.nodes(), self._prices, self._worth)
+        while not self._is_within(num_bytes) and (node := queue.pop()) is not None:
+            before = self.used_bytes
+            if (left := self._evict(node, before - num_bytes)) is not None:
+                queue.push(left)
+            self._counters.evictions += 1
+            self._counters.evicted_bytes += before - self.used_bytes
         return self.used_bytes
-
-    def _victims(self, nodes: Iterable[Node]) -> VictimQueue:
-        return VictimQueue(nodes, self._prices, self._worth)
 
     @property
     def _prices(self) -> Prices:
         return Prices(self._now, self._speeds, self.read_bytes_per_s)
 
-    def _evict_next(self, queue: VictimQueue, num_bytes: int) -> bool:
-        """Evict the node of least worth, or a part of it if `num_bytes` are enough. Returns False if there is none."""
-        if (node := queue.pop()) is None:
-            return False
-        before = self.used_bytes
-        left = self._evict(node, before - num_bytes)
-        self._counters.evictions += 1
-        self._counters.evicted_bytes += before - self.used_bytes
-        if left is not None:
-            queue.push(left)
-        return True
-
     def _is_within(self, num_bytes: int) -> bool:
-        return self.used_bytes <= num_bytes and self.used_buffers <= self._max_buffers
+        return self.used_bytes <= num_bytes and self.store.used_buffers <= self._max_buffers
 
     def set_limit(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.shrink_to(max_bytes)
 
     def _evict(self, node: Node, num_bytes: int) -> Node | None:
@@ -356,7 +333,7 @@ class MemoryAwarePrefixCache:
         for other in self.store.spaces[space].under(key[: (start + 1) * WORD_BYTES]):
             if other.at(start + 1) is damaged:
                 self._remove_through(other, damaged)
-        self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.pins}
+        self.pins = {pin_id: node for pin_id, node in self.pins.items() if node.pins}
         if damaged.parent is not None:
             self._retreat(damaged.parent, damaged.start)
         return before - self.used_bytes
@@ -376,7 +353,7 @@ class MemoryAwarePrefixCache:
         Nodes are freed with the last reference to them, so the caller can spread that over time.
         """
         spaces = [space for space in self.store.spaces if space[1].startswith(salts)]
-        self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.space not in spaces}
+        self.pins = {pin_id: node for pin_id, node in self.pins.items() if node.space not in spaces}
         return [leaf for space in spaces for leaf in self.store.detach(space)]
 
     def _retreat(self, leaf: Node, limit: int) -> Node | None:
@@ -407,11 +384,7 @@ class MemoryAwarePrefixCache:
 
     @property
     def stats(self) -> TreeStats:
-        return tree_stats(self.store, self._counters, max_bytes=self._max_bytes)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError that names the broken invariant."""
-        check_integrity(self.store, tuple(self._pins.values()))
+        return tree_stats(self.store, self._counters, max_bytes=self.max_bytes)
 
 
 def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:

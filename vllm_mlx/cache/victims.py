@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .index import WORD_BYTES
-from .node import NODE_BYTES, Node, ResumeRule
+from .node import NODE_BYTES, Node
 
 _SOON_S = 60.0  # about when the next request of a conversation that continues arrives
 _FORK_SHARE = 0.05  # weight of a fork, relative to a conversation that continues
@@ -61,26 +61,18 @@ def evictable_bytes(node: Node) -> int:
 
 def saved_s_per_byte(node: Node, prices: Prices) -> float:
     """Seconds to recompute the state that an eviction frees, or to read a copy if that is faster."""
-    if node.num_children == 0:
-        tokens = _tail_tokens(node)
-    else:
-        tokens = _state_tokens(node)
     size = evictable_bytes(node)
-    seconds = prices.s_per_token[node.space[0]] * tokens
+    seconds = prices.s_per_token[node.space[0]] * _lost_tokens(node)
     if node.is_copied and prices.read_bytes_per_s is not None:
         seconds = min(seconds, size / prices.read_bytes_per_s)
     return seconds / max(1, size)
 
 
-def _tail_tokens(leaf: Node) -> int:
-    """Return the number of tokens to recompute once the leaf is evicted. It is 0 if no request can resume in it now."""
-    if leaf.resumable_up_to(leaf.end) is None:
+def _lost_tokens(node: Node) -> int:
+    """Return the number of tokens to recompute after an eviction. It is 0 if no request can resume in the node now."""
+    if node.resumable_up_to(node.end) is None:
         return 0
-    return leaf.end - (leaf.previous_resumable if leaf.rule != ResumeRule() else leaf.start)
-
-
-def _state_tokens(node: Node) -> int:
-    return node.end - node.previous_resumable if node.resumable_up_to(node.end) is not None else 0
+    return node.end - (node.start if node.rule.resumes_anywhere else node.previous_resumable)
 
 
 class VictimQueue:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from queue import Empty, SimpleQueue
@@ -127,60 +127,36 @@ def run_load(ask: Ask, conversations: Sequence[Conversation], concurrency: int) 
     return replies
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """The figures of one workload at one concurrency. A figure without measurements is None."""
 
-    workload: str
-    concurrency: int
-    requests: int
-    failed: int
-    first_error: str | None
-    seconds: float  # from the first request to the last part of the last reply
-    prompt_tokens: int  # prompt tokens of all requests; 0 if the server does not count them
-    cached_tokens: int
-    reply_tokens: int
-    ttft_p50_s: float | None
-    ttft_p99_s: float | None
-    itl_p50_s: float | None  # between two parts of a reply
-    itl_p99_s: float | None
-    tokens_per_s: float  # tokens per second of all replies together
-    reading_tokens_per_s: float | None  # of one reply: computed prompt tokens, divided by the time to the first token
-    writing_tokens_per_s: float | None  # of one reply: tokens after the first, divided by the time after it
+    def __init__(self, workload: str, concurrency: int, replies: Sequence[Reply]):
+        good = [reply for reply in replies if reply.error is None]
+        errors = [reply.error for reply in replies if reply.error is not None]
+        ttfts = [reply.moments[0] - reply.started_s for reply in good]
+        computed = [reply.num_prompt_tokens - reply.num_cached_tokens for reply in good]
+        writing = [(reply.num_tokens - 1, reply.moments[-1] - reply.moments[0]) for reply in good]
+        gaps = [later - earlier for reply in good for earlier, later in pairwise(reply.moments)]
+        ends, starts = [reply.moments[-1] for reply in good], [reply.started_s for reply in good]
+        self.workload = workload
+        self.concurrency = concurrency
+        self.requests = len(replies)
+        self.failed = len(errors)
+        self.first_error = errors[0] if errors else None
+        self.seconds = max(ends) - min(starts) if good else 0.0  # from the first request to the last part
+        self.prompt_tokens = sum(reply.num_prompt_tokens for reply in good)  # 0 if the server does not count them
+        self.cached_tokens = sum(reply.num_cached_tokens for reply in good)
+        self.reply_tokens = sum(reply.num_tokens for reply in good)
+        self.ttft_p50_s, self.ttft_p99_s = quantile(ttfts, 0.5), quantile(ttfts, 0.99)
+        self.itl_p50_s, self.itl_p99_s = quantile(gaps, 0.5), quantile(gaps, 0.99)  # between two parts of a reply
+        self.tokens_per_s = self.reply_tokens / self.seconds if self.seconds else 0.0  # of all replies together
+        # Of one reply: computed prompt tokens over the time to the first one, and the other tokens over the rest.
+        self.reading_tokens_per_s = _rate(zip(computed, ttfts, strict=True))
+        self.writing_tokens_per_s = _rate(writing)
 
     @property
     def cached_share(self) -> float | None:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
-
-
-def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figures:
-    """Compute the figures of some replies."""
-    good = [reply for reply in replies if reply.error is None]
-    errors = [reply.error for reply in replies if reply.error is not None]
-    ttfts = [reply.moments[0] - reply.started_s for reply in good]
-    computed = [reply.num_prompt_tokens - reply.num_cached_tokens for reply in good]
-    writing = [(reply.num_tokens - 1, reply.moments[-1] - reply.moments[0]) for reply in good]
-    gaps = [later - earlier for reply in good for earlier, later in pairwise(reply.moments)]
-    seconds = max(reply.moments[-1] for reply in good) - min(reply.started_s for reply in good) if good else 0.0
-    reply_tokens = sum(reply.num_tokens for reply in good)
-    return Figures(
-        workload=workload,
-        concurrency=concurrency,
-        requests=len(replies),
-        failed=len(errors),
-        first_error=errors[0] if errors else None,
-        seconds=seconds,
-        prompt_tokens=sum(reply.num_prompt_tokens for reply in good),
-        cached_tokens=sum(reply.num_cached_tokens for reply in good),
-        reply_tokens=reply_tokens,
-        ttft_p50_s=quantile(ttfts, 0.5),
-        ttft_p99_s=quantile(ttfts, 0.99),
-        itl_p50_s=quantile(gaps, 0.5),
-        itl_p99_s=quantile(gaps, 0.99),
-        tokens_per_s=reply_tokens / seconds if seconds else 0.0,
-        reading_tokens_per_s=_rate(zip(computed, ttfts, strict=True)),
-        writing_tokens_per_s=_rate(writing),
-    )
 
 
 def _rate(parts: Iterable[tuple[int, float]]) -> float | None:
@@ -267,7 +243,7 @@ def _measure(ask: Ask, workload: Workload, step: int, todo: Sequence[Conversatio
     if workload == "shared":  # the first request, which caches the beginning, is not measured
         run_load(ask, todo[:1], 1)
         todo = todo[1:]
-    return figures(workload, step, run_load(ask, todo, step))
+    return Figures(workload, step, run_load(ask, todo, step))
 
 
 def _warm_up(ask: Ask, words: Words) -> None:
@@ -296,7 +272,7 @@ def _steps(text: str) -> list[int]:
 
 def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"url": server.url, "model": name, "figures": [asdict(row) for row in rows]}, indent=2))
+        print(json.dumps({"url": server.url, "model": name, "figures": [vars(row) for row in rows]}, indent=2))
     else:
         screen = console()
         screen.print(f"{name} at {server.url}", markup=False)

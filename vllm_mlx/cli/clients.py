@@ -14,7 +14,7 @@ from typing import Any
 
 from ..util.json_values import with_texts
 from ..util.private_file import write_private
-from .remote import UNTOLD, Model
+from .remote import Model
 from .terminal import CommandFailed, one_line
 
 _CONTINUE = {"tools": "tool_use", "images": "image_input"}  # its words for capabilities
@@ -30,18 +30,12 @@ class Target:
     """The server that a client is set up for."""
 
     url: str  # without /v1
-    model: str
+    model: Model
     context: int  # tokens of prompt and reply
     api_key: str  # `NO_KEY` if the server needs none
     folder: Path  # where `launch` writes its own files
-    capabilities: frozenset[str] = UNTOLD  # as `/v1/models` names them
-    searches: bool = False  # whether the server runs web searches
-    small: str = ""  # the model for titles and summaries, which fits together with the other one; empty: the other one
-    small_context: int = 0
-    small_capabilities: frozenset[str] = UNTOLD
-    roles: Mapping[tuple[str, str], str] = field(
-        default_factory=dict
-    )  # of Continue, with models' names: see `roles_of`
+    small: Model | None = None  # for titles and summaries; None: the same model
+    roles: Mapping[tuple[str, str], str] = field(default_factory=dict)  # of Continue: see `roles_of`
 
     @property
     def max_reply(self) -> int:
@@ -49,9 +43,9 @@ class Target:
 
     def _models(self) -> Iterator[tuple[str, int, frozenset[str]]]:
         """Yield name, context and capabilities of the main model, then of the small one if there is one."""
-        yield self.model, self.context, self.capabilities
-        if self.small:
-            yield self.small, self.small_context, self.small_capabilities
+        yield self.model.name, self.context, self.model.capabilities
+        if self.small is not None:
+            yield self.small.name, self.small.max_model_len or self.context, self.small.capabilities
 
     def _continue_roles(self) -> Iterator[str]:
         for (role, provider), model in self.roles.items():
@@ -60,28 +54,29 @@ class Target:
 
     def values(self) -> Mapping[str, str]:
         """Return the values of the names in clients.toml."""
+        capabilities = self.model.capabilities
         return {
             "url": self.url,
             "base_url": f"{self.url}/v1",
-            "model": self.model,
-            "small": self.small or self.model,
+            "model": self.model.name,
+            "small": (self.small or self.model).name,
             "opencode_models": _json({name: _for_opencode(size, has) for name, size, has in self._models()}),
             "aider_models": _json(
                 {f"openai/{name}": _for_aider(size, has) for name, size, has in self._models()}, indent=2
             ),
-            "images": _json("images" in self.capabilities),
-            "no_images": _json("images" not in self.capabilities),
-            "modalities": _json(_modalities(self.capabilities)),
-            "tools": _json("tools" in self.capabilities),
-            "reasons": _json("reasoning" in self.capabilities),
-            "continue_capabilities": _json([_CONTINUE[each] for each in _CONTINUE if each in self.capabilities]),
+            "images": _json("images" in capabilities),
+            "no_images": _json("images" not in capabilities),
+            "modalities": _json(_modalities(capabilities)),
+            "tools": _json("tools" in capabilities),
+            "reasons": _json("reasoning" in capabilities),
+            "continue_capabilities": _json([_CONTINUE[each] for each in _CONTINUE if each in capabilities]),
             "continue_roles": "".join(self._continue_roles()),
             "context": str(self.context),
             "max_prompt": str(self.context - self.max_reply),
             "max_reply": str(self.max_reply),
             "key": self.api_key,
             "folder": str(self.folder),
-            "web_search": "live" if self.searches else "disabled",
+            "web_search": "live" if self.model.searches else "disabled",
         }
 
 

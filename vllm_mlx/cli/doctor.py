@@ -287,6 +287,18 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
         except ConfigError as error:
             return Check(name, "bad", f"{error.message}{nearest(settings.model, settings.memory_budget)}".rstrip("."))
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
+    verdict: Verdict = "good"
+    text = ""
+    try:
+        for latest, fact in _facts_of(settings, folder, held_bytes):
+            verdict, text = latest, text + fact
+    except ConfigError as error:
+        return Check(name, "bad", f"{text}. {error.message}".rstrip(".") if text else error.message)
+    return Check(name, verdict, text)
+
+
+def _facts_of(settings: Settings, folder: Path, held_bytes: int) -> Iterator[tuple[Verdict, str]]:
+    """Yield the parts of a sentence about a model, each with the verdict so far. Raises ConfigError."""
     from ..engine.loading import checked_tokenizer
     from ..engine.sizing import budget_of, least_memory
     from ..prompt.reply_formats import reply_formats
@@ -296,56 +308,44 @@ def check_model(settings: Settings, held_bytes: int = 0) -> Check:
     from ..runner.encoder_checkpoint import read_encoder
     from ..runner.load_model import begin_loading
 
-    try:
-        facts, config = describe(folder), settings.engine_config()
-        found = find_checkpoint(str(folder), trust_remote_code=config.trust_remote_code)
-        reply_formats(config, checked_tokenizer(config, found))
-        encoder = read_encoder(found, config)
-        num_macs, trusts, text_only = config.tensor_parallel_size, config.trust_remote_code, config.text_only
-        shard = None if num_macs == 1 else shard_of(found, num_macs, text_only=text_only, trust_remote_code=trusts)
-    except ConfigError as error:
-        return Check(name, "bad", error.message)
+    facts, config = describe(folder), settings.engine_config()
+    found = find_checkpoint(str(folder), trust_remote_code=config.trust_remote_code)
+    reply_formats(config, checked_tokenizer(config, found))
+    encoder = read_encoder(found, config)
+    num_macs, trusts, text_only = config.tensor_parallel_size, config.trust_remote_code, config.text_only
+    shard = None if num_macs == 1 else shard_of(found, num_macs, text_only=text_only, trust_remote_code=trusts)
 
     budget = default_budget(settings.memory_budget)
-    text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
-    text += f" beside {readable(held_bytes)} of pinned models" if held_bytes else ""
+    yield "good", f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
+    if held_bytes:
+        yield "good", f" beside {readable(held_bytes)} of pinned models"
     weights_bytes, bytes_per_token = facts.weights_bytes, facts.bytes_per_token
     if shard is not None:
         weights_bytes, bytes_per_token = shard.weights_bytes, shard.footprint.bytes_per_token
-        text += f", {readable(weights_bytes)} on each of {num_macs} Macs"
+        yield "good", f", {readable(weights_bytes)} on each of {num_macs} Macs"
     if settings.join is not None:
-        return Check(name, "good", f"{text}, of which this worker holds a part")
-    left = budget - held_bytes - weights_bytes
-    if left <= 0:
+        yield "good", ", of which this worker holds a part"
+        return
+    if held_bytes + weights_bytes >= budget:
         alone = not held_bytes and shard is None
         macs = several_macs(found, budget, trust_remote_code=trusts) if alone else ""
         advice = f"Choose a smaller or more quantised model.{macs}".rstrip(".")
-        return Check(name, "bad", f"{text}: it does not fit {readable(budget)}. {advice}")
-    try:
-        left = least_memory(config, found, budget_of(config, held_bytes), weights_bytes).rows_bytes
-    except ConfigError as error:
-        return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
-    text += f"; {readable(left)} remain"
+        yield "bad", f": it does not fit {readable(budget)}. {advice}"
+        return
+    left = least_memory(config, found, budget_of(config, held_bytes), weights_bytes).rows_bytes
+    yield "good", f"; {readable(left)} remain"
     if encoder is not None and not encoder.is_causal:
-        try:
-            begin_loading_encoder(found, encoder).check()
-        except ConfigError as error:
-            return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
-        return Check(name, "good", f"{text} for texts of {encoder.max_tokens:,} tokens at most")
+        begin_loading_encoder(found, encoder).check()
+        yield "good", f" for texts of {encoder.max_tokens:,} tokens at most"
+        return
     room = left // bytes_per_token if bytes_per_token else None
-    text += " for conversations" if room is None else f", about {room:,} tokens of conversations"
-    try:
-        if shard is None:
-            begin_loading(found, trust_remote_code=trusts, text_only=text_only).check()
-    except ConfigError as error:
-        return Check(name, "bad", f"{text}. {error.message}".rstrip("."))
-    if room is None:
-        return Check(name, "good", text)
-    if room < (config.max_model_len or 0):
-        return Check(name, "warning", f"{text}, and its `max_model_len` is {config.max_model_len:,}")
-    if room < _LITTLE_CONTEXT:
-        return Check(name, "warning", f"{text}, which is little for coding agents")
-    return Check(name, "good", text)
+    yield "good", " for conversations" if room is None else f", about {room:,} tokens of conversations"
+    if shard is None:
+        begin_loading(found, trust_remote_code=trusts, text_only=text_only).check()
+    if room is not None and room < (config.max_model_len or 0):
+        yield "warning", f", and its `max_model_len` is {config.max_model_len:,}"
+    elif room is not None and room < _LITTLE_CONTEXT:
+        yield "warning", ", which is little for coding agents"
 
 
 def check_workers(settings: Settings) -> Iterator[Check]:

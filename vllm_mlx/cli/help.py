@@ -2,6 +2,7 @@
 
 import inspect
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,18 @@ from .terminal import WrongUsage
 
 _MANY = 50  # parameters, of which the help shows the common ones only
 _ALL = "vllm_mlx.help_all"  # a key of click's context
+_ADDRESS = dict.fromkeys(("--host", "--port"), "Use `--url http://127.0.0.1:PORT`.")
 
 
 class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises WrongUsage with a hint for the flag of another server, unless it is one here."""
-        if ctx.info_name == "serve":
-            known = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
-            for flag in (arg.partition("=")[0] for arg in args if arg.startswith("-")):
-                if flag not in known and (hint := hints("flags.toml").get(flag)):
-                    raise WrongUsage(f"`vllm-mlx serve` has no flag `{flag}`. {hint}")
+        """Parse the arguments. Raises WrongUsage with a hint for a flag of another server, or of `serve` alone."""
+        known = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
+        usual = hints("flags.toml") if ctx.info_name == "serve" else _ADDRESS if "--url" in known else {}
+        for flag in (arg.partition("=")[0] for arg in takewhile("--".__ne__, args)):
+            if flag not in known and (hint := usual.get(flag)):
+                words = ctx.command_path.removeprefix(ctx.find_root().command_path)
+                raise WrongUsage(f"`vllm-mlx{words}` has no flag `{flag}`. {hint}")
         return list(super().parse_args(ctx, args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

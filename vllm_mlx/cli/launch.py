@@ -28,9 +28,9 @@ _OTHER_MODEL = (
 _OTHER_PROGRAM = "If another program holds the port, stop it, or set another port with VLLM_MLX_PORT."
 
 
-def _clients(incomplete: str) -> list[tuple[str, str]]:
-    """Return the clients that begin so, each with its title, for the Tab key."""
-    return [(name, row.title) for name, row in CLIENTS.items() if name.startswith(incomplete)]
+def _clients() -> list[tuple[str, str]]:
+    """Return the clients, each with its title, for the Tab key."""
+    return [(name, row.title) for name, row in CLIENTS.items()]
 
 
 def launch(
@@ -85,7 +85,7 @@ def launch(
             raise
         sys.exit(_run_with_server(row, server, model_to_start(model, error, "launch"), context, arguments or ()))
     if print_only:
-        facts = f"{row.title} with {target.model} at {target.url}", _small(row, target)
+        facts = f"{row.title} with {target.model.name} at {target.url}", _small(row, target)
         title = "; ".join(filter(None, facts))
         prepared = row.for_server(target)
         if prepared.program:
@@ -111,8 +111,9 @@ def _run_with_server(row: Client, server: Remote, model: str, context: int | Non
 
 def _target(server: Remote, name: str | None, context: int | None, *, is_own: bool) -> Target:
     """Ask the server for its model. `is_own`: the server is the one of this machine's settings, and may be replaced."""
+    asked = replace(server, answer_s=_ANSWER_S)
     try:
-        model = replace(server, answer_s=_ANSWER_S).chat_model(served_name(name) if is_own else name)
+        model = asked.chat_model(served_name(name) if is_own else name)
     except NoServer:
         raise
     except CommandFailed as error:
@@ -123,20 +124,15 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
     context = context or model.max_model_len
     if context is None:
         raise WrongUsage(f"{server.url} does not say how long its context is: give the length with --context.")
-    asked = replace(server, answer_s=_ANSWER_S)
     models = asked.models()
     is_one = len({each.checkpoint for each in models if each.writes}) <= 1
     small = asked.beside(model) or (None if is_one else model)
     return Target(
         url=server.url,
-        model=model.name,
-        capabilities=model.capabilities,
-        small="" if small is None else small.name,
-        small_context=0 if small is None else small.max_model_len or context,
-        small_capabilities=model.capabilities if small is None else small.capabilities,
-        roles=roles_of(models),
+        model=model,
         context=context,
-        searches=model.searches,
+        small=small,
+        roles=roles_of(models),
         api_key=server.api_key or NO_KEY,
         folder=state_folder() / "launch",
     )
@@ -145,7 +141,7 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
 def _small(client: Client, target: Target) -> str:
     """Name the model for the client's small tasks; the text is empty if they have no separate model."""
     tasks = "titles, summaries and other small tasks go to"
-    return f"{tasks} {target.small}" if client.has_small_roles and target.small else ""
+    return f"{tasks} {target.small.name}" if client.has_small_roles and target.small else ""
 
 
 def _warn(client: Client, target: Target) -> None:

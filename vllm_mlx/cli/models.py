@@ -10,7 +10,7 @@ import shutil
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -257,7 +257,7 @@ def _line(card: Mapping[str, Any]) -> str:
 def _served() -> list[dict[str, Any]]:
     """Return the models of the server with the settings of this machine and their counts; none if no server runs."""
     with suppress(CommandFailed, ConfigError):
-        server = replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S)
+        server = find_server(None, None, as_admin=True, answer_s=_ANSWER_S)
         counts = {row.get("name"): row for row in server.status().get("models") or ()}
         return [{**counts.get(card.get("id"), {}), **card} for card in server.entries("/v1/models")]
     return []
@@ -286,7 +286,7 @@ def unload(name: NameArgument = None, url: UrlOption = None, api_key: KeyOption 
 
 
 def _have_server(act: str, name: str | None, url: str | None, api_key: str | None) -> None:
-    server = replace(find_server(url, api_key, as_admin=True), answer_s=_LOAD_S)
+    server = find_server(url, api_key, as_admin=True, answer_s=_LOAD_S)
     card = server.ask(f"/v1/models/{quote(name or server.model().name)}/{act}?wait=true", "POST")
     print(f"{card.get('id')} is {card.get('state')}.")
 
@@ -326,7 +326,7 @@ def remove(
     if found is None:
         raise CommandFailed(f"{model} is not a downloaded model. `vllm-mlx models` lists them.")
     with suppress(NoServer, ConfigError):
-        server = replace(find_server(None, None, as_admin=True), answer_s=_ANSWER_S)
+        server = find_server(None, None, as_admin=True, answer_s=_ANSWER_S)
         if any(local_folder(served.checkpoint) == found.folder for served in server.models()):
             raise CommandFailed(f"The server at {server.url} uses {model}. Stop it first.")
     files = found.folder.parents[1] if found.folder.parent.name == "snapshots" else found.folder

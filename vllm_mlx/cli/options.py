@@ -255,7 +255,9 @@ def takes_settings(command: Callable[..., None], names: Collection[str] = NAMES)
 
 def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
     flag = flag_name(name)
-    show: dict[str, Any] = {"help": _help(name, field), "show_default": False}
+    default = f" Default: {text}." if (text := default_text(field)) else ""
+    several = " Repeat it for more." if takes_several(field) else ""
+    show: dict[str, Any] = {"help": f"{help_text(name)}{several}{default}", "show_default": False}
     if name in POSITIONAL:
         return Annotated[list[str] | None, typer.Argument(metavar=name.upper(), autocompletion=downloaded, **show)]
     if field_kind(field) is bool:
@@ -263,12 +265,6 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
         return Annotated[bool | None, switch]
     option = typer.Option(flag, metavar=metavar(name, field), rich_help_panel=panel, **show)
     return Annotated[list[str] | None if takes_several(field) else str | None, option]
-
-
-def _help(name: str, field: FieldInfo) -> str:
-    default = default_text(field)
-    several = " Repeat it for more." if takes_several(field) else ""
-    return f"{help_text(name)}{several}" + (f" Default: {default}." if default else "")
 
 
 def default_text(field: FieldInfo) -> str:

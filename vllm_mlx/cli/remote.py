@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 from urllib.parse import quote, urlsplit
 
@@ -31,11 +31,10 @@ KeyOption = Annotated[
 ]
 
 
-def served_names(incomplete: str) -> list[str]:
-    """Return the names that begin so, of the server with the settings of this machine, for the Tab key."""
+def served_names() -> list[str]:
+    """Return the names of the server with the settings of this machine, for the Tab key."""
     with suppress(CommandFailed, ConfigError):
-        models = replace(find_server(None, None), answer_s=_COMPLETION_S).models()
-        return [model.name for model in models if model.name.startswith(incomplete)]
+        return [model.name for model in find_server(None, None, answer_s=_COMPLETION_S).models()]
     return []
 
 
@@ -45,8 +44,8 @@ ModelOption = Annotated[
 ]
 
 
-def _models(incomplete: str) -> list[str]:
-    return list(dict.fromkeys([*served_names(incomplete), *downloaded(incomplete)]))
+def _models() -> list[str]:
+    return list(dict.fromkeys([*served_names(), *downloaded()]))
 
 
 StartOption = Annotated[
@@ -267,7 +266,7 @@ class Reply:
         return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
-def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False) -> Remote:
+def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False, answer_s: float = ANSWER_S) -> Remote:
     """Return the server at `url`, or the one that `serve` would start with the settings of this machine.
 
     A key from the settings is sent to this machine only; `as_admin` prefers an admin key.
@@ -282,7 +281,7 @@ def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False)
     if api_key is None and _is_loopback(url):
         keys = sorted(settings.keys, key=lambda key: key.is_admin is not as_admin)
         api_key = next((key.secret for key in keys if as_admin or not key.is_admin), None)
-    return Remote(url, api_key)
+    return Remote(url, api_key, answer_s)
 
 
 def _normalised(url: str) -> str:

@@ -97,18 +97,12 @@ class Place:
         except OSError as error:
             raise CommandFailed(f"{path} cannot be written: {error.strerror}.") from error
 
-    def write_definition(self, service: Supervisor) -> None:
-        """Write the supervisor's file. It belongs to the user who installs the service. Raises CommandFailed."""
-        with self.changes(service.path):
-            service.path.parent.mkdir(parents=True, exist_ok=True)
-            service.path.write_text(service.definition(), encoding="utf-8")
-            service.path.chmod(0o644)
-
-    def write(self, path: Path, text: str) -> None:
-        """Write a file for the user of the service alone. Raises CommandFailed."""
+    def write(self, path: Path, text: str, mode: int = 0o600) -> None:
+        """Write a file, for the user of the service alone unless `mode` opens it to others. Raises CommandFailed."""
         with self.changes(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_private(path, text.encode())
+            path.chmod(mode)
             if self.user and path == SYSTEM_LOG:
                 shutil.chown(path, self.user)
 
@@ -188,7 +182,7 @@ def install(
         place.write(place.keys, keys)
         place.write(place.history, History().text())
         place.write(place.early_log, "")
-        place.write_definition(service)
+        place.write(service.path, service.definition(), mode=0o644)  # it belongs to the user who installs the service
         service.start()
     except CommandFailed:
         for path, old in aside.items():
@@ -240,12 +234,8 @@ def logs(
 ) -> None:
     """Print the end of the service's log."""
     place = Place.of(user)
-    for line in last_lines(place.log, num_lines):
-        sys.stdout.write(printable(line))
-    if follow:
-        for line in new_lines(place.log):
-            sys.stdout.write(printable(line))
-            sys.stdout.flush()
+    for line in itertools.chain(last_lines(place.log, num_lines), new_lines(place.log) if follow else ()):
+        print(printable(line), end="", flush=True)
 
 
 @service_app.command()

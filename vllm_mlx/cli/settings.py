@@ -100,12 +100,12 @@ FORMS: Mapping[str, Form] = {
     "cache_memory": _MEMORY,
     "cache_disk": Form("SIZE|0", "Write bytes, such as `100GB`.", read_disk),
     "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
-    "cache_dir": Form("DIR", "", lambda value: value),
-    "join": Form("HOST:PORT", "", lambda value: value),
-    "models_from": Form("hub|FOLDER", "", read_list),
-    "record_requests": Form("FILE", "", lambda value: value),
-    "num_draft_tokens": Form("auto|0-7", "", lambda value: value),
-    "speculative_config": Form("JSON", "", read_speculative_config),
+    "cache_dir": Form("DIR"),
+    "join": Form("HOST:PORT"),
+    "models_from": Form("hub|FOLDER", read=read_list),
+    "record_requests": Form("FILE"),
+    "num_draft_tokens": Form("auto|0-7"),
+    "speculative_config": Form("JSON", read=read_speculative_config),
     "max_body": Form("SIZE", "Write bytes, such as `64MiB`.", read_memory),
     "max_image_bytes": _BYTES,
     "max_video_bytes": _BYTES,
@@ -118,7 +118,7 @@ FORMS: Mapping[str, Form] = {
         read_reasoning_strings,
     ),
     "prompts": Form("JSON", 'Write `{"query": "query: ", "document": "passage: "}`.', read_prompts),
-    "limit_mm_per_prompt": Form("LIMITS", "", read_media_limits),
+    "limit_mm_per_prompt": Form("LIMITS", read=read_media_limits),
 }
 
 

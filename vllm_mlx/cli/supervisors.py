@@ -95,7 +95,12 @@ class Launchd:
         if not self.state().is_installed:
             return
         _ask("launchctl", "bootout", self._target)  # its exit code differs between releases, so the state decides
-        _wait(self, self._job.stop_s)
+        most_s = self._job.stop_s + 10
+        deadline_s = time.monotonic() + most_s
+        while self.state().is_installed:
+            if time.monotonic() > deadline_s:
+                raise CommandFailed(f"launchd has not ended the service within {most_s:.0f} s. Try again later.")
+            time.sleep(_ASK_S)
 
     def state(self) -> State:
         answer = _ask("launchctl", "print", self._target)
@@ -176,11 +181,7 @@ class Systemd:
 
 
 Supervisor = Launchd | Systemd
-
-
-def supervisor(job: Job, platform: str = sys.platform) -> Supervisor:
-    """Return the supervisor of this system."""
-    return Launchd(job) if platform == "darwin" else Systemd(job)
+supervisor: type[Supervisor] = Launchd if sys.platform == "darwin" else Systemd  # of this system
 
 
 def program_path(argument: str) -> Path:
@@ -199,14 +200,6 @@ def program_path(argument: str) -> Path:
 def _quoted(word: str) -> str:
     """Return a word of a unit file, in which `%` begins a specifier."""
     return f'"{word.translate(_UNIT_ESCAPES)}"'
-
-
-def _wait(supervisor: Launchd, stop_s: float) -> None:
-    deadline_s = time.monotonic() + stop_s + 10
-    while supervisor.state().is_installed:
-        if time.monotonic() > deadline_s:
-            raise CommandFailed(f"launchd has not ended the service within {stop_s + 10:.0f} s. Try again later.")
-        time.sleep(_ASK_S)
 
 
 def _ask(*command: str) -> "subprocess.CompletedProcess[str]":

@@ -24,8 +24,8 @@ class Form:
     """The form in which people write a setting's value. `read` raises ValueError, which names the right form."""
 
     metavar: str
-    note: str  # the end of the help text
-    read: Callable[[object], object]
+    note: str = ""  # the end of the help text
+    read: Callable[[object], object] = lambda value: value
 
 
 def read_list(value: object) -> object:
@@ -185,6 +185,7 @@ _KEY_NAME = re.compile(r"[A-Za-z0-9._-]+")
 class KeyLine:
     """A line of a key file: `NAME:KEY`, or `KEY` alone, which gets a name later."""
 
+    place: str  # flag, number and file, for messages
     number: int
     name: str | None
     secret: str
@@ -201,15 +202,11 @@ def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | Non
     names = {line.name for line in lines if line.name is not None}
     for line in admins:
         if line.secret in ordinary:
-            raise _bad(
-                "--admin-key-file",
-                admin_file,
-                line.number,
-                "this key is also given with --api-key or --api-key-file. Choose another one.",
-            )
+            advice = "this key is also given with --api-key or --api-key-file. Choose another one."
+            raise ConfigError(f"{line.place}: {advice}")
         if line.name in names:
-            raise _bad("--admin-key-file", admin_file, line.number, f"--api-key-file also has the name {line.name}.")
-    every = [*(KeyLine(0, None, secret) for secret in flagged), *lines, *admins]
+            raise ConfigError(f"{line.place}: --api-key-file also has the name {line.name}.")
+    every = [*(KeyLine("", 0, None, secret) for secret in flagged), *lines, *admins]
     taken = {line.name for line in every if line.name is not None}
     unnamed = iter(unnamed_keys([line.secret for line in every if line.name is None], taken=taken))
     keys = [next(unnamed) if line.name is None else APIKey(line.name, line.secret) for line in every]
@@ -223,14 +220,16 @@ def read_keys(path: Path, flag: str) -> list[KeyLine]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"{flag}: cannot read {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{flag}: {path} is not UTF-8 text.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag}: cannot read {path}: {reason(error)}.") from error
     keys: list[KeyLine] = []
     for number, line in enumerate(map(str.strip, lines), start=1):
         if line and not line.startswith("#"):
-            keys.append(_key(line, number, keys, path, flag))
+            name, colon, secret = line.partition(":") if ":" in line else ("", "", line)
+            key = KeyLine(f"{flag}: line {number} of {path}", number, name if colon else None, secret)
+            if (fault := _fault(key, keys)) is not None:
+                raise ConfigError(f"{key.place}: {fault}")
+            keys.append(key)
     if not keys:
         raise ConfigError(f"{flag}: {path} has no keys. Write one on each line, as NAME:KEY.")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -238,22 +237,17 @@ def read_keys(path: Path, flag: str) -> list[KeyLine]:
     return keys
 
 
-def _key(line: str, number: int, before: list[KeyLine], path: Path, flag: str) -> KeyLine:
-    """Read one line. Messages name the line and never quote it, because it may hold a key."""
-    name, colon, secret = line.partition(":") if ":" in line else ("", "", line)
-    if colon and not _KEY_NAME.fullmatch(name):
-        raise _bad(flag, path, number, "the name before the colon may have letters, digits, dots, `-` and `_` only.")
-    if not secret:
-        raise _bad(flag, path, number, "there is no key after the name. Write NAME:KEY.")
-    if " " in secret or not secret.isprintable():
-        raise _bad(flag, path, number, "a key must not contain spaces. Write comments on lines of their own.")
+def _fault(key: KeyLine, before: list[KeyLine]) -> str | None:
+    """Say what is wrong with a line, never quoting the line, because it may hold a key. Returns None for a good one."""
+    if key.name is not None and not _KEY_NAME.fullmatch(key.name):
+        return "the name before the colon may have letters, digits, dots, `-` and `_` only."
+    if not key.secret:
+        return "there is no key after the name. Write NAME:KEY."
+    if " " in key.secret or not key.secret.isprintable():
+        return "a key must not contain spaces. Write comments on lines of their own."
     for other in before:
-        if other.secret == secret:
-            raise _bad(flag, path, number, f"it has the same key as line {other.number}. Remove one of them.")
-        if colon and other.name == name:
-            raise _bad(flag, path, number, f"line {other.number} also has the name {name}. Choose another.")
-    return KeyLine(number, name if colon else None, secret)
-
-
-def _bad(flag: str, path: Path | None, number: int, why: str) -> ConfigError:
-    return ConfigError(f"{flag}: line {number} of {path}: {why}")
+        if other.secret == key.secret:
+            return f"it has the same key as line {other.number}. Remove one of them."
+        if key.name is not None and other.name == key.name:
+            return f"line {other.number} also has the name {key.name}. Choose another."
+    return None

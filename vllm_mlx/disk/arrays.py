@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..cache.layers import Slices
-from ..cache.snapshot import Block, KVSegment, RecurrentState, Stack
+from ..cache.snapshot import Block, KVSegment, RecurrentState, Stack, overlapping
 from .record import Record, Tensor, TensorData
 
 SLAB_TOKENS = 256
@@ -148,12 +148,12 @@ class Part:
         for index, (low, high) in self._spans("window"):
             yield self._stack("window", index, arrays).cut(low, high)
 
-    def _spans(self, name: str) -> list[tuple[int, tuple[int, int]]]:
+    def _spans(self, name: str) -> Iterator[tuple[int, tuple[int, int]]]:
         """Return the slabs that are read, each with the range of its tokens."""
         layout = self.record.header.layout
         if name == "kv":
-            return _overlapping(layout["slabs"], 0, self.start, self.end)
-        return _overlapping(layout["window_slabs"], layout["window_offset"], *self.windows)
+            return overlapping(layout["slabs"], self.start, self.end)
+        return overlapping(layout["window_slabs"], *(at - layout["window_offset"] for at in self.windows))
 
     def _keys(self, name: str, index: int) -> list[Key]:
         """Return the tensors of one slab."""
@@ -197,17 +197,6 @@ def _joined(stacks: Sequence[Stack]) -> Stack:
         return Stack((), ())
     columns = zip(*(stack.buffers for stack in stacks), strict=True)
     return Stack(tuple(mx.concatenate(list(column), axis=2) for column in columns), stacks[0].places)
-
-
-def _overlapping(lengths: Sequence[int], offset: int, start: int, end: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return the slabs that overlap `[start, end)`, each with its range there. The first slab begins at `offset`."""
-    found, position = [], offset
-    for index, length in enumerate(lengths):
-        low, high = max(start - position, 0), min(end - position, length)
-        if low < high:
-            found.append((index, (low, high)))
-        position += length
-    return found
 
 
 def _as_places(places: Iterable[Any]) -> tuple[tuple[int, int] | None, ...]:

@@ -20,7 +20,7 @@ from ..core.errors import setting
 from . import files
 from .database import NAME, Database, reading
 from .faults import Damaged, FolderUnusable, NoRoom, usable
-from .place import RECORDS, record_files, remove_old
+from .place import RECORDS, record_files
 from .record import Header, Record, Row, TensorData, name_of, record_of, row_of
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,6 @@ class Folder:
         another version of this checkpoint wrote, or that continue one of these.
         """
         with usable(self.root):
-            remove_old(self.root)
             sizes = dict(record_files(self.root))
         rows = self.database.run(lambda c: c.execute(_ROWS).fetchall())
         intact, reasons = listed(rows, sizes)

@@ -133,7 +133,7 @@ class DiskIndex:
     def age(self) -> None:
         """Give the nodes the times at which their files were used last, once all have been added in any order."""
         self.drop_repeated()
-        for node in self.tree.nodes():
+        for node in self.tree.store.nodes():
             node.last_used = node.segment.stored.record.used_s  # type: ignore[attr-defined]
             if node.state is not None:
                 node.state_used = node.state.stored.record.used_s  # type: ignore[attr-defined]

@@ -50,18 +50,11 @@ class Kept:
     salt: str
     base: str | None
     body: bytes
+    used: int  # its place in the order of the last uses
 
     def value(self) -> Any:
         """Raise ValueError if it is not JSON."""
         return json.loads(_text(self.body))
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """The values of a journal."""
-
-    values: list[Kept]  # in the order in which they were put
-    order: list[str]  # their names, the longest unused first
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +83,10 @@ class Journal:
     def __len__(self) -> int:
         return len(self._salts)
 
-    def restore(self, take: Callable[[Restored], None]) -> None:
-        """Read the values on another thread, and give them to `take`. Called once, before anything is put.
+    def restore(self, take: Callable[[list[Kept]], None]) -> None:
+        """Read the values on another thread, and give them to `take` in the order in which they were put.
+
+        Called once, before anything is put.
 
         If they cannot be read, `take` gets nothing, and later the values.
         """
@@ -139,13 +134,13 @@ class Journal:
 
     # -- on the thread of the journals
 
-    def _take(self, take: Callable[[Restored], None], rows: list[tuple[Any, ...]]) -> None:
+    def _take(self, take: Callable[[list[Kept]], None], rows: list[tuple[Any, ...]]) -> None:
         try:
-            values = [Kept(name, _text(salt), base, body) for name, salt, base, body, _ in rows]
+            values = [Kept(name, _text(salt), *rest) for name, salt, *rest in rows]
             with self._journals.turn:
                 values = [kept for kept in values if not kept.salt.startswith(self._forgotten)]
                 self._salts = {**{kept.name: kept.salt for kept in values}, **self._salts}
-            take(Restored(values, [row[0] for row in sorted(rows, key=lambda row: row[-1])]))
+            take(values)
         finally:
             self._is_restored.set()
 

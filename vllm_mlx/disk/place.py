@@ -4,7 +4,6 @@ Files of other programs are neither counted nor touched, and links are not follo
 """
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -18,8 +17,6 @@ from pathlib import Path
 from .database import NAME as DATABASE
 from .database import files as database_files
 from .faults import FULL
-
-logger = logging.getLogger(__name__)
 
 RECORDS = "records"
 NAME = "vllm-mlx"
@@ -36,11 +33,6 @@ _NO_INDEX = ".metadata_never_index"  # Spotlight leaves a folder with this file 
 MARKS = frozenset({_TAG, _NO_INDEX})
 _TMUTIL_S = 10.0
 _RECORD = re.compile(r"([0-9a-f]{16})\.kv")
-_HEX = "[0-9a-f]"
-# Patterns of files that earlier versions wrote, below the folder.
-_OLD = (f"{_HEX * 16}/{_HEX * 40}.safetensors", f"{_HEX * 16}/.{_HEX * 40}-*.draft", "journals/*.journal",
-        "journals/*.journal.new", f"checkpoints/{_HEX * 16}.json", "usage.json")  # fmt: skip
-_LEDGER_BEGINS = b'{"used_bytes"'  # `usage.json`, whose name others may use
 
 
 def folder_of(cache_dir: str | None) -> Path:
@@ -91,21 +83,6 @@ def record_files(folder: Path) -> Iterator[tuple[str, int]]:
             status = path.lstat()
             if _RECORD.fullmatch(path.name) and not stat.S_ISDIR(status.st_mode):
                 yield path.stem, status.st_size if stat.S_ISREG(status.st_mode) else -1  # links do not count as records
-
-
-def remove_old(folder: Path) -> None:
-    """Remove only files that earlier versions wrote in another format. Raises OSError."""
-    found = [path for pattern in _OLD for path in folder.glob(pattern)]
-    old = [path for path in found if not path.is_symlink() and (path.parent == folder or not path.parent.is_symlink())]
-    if (ledger := folder / "usage.json") in old and not ledger.read_bytes().startswith(_LEDGER_BEGINS):
-        old.remove(ledger)
-    for path in old:
-        path.unlink()
-    for place in {path.parent for path in old} - {folder}:
-        if not any(place.iterdir()):  # else it holds files of others
-            place.rmdir()
-    if old:
-        logger.warning("Removed %d files of the cache on disk in %s: they have an earlier format.", len(old), folder)
 
 
 def nothing_in(folder: Path) -> str | None:

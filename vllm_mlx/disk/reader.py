@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from ..cache.index import WORD_BYTES, common_tokens, num_tokens
 from ..cache.node import Match, Space
+from ..cache.stats import DiskReport
 from .arrays import Key, Part, empty_arrays, segment_of, state_of
 from .faults import Damaged
 from .record import Record
@@ -34,17 +35,6 @@ Load = tuple[Record, int]  # a tensor to read: its record, and its index there
 Array = tuple[mx.array, memoryview]  # an array and its own bytes, which are filled
 
 
-@dataclass(slots=True)
-class ReadCounts:
-    """Counts since the process started, named as in `DiskReport`."""
-
-    hits: int = 0
-    tokens_read: int = 0
-    bytes_read: int = 0
-    reads_not_made: int = 0
-    reads_not_used: int = 0
-
-
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Reading:
     """A read that one sequence waits for. The fields after `key` are known once it is planned."""
@@ -52,7 +42,7 @@ class _Reading:
     seq_id: int
     space: Space
     key: bytes  # it ends at the resume point once the read is planned
-    match: Match | None = None  # pinned in the index
+    match: Match | None = None  # pinned in the index, once the read is planned
     start: int = 0  # position of the first token that is read
     parts: tuple[Part, ...] = ()
     state: Record | None = None
@@ -68,14 +58,14 @@ class _Reading:
 class Reader:
     """Belongs to the engine thread. Only `_read` runs on another one."""
 
-    def __init__(self, store: DiskStore):
+    def __init__(self, store: DiskStore, report: DiskReport):
+        """`report` gets the counts of reads."""
         self._store, self._memory, self._tree = store, store.memory, store.index.tree
         self._memory.read_bytes_per_s = _FIRST_BYTES_PER_S
         self._speeds = deque([_FIRST_BYTES_PER_S] * _NUM_SPEEDS, maxlen=_NUM_SPEEDS)
         self._readings: dict[int, _Reading] = {}  # by seq_id
-        self._asked: list[_Reading] = []  # those of them that are not planned yet
         self._found: dict[int, tuple[int, int]] = {}  # by seq_id: tokens that were read, and memory's resume point then
-        self.counts = ReadCounts()
+        self._counts = report
 
     def cancel(self, salts: str = "") -> None:
         """Drop running reads of salts that begin with `salts`. Their sequences compute the state instead."""
@@ -110,8 +100,7 @@ class Reader:
         self._found[seq_id] = num_read, held
         if self._tree.resume_length(space, key) <= held:
             return False
-        self._readings[seq_id] = reading = _Reading(seq_id=seq_id, space=space, key=key)
-        self._asked.append(reading)
+        self._readings[seq_id] = _Reading(seq_id=seq_id, space=space, key=key)
         self._store.threads.wake()
         return True
 
@@ -123,7 +112,7 @@ class Reader:
         if key:
             self._note_use(space, key)
         num_read, point = self._found.get(seq_id, (0, 0))
-        self.counts.reads_not_used += num_read > 0 and num_tokens(key) < point
+        self._counts.reads_not_used += num_read > 0 and num_tokens(key) < point
         self.forget(seq_id)  # so that it may read again if it is preempted
         return num_read
 
@@ -158,10 +147,7 @@ class Reader:
 
     def begin(self) -> None:
         """Begin the reads that sequences have asked for."""
-        while self._asked:
-            reading = self._asked.pop(0)
-            if reading.is_cancelled:
-                continue
+        for reading in [reading for reading in self._readings.values() if reading.match is None]:
             if self._plan(reading):
                 self._advance(reading)
             else:
@@ -191,7 +177,7 @@ class Reader:
         seconds = _READ_S + reading.num_bytes / median(self._speeds)
         is_slower = seconds >= reading.num_gained * self._memory.s_per_token(reading.space[0])
         if is_slower:
-            self.counts.reads_not_made += 1
+            self._counts.reads_not_made += 1
             self._note_speed(_FIRST_BYTES_PER_S)  # so that a disk that was slow for a while is tried again
         return not is_slower
 
@@ -209,9 +195,9 @@ class Reader:
             low, high = max(piece.start, start), piece.start + piece.take
             if low < high:
                 run = piece.segment
-                at = run.first - piece.start  # type: ignore[attr-defined]
+                at = run.first - piece.start
                 windows = (min(max(first_windowed, low), high) + at, high + at)
-                parts.append(Part(run.stored.record, low + at, high + at, windows))  # type: ignore[attr-defined]
+                parts.append(Part(run.stored.record, low + at, high + at, windows))
         state = None if match.state is None else match.state.stored.record  # type: ignore[attr-defined]
         reading.start, reading.parts, reading.state = start, tuple(parts), state
         reading.loads = deque(_loads(parts, state))
@@ -277,12 +263,12 @@ class Reader:
         num_read, _ = self._found[reading.seq_id]
         point = self._memory.resume_length(reading.space, reading.key + bytes(WORD_BYTES))  # of a longer key
         self._found[reading.seq_id] = max(num_read, reading.num_gained if is_stored else 0), point
-        self.counts.reads_not_used += not is_stored
+        self._counts.reads_not_used += not is_stored
         if is_stored:
             self._memory.mark_copied(reading.space, reading.key)
-            self.counts.hits += 1
-            self.counts.tokens_read += reading.num_gained
-            self.counts.bytes_read += reading.num_bytes
+            self._counts.hits += 1
+            self._counts.tokens_read += reading.num_gained
+            self._counts.bytes_read += reading.num_bytes
 
 
 def _size(loads: Iterable[Load]) -> int:

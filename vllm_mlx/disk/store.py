@@ -35,7 +35,7 @@ class DiskStore:
         self._num_removals = 0  # removals that the writing thread has not done yet
 
     def add_model(self, fingerprint: str, name: str) -> None:
-        """Note whose state is kept, of a model that the tree in memory has. Called before `load`."""
+        """Keep the state of a model that the tree in memory has. Called before the tier's first tick."""
         self.folder.note_model(fingerprint, name)
         self.index.add_model(fingerprint, self.memory.rule(fingerprint), self.memory.s_per_token(fingerprint))
 

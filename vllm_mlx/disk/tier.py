@@ -6,11 +6,11 @@ steps. The planner of the cache asks `reader` and tells `writer`, and changes `t
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from ..cache.node import Node
-from ..cache.stats import DiskReport, Entry
+from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from .folder import Folder
 from .reader import Reader
@@ -31,21 +31,17 @@ class DiskTier:
         memory: MemoryAwarePrefixCache,
         report: DiskReport,
     ):
-        """`memory` is the tree of the engine's cache. `report` has the settings; `DiskTier.report` adds the counts.
+        """`memory` is the tree of the engine's cache. `report` has the settings, and gets the counts of reads.
 
         The first tick reads the index, once all models were added.
         """
         self.store = DiskStore(folder, memory)
-        self._threads, self._settings = self.store.threads, report
+        self._threads, self._report = self.store.threads, report
         self.tree = self.store.index.tree  # the records on disk, of all checkpoints and salts
-        self.reader = Reader(self.store)
+        self.reader = Reader(self.store, report)
         self.writer = Writer(self.store, report)
         self._is_loaded = False
         self._cleared: list[str] = []  # salts that were cleared before the index was read
-
-    def add_model(self, fingerprint: str, name: str) -> None:
-        """Keep the state of a model that the tree in memory has. Called before the first tick."""
-        self.store.add_model(fingerprint, name)
 
     @property
     def is_on(self) -> bool:
@@ -95,17 +91,13 @@ class DiskTier:
     def free_memory(self, fingerprint: str) -> None:
         """Remove state of a model from memory if it is on disk."""
         memory = self.store.memory
-        own = [node for node in memory.nodes() if node.space[0] == fingerprint]
+        own = [node for node in memory.store.nodes() if node.space[0] == fingerprint]
         for leaf, key in [(node, node.key) for node in own if node.key is not None]:
             node: Node | None = leaf
             while node is not None and node.is_copied:
                 node = node.parent
             if self.tree.common_length(leaf.space, key) >= leaf.end:
                 memory.trim(leaf.space, key, 0 if node is None else node.end)
-
-    def raise_fault(self) -> None:
-        """Raise the device fault that a tick met, if any did."""
-        self.store.raise_fault()
 
     def write_all(self, rest_s: Callable[[], float]) -> None:
         """Write state that is not on disk yet, while `rest_s` returns a time. Called by the engine at a clean stop."""
@@ -130,14 +122,10 @@ class DiskTier:
         self.store.sweep()
         self._threads.close(_END_S)
 
-    def entries(self) -> list[Entry]:
-        return list(self.tree.entries())
-
     def report(self) -> DiskReport:
         usage = self.writer.usage_since(_REPORT_S)
         return replace(
-            self._settings,
-            **asdict(self.reader.counts),
+            self._report,
             off_reason=self.store.off_reason,
             used_bytes=0 if usage is None else usage.used_bytes,
             written_today_bytes=0 if usage is None else usage.written_bytes,

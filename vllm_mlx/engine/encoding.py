@@ -11,11 +11,11 @@ from ..core.config import EngineConfig, ModelInfo
 from ..core.encoding import EncoderFacts
 from ..core.memory import AttentionCost, Budget, MemoryBudget
 from ..runner.attention import assumed, score_bytes
-from ..runner.calibrate import Calibration
+from ..runner.calibrate import Calibration, calibrate
 from ..runner.checkpoint import Checkpoint
 from ..runner.device import DeviceWatch, cache_limit_bytes
 from ..runner.encoder import EncoderModel, begin_loading_encoder
-from ..runner.encoder_runner import EncoderRunner, calibrate_encoder
+from ..runner.encoder_runner import EncoderRunner
 from ..runner.loading import Loading
 from ..runner.model import weight_arrays
 from ..scheduler.encoder import NO_STATE, EncoderScheduler
@@ -51,14 +51,14 @@ class Encoder:
     def measure(self, model: EncoderModel) -> Generator[None, None, Assembly]:
         """Measure the model at its first load. Raises ConfigError."""
         yield
-        return self._assemble(model, calibrate_encoder(model))
+        return self._assemble(model, calibrate(model))
 
     def load(self) -> tuple[EncoderModel, Assembly]:
         """Read the weights and measure the model. Raises ConfigError."""
         self.budget.check_weights(self.config.model, self.checkpoint.file_bytes)
         started_s = time.monotonic()
         model = self.begin().complete()
-        return model, self._assemble(model, calibrate_encoder(model), time.monotonic() - started_s)
+        return model, self._assemble(model, calibrate(model), time.monotonic() - started_s)
 
     def unread(self) -> Assembly:
         """Assume the figures that a load will measure. Raises ConfigError."""

@@ -133,7 +133,7 @@ class LLMEngine:
 
     def disk_entries(self) -> list[Entry]:
         """Return the records on disk; times are seconds since the epoch."""
-        return [] if self.disk is None else self.disk.entries()
+        return [] if self.disk is None else list(self.disk.tree.entries())
 
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""

@@ -141,7 +141,7 @@ class FoundModels:
             tier = engine.disk or self._disk.start(cache.tree, {})
             engine.attach(tier, self._disk.report)
             if tier is not None:
-                tier.add_model(cache.fingerprint, model.facts.info.model)
+                tier.store.add_model(cache.fingerprint, model.facts.info.model)
                 tier.wake_with(self._engine.parts[0].wake)
 
 

@@ -101,7 +101,7 @@ class OpenDisk:
             return None
         tier = DiskTier(self.folder, memory, report=self.report)
         for fingerprint, name in names.items():
-            tier.add_model(fingerprint, name)
+            tier.store.add_model(fingerprint, name)
         tier.tick(is_idle=True)  # it reads the index, so that the first request finds the records
         return tier
 

@@ -20,7 +20,7 @@ class ContentWriter:
         self._codec = codec
         self._is_bounded = is_bounded
         self.has_quoted = False  # whether a tag of the model's own format was shown, because the model quoted it
-        self.framing = ContentFraming(is_plain=is_plain)
+        self.framing = Framing(is_plain=is_plain)
         self.quoting = Quoting()
         self.position = 0  # characters of the reply that were read so far
         self.spans: list[tuple[int, int]] = []  # (start, end) of each text emitted since this list was cleared
@@ -124,15 +124,16 @@ class _After(Enum):
     START = auto()
     REASONING = auto()
     CALL = auto()
+    OPENING = auto()  # the tag that opens reasoning
     TEXT = auto()
 
 
-class ContentFraming:
-    """Holds white space back until it is known to be content.
+class Framing:
+    """Holds white space back until it is known to be part of the content, or of the reasoning.
 
-    White space alone before a tag is layout, and so are line breaks directly after reasoning, and the one before a tag
-    that ends a wrapped answer. All other white space is content. The text that `feed` returns ends where the text fed
-    so far ends, or `num_held` characters before.
+    White space alone before a tag is layout, and so are line breaks directly after reasoning, one behind the tag that
+    opens reasoning, and one before the tag that ends reasoning or a wrapped answer. All other white space is shown.
+    The text that `feed` returns ends where the text fed so far ends, or `num_held` characters before.
     """
 
     def __init__(self, *, is_plain: bool = False) -> None:
@@ -165,9 +166,11 @@ class ContentFraming:
             return ""
         text = self._held + text
         self._held = ""
-        if self._after is not _After.TEXT:
-            text = text.lstrip("\n") if self._after is _After.REASONING else text
-            self._after = _After.TEXT
+        if self._after is _After.REASONING:
+            text = text.lstrip("\n")
+        elif self._after is _After.OPENING:
+            text = text.removeprefix("\n")
+        self._after = _After.TEXT
         if self.is_wrapped and text.endswith("\n"):
             self._held = "\n"
             return text[:-1]
@@ -177,6 +180,12 @@ class ContentFraming:
         """Return the text held back inside an answer, because no tag that ends the answer followed."""
         held, self._held = (self._held, "") if self._after is _After.TEXT else ("", self._held)
         return held
+
+    def before_reasoning(self) -> None:
+        """Frame the next text as reasoning, between its tags."""
+        self._held = ""
+        self._after = _After.OPENING
+        self.is_wrapped = True
 
     def after_reasoning(self) -> None:
         self._held = ""

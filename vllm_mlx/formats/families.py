@@ -4,7 +4,7 @@ To add a family, add its row. A checkpoint speaks the formats of the first row w
 template, so a family with particular tags comes before the families that share some of them.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,9 +15,6 @@ from .bodies.compose import Listing, choice, several
 from .bodies.message_header import suffix
 from .family import Calls, Family, JsonCall, Opening, Place, ReasoningFormat, Signature, Spelling, ToolFormat
 from .layouts import ALWAYS, JSON, THINK, between, invoke_tags, json_list, one_a_line, tags, xml_section
-
-ReasoningChoice = str | ReasoningFormat  # a format, or the name of one in the table
-CallChoice = str | Calls
 
 
 def _has(*texts: str, unless: tuple[str, ...] = ()) -> Signature:
@@ -61,9 +58,7 @@ FAMILIES = (
             "<|message_model|>",
             "<|content_model_end_sampling|>",
         ),
-        layouts.one_a_reply(
-            JsonCall(arguments="args"), "<|content_invoke_tool_json|>", "<|end_message|>", drops=("<|end_message|>",)
-        ),
+        layouts.one_a_reply(JsonCall(arguments="args"), "<|content_invoke_tool_json|>", "<|end_message|>"),
     ),
     Family(
         "plamo3",
@@ -314,43 +309,16 @@ FAMILIES = (
 )
 
 
-def reasoning_by_name() -> Mapping[str, ReasoningFormat]:
-    """Return the reasoning formats by the names that `reasoning_parser` takes."""
-    return _by_name(FAMILIES)[0]
-
-
-def calls_by_name() -> Mapping[str, Calls]:
-    """Return the formats of calls, by the names that `tool_call_parser` takes."""
-    return _by_name(FAMILIES)[1]
-
-
-@lru_cache(maxsize=1)
-def _by_name(rows: tuple[Family, ...]) -> tuple[Mapping[str, ReasoningFormat], Mapping[str, Calls]]:
-    reasoning = {name: row.reasoning for row in rows if row.reasoning is not None for name in row.reasoning_choices}
-    calls = {name: row.calls for row in rows if row.calls is not None for name in row.call_choices}
-    return reasoning, calls
+# The formats by the names that `reasoning_parser` and `tool_call_parser` take
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    name: row.reasoning for row in FAMILIES if row.reasoning is not None for name in row.reasoning_choices
+}
+CALL_FORMATS: Mapping[str, Calls] = {
+    name: row.calls for row in FAMILIES if row.calls is not None for name in row.call_choices
+}
 
 
 @lru_cache(maxsize=256)
 def with_tags_only(format: ToolFormat) -> ToolFormat:
     """Return the format without calls in plain text, for a reply in which every call is text."""
     return replace(format, openings=tuple(one for one in format.openings if one.place is Place.ANYWHERE))
-
-
-def reasoning_format(choice: ReasoningChoice) -> ReasoningFormat:
-    return reasoning_by_name()[choice] if isinstance(choice, str) else choice
-
-
-def call_format(choice: CallChoice) -> Calls:
-    return calls_by_name()[choice] if isinstance(choice, str) else choice
-
-
-def call_tags(choice: CallChoice) -> tuple[str, ...]:
-    """Return the tags that open a call even inside reasoning."""
-    openings = call_format(choice).reads.openings
-    return tuple(opening.marker for opening in openings if opening.place is Place.ANYWHERE)
-
-
-def spelling(choice: CallChoice, tokens: Container[str]) -> Spelling:
-    """Return the spelling of this format's calls, for a tokenizer with these added tokens."""
-    return next(one for one in call_format(choice).writes if not one.needs or one.needs in tokens)

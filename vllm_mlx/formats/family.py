@@ -2,6 +2,7 @@
 
 import html
 import json
+from collections.abc import Container
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 
@@ -169,7 +170,6 @@ class Frame:
     name: str
     behind: str
     end: str
-    no_arguments: str = ""  # how a call without arguments writes them
     is_numbered: bool = False  # a colon and a number follow the name
 
 
@@ -177,11 +177,11 @@ def call_frame(kind: CallKind, name: str) -> Frame:
     """Return the texts around the arguments of a call to the tool `name`."""
     match kind:
         case JsonCall(name=""):
-            return Frame("{", _quoted(name), ": ", "}", "{}")
+            return Frame("{", _quoted(name), ": ", "}")
         case JsonCall():
-            return Frame(f'{{"{kind.name}": ', _quoted(name), f', "{kind.arguments}": ', "}", "{}")
+            return Frame(f'{{"{kind.name}": ', _quoted(name), f', "{kind.arguments}": ', "}")
         case NamedCall():
-            return Frame(kind.before, name, kind.behind, kind.trailer, "{}", kind.is_numbered)
+            return Frame(kind.before, name, kind.behind, kind.trailer, kind.is_numbered)
         case XmlCall(tags=tags):
             line = _break(kind, "head")
             if not tags.has_attributes:
@@ -263,6 +263,15 @@ class Calls:
     reads: ToolFormat
     writes: tuple[Spelling, ...]
     sign: str = ""  # a template that contains this text belongs to a model that makes such calls
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Return the tags that open a call even inside reasoning."""
+        return tuple(opening.marker for opening in self.reads.openings if opening.place is Place.ANYWHERE)
+
+    def spelling(self, tokens: Container[str]) -> Spelling:
+        """Return the spelling of calls for a tokenizer with these added tokens."""
+        return next(one for one in self.writes if not one.needs or one.needs in tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ def one_a_line(reads: ToolFormat, *kinds: CallKind, line: str = "\n") -> Calls:
     return Calls(reads, tuple(Spelling(kind, open + line, line + close, between="\n") for kind in kinds))
 
 
-def one_a_reply(kind: CallKind, open: str, close: str, drops: tuple[str, ...] = ()) -> Calls:
-    """Lay out one JSON call in tags, after which the reply ends."""
-    reads = replace(between(JSON, open, close), drops=drops)
+def one_a_reply(kind: CallKind, open: str, close: str) -> Calls:
+    """Lay out one JSON call in tags, of which `close` ends any message of the family."""
+    reads = replace(between(JSON, open, close), drops=(close,))
     return Calls(reads, (Spelling(kind, open, close, is_single=True),), sign=open)
 
 

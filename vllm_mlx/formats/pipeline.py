@@ -27,8 +27,8 @@ from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .call import CallParser, new_call_id
 from .call_formats import GENERIC
 from .content import MAX_MARGIN, ContentWriter, Pending
-from .families import CallChoice, ReasoningChoice, call_format, reasoning_format, with_tags_only
-from .family import ReasoningOpening, ToolFormat
+from .families import with_tags_only
+from .family import Calls, ReasoningFormat, ReasoningOpening, ToolFormat
 from .logprobs import LogprobQueue, echo_logprobs, echoed_text
 from .reasoning import ReasoningWriter
 from .reply import FinishedReply, ReplyBuilder, content_of
@@ -39,7 +39,10 @@ from .vocabulary import TagVocabulary, tag_vocabulary
 
 
 class OutputPipeline:
-    """Detokenizer → stop strings → parser → events. Every stage has `feed` and `finish`."""
+    """Detokenizer → stop strings → parser → events. Every stage has `feed` and `finish`.
+
+    A control token has no text, unless it is a tag of the format or the request asks for such tokens.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class OutputPipeline:
         self._stop_token: TokenOutput | None = None  # the last token, if it is a stop token
         self._detokenizer = Detokenizer(tokenizer, prompt.token_ids)
         self._stop = StopStage(request.sampling)
-        parser = reply_parser(
+        self._parser = reply_parser(
             tokenizer,
             request,
             formats,
@@ -79,7 +82,11 @@ class OutputPipeline:
             call_ids=call_ids,
         )
         self._echo = echoed_text(tokenizer, request, prompt)
-        self._parse = ParseStage(parser, request, len(self._echo or "") if request.max_prompt_logprobs else None)
+        num_echoed = len(self._echo or "") if request.max_prompt_logprobs else None
+        self._logprobs = None if request.sampling.logprobs is None else LogprobQueue(num_echoed)
+        self._calls = CallCounter(request.max_tool_calls)
+        self._num_reasoning_tokens = 0
+        self._closed_open_call = False  # True if `finish` completed a call that the model had left open
         self._reply = ReplyBuilder()
         self._fills_content = _fills_content(request, formats, is_opened=prompt.starts_in_reasoning)
         self._max_silent_tokens = max_silent_tokens  # becomes None once the reply has text or a tool call
@@ -98,8 +105,9 @@ class OutputPipeline:
     def feed(self, tokens: Sequence[TokenOutput]) -> list[ContentEvent]:
         out = self._take_echo()
         for token in tokens:
-            if self._stop_token is not None:  # the reply continued after it: it is text like any other token
-                self._feed_token(self._take_stop_token(), out)
+            last, self._stop_token = self._stop_token, None
+            if last is not None:  # the reply continued after a stop token: it is text like any other token
+                self._feed_token(last, out)
             if self.stopped:
                 break
             self._reply.add_token(token.token_id)
@@ -122,7 +130,7 @@ class OutputPipeline:
     @property
     def reply(self) -> FinishedReply:
         """Return the reply so far. It includes a stop token as soon as it was fed."""
-        return self._reply.reply(is_cut=self._parse.closed_open_call)
+        return self._reply.reply(is_cut=self._closed_open_call)
 
     def finish(
         self, reason: FinishReason, stop_token_id: int | None = None, *, cached_tokens: int = 0
@@ -137,8 +145,11 @@ class OutputPipeline:
             self._finish_text(reason, stop_token_id, out)
         if self._stop.matched is not None or self.is_silent or not self.stopped:
             is_end = not self.is_silent and (reason is FinishReason.STOP or self._stop.matched is not None)
-            out += self._parse.finish(is_end=is_end)
-        out += self._parse.rest()
+            num_calls = self._calls.num_calls
+            out += self._counted(self._parser.finish(is_end=is_end))
+            self._closed_open_call = self._calls.num_calls > num_calls
+        if self._logprobs is not None:
+            out += self._logprobs.rest()
         self.stopped = True
         events = self._emit(out)
         if self._fills_content:
@@ -155,13 +166,9 @@ class OutputPipeline:
         tokens, self._echoed = self._echoed, ()
         return [] if text is None else [TextDelta(text, tokens)]
 
-    def _take_stop_token(self) -> TokenOutput:
-        token, self._stop_token = self._stop_token, None
-        assert token is not None
-        return token
-
     def _feed_token(self, token: TokenOutput, out: list[ContentEvent]) -> None:
-        self._parse.add_token(token.logprob)
+        if self._logprobs is not None:
+            self._logprobs.add_token(token.logprob)
         self._feed_pieces(self._detokenizer.feed(token.token_id), out)
 
     def _feed_pieces(self, pieces: Sequence[Piece], out: list[ContentEvent]) -> None:
@@ -173,11 +180,28 @@ class OutputPipeline:
     def _parse_pieces(self, pieces: Sequence[Piece], out: list[ContentEvent]) -> None:
         for piece in pieces:
             if not self.stopped:
-                out += self._parse.feed(piece)
-                self.stopped = self._parse.calls.reached_limit
+                out += self._parse(piece)
+                self.stopped = self._calls.reached_limit
+
+    def _parse(self, piece: Piece) -> list[ContentEvent]:
+        """Return the events of a piece, up to the end of the last permitted tool call."""
+        was_in_reasoning = self._parser.in_reasoning
+        skips_control = self._request.sampling.skip_special_tokens
+        is_text = not (piece.control and skips_control) or piece.text in self._parser.markers
+        if self._logprobs is not None:
+            self._logprobs.add_piece(piece.num_tokens, len(piece.text) if is_text else 0)
+        events = self._counted(self._parser.feed(piece.text, piece.special)) if is_text else []
+        if was_in_reasoning and self._parser.in_reasoning:
+            self._num_reasoning_tokens += piece.num_tokens
+        return events
+
+    def _counted(self, events: list[ContentEvent]) -> list[ContentEvent]:
+        if self._logprobs is not None:
+            events = self._logprobs.attach(events, self._parser.text_spans)
+        return self._calls.feed(events)
 
     def _finish_text(self, reason: FinishReason, stop_token_id: int | None, out: list[ContentEvent]) -> None:
-        last = None if self._stop_token is None else self._take_stop_token()
+        last, self._stop_token = self._stop_token, None
         is_end = last is not None and reason is FinishReason.STOP and last.token_id == stop_token_id
         if last is not None and not is_end:
             self._feed_token(last, out)
@@ -185,23 +209,24 @@ class OutputPipeline:
         if not self.stopped:
             self._parse_pieces(self._stop.finish(), out)
         added = None if last is None else self._tokenizer.added_token(last.token_id)
-        if is_end and added is not None and not self.stopped:
-            out += self._parse.feed_end_token(added[0])
-            self.stopped = self._parse.calls.reached_limit
-        if is_end and last is not None and not self.stopped:
-            self._parse.add_end_token(last.logprob)
+        if is_end and added is not None and not self.stopped and added[0] in self._parser.markers:
+            out += self._counted(self._parser.feed(added[0], special=True))  # it is never text
+            self.stopped = self._calls.reached_limit
+        if is_end and last is not None and not self.stopped and self._logprobs is not None:
+            self._logprobs.add_token(last.logprob)
+            self._logprobs.add_piece(1, 0)
 
     def _finished(self, reason: FinishReason, stop_token_id: int | None, cached_tokens: int) -> Finished:
         stop: str | int | None = self._stop.matched
         if self.is_silent:
             reason = FinishReason.LENGTH
-        elif stop is not None or self._parse.calls.reached_limit:
+        elif stop is not None or self._calls.reached_limit:
             reason = FinishReason.STOP
         elif stop_token_id in self._request.sampling.stop_token_ids:
             stop = stop_token_id
-        if reason is FinishReason.STOP and self._parse.calls.are_complete:
+        if reason is FinishReason.STOP and self._calls.are_complete:
             reason = FinishReason.TOOL_CALLS
-        return Finished(reason, self.usage(cached_tokens), stop, tuple(self._parse.calls.broken))
+        return Finished(reason, self.usage(cached_tokens), stop, tuple(self._calls.broken))
 
     def usage(self, cached_tokens: int) -> Usage:
         """Return the usage so far, or of the complete reply. The engine counts the tokens of the prediction."""
@@ -209,7 +234,7 @@ class OutputPipeline:
             prompt_tokens=len(self._prompt_ids),
             cached_tokens=cached_tokens,
             completion_tokens=self._reply.num_tokens,
-            reasoning_tokens=self._parse.num_reasoning_tokens,
+            reasoning_tokens=self._num_reasoning_tokens,
             clamped_max_tokens=self._clamped_max_tokens,
             accepted_prediction_tokens=0 if self._request.prediction else None,
             rejected_prediction_tokens=0 if self._request.prediction else None,
@@ -235,8 +260,8 @@ class OutputParser:
 
     def __init__(
         self,
-        reasoning: ReasoningChoice | None,
-        tools: CallChoice | None,
+        reasoning: ReasoningFormat | None,
+        tools: Calls | None,
         *,
         schemas: Schemas | None = None,
         starts_in_reasoning: bool = False,
@@ -245,7 +270,7 @@ class OutputParser:
         call_ids: Callable[[], str] | None = None,
         takes_undeclared: bool = False,
     ):
-        """`reasoning`, `tools`: formats or their names, for the parts that the reply has.
+        """`reasoning`, `tools`: the formats of the parts that the reply has.
 
         `schemas`: the schemas of the declared tools. Without them, calls to all names are calls; if they are empty,
         every call is text.
@@ -254,19 +279,18 @@ class OutputParser:
         `call_ids` makes ids for calls without one; by default, they have the form that the format's templates accept.
         `takes_undeclared`: a call in the format of `tools` is a call to any tool.
         """
-        formats = () if tools is None else _tool_formats(call_format(tools).reads, schemas)
-        spelling = None if reasoning is None else reasoning_format(reasoning)
-        if formats and spelling is None:
-            spelling = formats[0].reasoning
-        tags = tag_vocabulary(spelling, formats, marker_tokens, has_schemas=bool(schemas))
+        formats = () if tools is None else _tool_formats(tools.reads, schemas)
+        if formats and reasoning is None:
+            reasoning = formats[0].reasoning
+        tags = tag_vocabulary(reasoning, formats, marker_tokens, has_schemas=bool(schemas))
         self.markers = tags.markers  # the tags that this parser may consume
         self._codec = tags.codec
-        is_plain, is_bounded = spelling is None and not formats, opening is not ReasoningOpening.ANYWHERE
+        is_plain, is_bounded = reasoning is None and not formats, opening is not ReasoningOpening.ANYWHERE
         self._writer = ContentWriter(self._codec, is_plain=is_plain, is_bounded=is_bounded)
         self._content = self._writer.framing
         self._pending = Pending(self._codec, self._writer)
         self._reasoning = ReasoningWriter(
-            spelling, self._writer, self._codec, starts_open=starts_in_reasoning, opening=opening
+            reasoning, self._writer, self._codec, starts_open=starts_in_reasoning, opening=opening
         )
         self._calls = CallParser(
             tags, self._pending, self._writer, self._reasoning,
@@ -393,70 +417,11 @@ class OutputParser:
         self._reasoning.append(self._pending.take(len(marker)), out)
 
 
-class ParseStage:
-    """Feeds the parser the text of a reply, and counts reasoning tokens and tool calls in its events.
-
-    A control token has no text, unless it is a tag of the format or the request asks for such tokens.
-    """
-
-    def __init__(self, parser: OutputParser, request: Request, num_echoed: int | None = None):
-        """`num_echoed`: as `LogprobQueue` takes it."""
-        self._parser = parser
-        self._skips_control = request.sampling.skip_special_tokens
-        self._logprobs = None if request.sampling.logprobs is None else LogprobQueue(num_echoed)
-        self.calls = CallCounter(request.max_tool_calls)
-        self.num_reasoning_tokens = 0
-        self.closed_open_call = False  # True if `finish` completed a call that the model had left open
-
-    def add_token(self, logprob: TokenLogprob | None) -> None:
-        """Announce a sampled token, before the piece that has its text."""
-        if self._logprobs is not None:
-            self._logprobs.add_token(logprob)
-
-    def feed(self, piece: Piece) -> list[ContentEvent]:
-        """Return the events of a piece, up to the end of the last permitted tool call."""
-        was_in_reasoning = self._parser.in_reasoning
-        is_text = not piece.control or not self._skips_control or piece.text in self._parser.markers
-        if self._logprobs is not None:
-            self._logprobs.add_piece(piece.num_tokens, len(piece.text) if is_text else 0)
-        events = self._counted(self._parser.feed(piece.text, piece.special)) if is_text else []
-        if was_in_reasoning and self._parser.in_reasoning:
-            self.num_reasoning_tokens += piece.num_tokens
-        return events
-
-    def feed_end_token(self, text: str) -> list[ContentEvent]:
-        """Feed the token that ended the reply if it is a tag of the format. It is never text."""
-        return self._counted(self._parser.feed(text, special=True)) if text in self._parser.markers else []
-
-    def finish(self, *, is_end: bool) -> list[ContentEvent]:
-        """`is_end`: the model ended the reply. The arguments of a call that is still open are then completed."""
-        num_calls = self.calls.num_calls
-        events = self._counted(self._parser.finish(is_end=is_end))
-        self.closed_open_call = self.calls.num_calls > num_calls
-        return events
-
-    def add_end_token(self, logprob: TokenLogprob | None) -> None:
-        """Announce the token that ended the reply. It has no text."""
-        if self._logprobs is not None:
-            self._logprobs.add_token(logprob)
-            self._logprobs.add_piece(1, 0)
-
-    def rest(self) -> list[ContentEvent]:
-        """Return tokens that no text follows, as `LogprobQueue` does."""
-        return [] if self._logprobs is None else self._logprobs.rest()
-
-    def _counted(self, events: list[ContentEvent]) -> list[ContentEvent]:
-        if self._logprobs is not None:
-            events = self._logprobs.attach(events, self._parser.text_spans)
-        return self.calls.feed(events)
-
-
 def _fills_content(request: Request, formats: ReplyFormats, *, is_opened: bool) -> bool:
     """Return whether a reply without content gets its reasoning as content. `is_opened`: the prompt opens reasoning."""
     if request.fills_content is not None:
         return request.fills_content
-    reasoning = formats.reasoning
-    return reasoning is not None and reasoning_format(reasoning).fills_content and not is_opened
+    return formats.reasoning is not None and formats.reasoning.fills_content and not is_opened
 
 
 class CallCounter:

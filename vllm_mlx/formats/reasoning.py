@@ -1,7 +1,7 @@
 """Decides which text of a reply is reasoning, and emits that text."""
 
 from ..core.events import ContentEvent, ReasoningDelta
-from .content import ContentWriter
+from .content import ContentWriter, Framing
 from .family import ReasoningFormat, ReasoningOpening
 from .vocabulary import TokenCodec
 
@@ -21,7 +21,8 @@ class ReasoningWriter:
         self._writer = writer
         self._codec = codec
         self._opening = opening
-        self._framing = ReasoningFraming()
+        self._framing = Framing()
+        self._framing.before_reasoning()
         self._is_dropped = False  # the message is for neither the user nor a tool, and is not reasoning
         self._dropped = ""  # the texts of such messages: content if the reply has nothing else
         self._has_call = False
@@ -62,7 +63,7 @@ class ReasoningWriter:
         if not self.is_open:
             self._begin()
         is_once = self._opening is not ReasoningOpening.ANYWHERE
-        if not (self.is_open and (self._framing.is_blank or is_once)):
+        if not (self.is_open and (self._framing.is_at_start or is_once)):
             self.depth += 1
         self.is_open = True
 
@@ -80,8 +81,8 @@ class ReasoningWriter:
             self._begin()
             self.is_open = True
             self.depth = 1
-            if self._framing.is_blank:
-                self._framing.close()
+            if self._framing.is_at_start:
+                self._framing.before_reasoning()
         else:
             self.depth = 0
             self._end()
@@ -93,7 +94,7 @@ class ReasoningWriter:
         self._is_interrupted |= self.is_open and not (self._is_in_messages or self._is_shown)
         self.is_open = False
         self.depth = 0
-        self._framing.close()
+        self._framing.before_reasoning()
 
     def resume(self, text: str) -> bool:
         """Continue the reasoning that a call interrupted, if `text` is more than white space."""
@@ -126,7 +127,7 @@ class ReasoningWriter:
             self._writer.framing.absorb_close()
             return
         self.is_open = False
-        self._framing.close()
+        self._framing.before_reasoning()
         if not self._is_shown:
             self._writer.framing.after_reasoning()
 
@@ -141,32 +142,3 @@ class ReasoningWriter:
     def _show(self, text: str, out: list[ContentEvent]) -> None:
         self._unshown_tag = ""
         self._writer.emit(text, out)
-
-
-class ReasoningFraming:
-    """Drops a line break after the opening tag, one before the closing tag, and reasoning of only white space."""
-
-    def __init__(self) -> None:
-        self.is_blank = True
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        if self.is_blank and (not text or text.isspace()):
-            self._held += text
-            return ""
-        text = self._held + text
-        self._held = ""
-        if self.is_blank:
-            self.is_blank = False
-            text = text.removeprefix("\n")
-        if text.endswith("\n"):
-            self._held = "\n"
-            return text[:-1]
-        return text
-
-    def close(self) -> None:
-        self._held = ""
-        self.is_blank = True
-
-    def finish(self) -> str:
-        return "" if self.is_blank else self._held

@@ -11,6 +11,7 @@ from typing import Any
 
 from .bodies import NewBody
 from .bodies.compose import Name, Tag, after, choice
+from .bodies.json_body import ARGUMENT_KEYS, NAME_KEYS
 from .bodies.xml_tags import XmlTags
 from .call_formats import keyed, named
 from .families import FAMILIES
@@ -19,7 +20,6 @@ from .layouts import JSON_LIST, JSON_ROW, tags
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _MAX_PATTERN = 1000  # characters
-_NAME_KEYS, _ARGUMENT_KEYS = ("name", "tool_name"), ("arguments", "parameters", "args")  # that the JSON body reads
 _QUANTIFIER = r"(?:[*+?]|\{[\d,]*\})\??"
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
 _PIECE = re.compile(  # one piece of a pattern: the beginning of a group, a wildcard, or a character
@@ -178,7 +178,7 @@ def _keys_of(field: Mapping[str, Any]) -> JsonCall:
     if not isinstance(function, Mapping):
         return JsonCall()
     keys = {key: str(function.get(key, f"{{{key}}}")).strip("{}").rpartition(".")[2] for key in ("name", "arguments")}
-    if keys["name"] not in _NAME_KEYS or keys["arguments"] not in _ARGUMENT_KEYS:
+    if keys["name"] not in NAME_KEYS or keys["arguments"] not in ARGUMENT_KEYS:
         raise UnreadableTemplate(f"tool_calls have the keys {', '.join(keys.values())}")
     return JsonCall(name=keys["name"], arguments=keys["arguments"])
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from . import families
+from .families import FAMILIES
+from .family import Calls, ReasoningFormat
 
 # These names mean the rules that a checkpoint carries. Without such rules, they mean the detected format.
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
@@ -14,10 +15,10 @@ _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormats:
-    """The formats in which a model's replies are read, or their names. A part without a format does not occur."""
+    """The formats in which a model's replies are read. A part without a format does not occur."""
 
-    reasoning: families.ReasoningChoice | None = None
-    calls: families.CallChoice | None = None
+    reasoning: ReasoningFormat | None = None
+    calls: Calls | None = None
     takes_undeclared: bool = False  # calls to undeclared tools are read as calls
 
 
@@ -27,14 +28,13 @@ def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tup
     A template that lists tools in an unknown way gets the generic tool format.
     """
     template = _COMMENT.sub("", chat_template or "")
-    rows = families.FAMILIES
-    reasoning = next((row.reasoning_choices[0] for row in rows if row.reasons_in(template)), None)
+    reasoning = next((row.reasoning_choices[0] for row in FAMILIES if row.reasons_in(template)), None)
     if reasoning is None:
-        reasoning = _by_tokens(vocabulary, [(row.reasoning_choices[0], row.reasoning_tokens) for row in rows])
-    calls = next((row.call_choices[0] for row in rows if row.calls_in(template)), None)
+        reasoning = _by_tokens(vocabulary, [(row.reasoning_choices[0], row.reasoning_tokens) for row in FAMILIES])
+    calls = next((row.call_choices[0] for row in FAMILIES if row.calls_in(template)), None)
     if calls is None and _TOOLS_VARIABLE.search(template):
         # The tags of calls in a vocabulary alone mean little: many tokenizers hold some that their model never learnt.
-        calls = _by_tokens(vocabulary, [(row.call_choices[0], row.call_tokens) for row in rows]) or "generic"
+        calls = _by_tokens(vocabulary, [(row.call_choices[0], row.call_tokens) for row in FAMILIES]) or "generic"
     return reasoning, calls
 
 

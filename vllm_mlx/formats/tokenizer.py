@@ -4,7 +4,7 @@ import ctypes
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,11 +32,25 @@ _MAX_PENDING = 16  # no character needs this many tokens, so these bytes are not
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
+class AddedTokens:
+    """A tokenizer's added tokens, text to id, and the search for them. Some have 6,000, so this is made once."""
+
+    def __init__(self, ids: Mapping[str, int]):
+        self.ids = ids
+        self.texts = frozenset(ids)
+        longest_first = sorted(ids, key=len, reverse=True)
+        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+    def parts(self, text: str) -> list[str]:
+        """Split `text` into tokens and the plain text between them."""
+        return [part for part in self._pattern.split(text) if part] if self._pattern else [text] if text else []
+
+
 class Tokenizer:
     """A checkpoint's tokenizer and chat template. `text in tokenizer`: the text is one token of the vocabulary."""
 
     def __init__(self, hf_tokenizer: Any, *, eos_token_ids: Iterable[int] = (), chat_template: str | None = None):
-        self._hf = hf_tokenizer
+        self.hf = hf_tokenizer  # the tokenizer of transformers
         self.backend: tokenizers.Tokenizer = hf_tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -48,11 +62,12 @@ class Tokenizer:
             for token_id, token in self.backend.get_added_tokens_decoder().items()
             if token.content.replace("▁", " ").strip()  # added runs of white space are plain text
         }
-        self.marker_tokens: frozenset[str] = frozenset(text for text, _ in self._added.values())
+        self.added = AddedTokens({text: token_id for token_id, (text, _) in self._added.items()})
+        self.marker_tokens = self.added.texts
         self.vocab_size: int = max(
             self.backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1
         )
-        self.decoder_types = _decoder_types(self.backend)
+        self.decoder_types = frozenset(step["type"] for step in steps_of(self.backend.decoder))
         self.token_bytes = lru_cache(1 << 18)(self._token_bytes)  # one reply may name half as many
 
     @classmethod
@@ -85,16 +100,11 @@ class Tokenizer:
         return isinstance(text, str) and self.backend.token_to_id(text) is not None
 
     @property
-    def hf(self) -> Any:
-        """Return the tokenizer of transformers."""
-        return self._hf
-
-    @property
     def chat_template(self) -> str | None:
         """Return the text of the chat template, if it writes messages. The texts of several templates are joined."""
         template: str | dict[str, str] | None = self._template_override
         if template is None:
-            template = self._hf.chat_template
+            template = self.hf.chat_template
         if isinstance(template, dict):
             template = "\n".join(template.values())
         return template if template and "{" in template else None
@@ -102,8 +112,8 @@ class Tokenizer:
     @property
     def response_template(self) -> Any:
         """The checkpoint's own rules for reading replies, as its files write them; None if it has no such rules."""
-        given = getattr(self._hf, "response_template", None)
-        return getattr(self._hf, "init_kwargs", {}).get("response_template") if given is None else given
+        given = getattr(self.hf, "response_template", None)
+        return getattr(self.hf, "init_kwargs", {}).get("response_template") if given is None else given
 
     def template_fault(self) -> str | None:
         """Return the error of the chat template, rendered once for one empty message; None if Jinja can read it."""
@@ -124,7 +134,7 @@ class Tokenizer:
         """
         try:
             with time_limit(TEMPLATE_S):
-                text: str = self._hf.apply_chat_template(
+                text: str = self.hf.apply_chat_template(
                     messages, chat_template=self._template_override, tokenize=False, **kwargs
                 )
         except OutOfTime:
@@ -314,11 +324,16 @@ def _eos_ids(path: Path) -> list[int]:
     return [token_id for token_id in ids if isinstance(token_id, int)]
 
 
-def _decoder_types(backend: tokenizers.Tokenizer) -> frozenset[str]:
-    if backend.decoder is None:
-        return frozenset()
-    decoder = json.loads(backend.decoder.__getstate__())
-    return frozenset(part["type"] for part in [decoder, *decoder.get("decoders", [])])
+def steps_of(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a normalizer, pre-tokenizer or decoder, or of its description. A sequence has several."""
+    is_description = component is None or isinstance(component, dict)
+    state = component if is_description else json.loads(component.__getstate__())
+    match state:
+        case {"normalizers": steps} | {"pretokenizers": steps} | {"decoders": steps}:
+            for step in steps:
+                yield from steps_of(step)
+        case dict():
+            yield state
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -15,13 +15,13 @@ from ..core.errors import GrammarLimit, InvalidParameter, Unsupported, setting
 from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, NameHold, PromptInputs
-from ..formats import CallChoice, SchemaBudget, call_tags
+from ..formats import Calls, SchemaBudget
 from ..formats.family import NO_HEADER, Header
 from ..formats.tokenizer import Tokenizer
 from ..util.fence import Fence
 from ..util.lru import LRU
 from .grammar_compiler import MAX_BYTES, GrammarCompiler
-from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
+from .grammars import CallsWriter, CarriedNames, GuidedTool, LarkWriter, guide_grammar
 from .names import CheckpointNames
 from .reasoning import CheckpointReasoning
 
@@ -50,7 +50,7 @@ class ConstraintBuilder:
         vocab_size: int,
         max_grammars_bytes: int = MAX_BYTES,
         reasoning: CheckpointReasoning | None = None,
-        tools: CallChoice | None = None,
+        tools: Calls | None = None,
     ):
         self._tokenizer = tokenizer
         self._tools = tools
@@ -147,9 +147,9 @@ class ConstraintBuilder:
 
     def _is_followed(self, tools: Sequence[GuidedTool], tenant: str) -> bool:
         """Return whether calls to these tools can be held. Only tools that are not strict can be looser."""
-        writer = LarkWriter(self._grammars.added_tokens)
+        writer = LarkWriter(self._tokenizer.added)
         try:
-            self._grammars.compile(required_calls(tools, self._tool_format, writer, NO_HEADER, 1), "tools", tenant)
+            self._grammars.compile(self._calls(writer).required(tools, NO_HEADER, 1), "tools", tenant)
         except (InvalidParameter, GrammarLimit):
             return False
         return True
@@ -157,20 +157,20 @@ class ConstraintBuilder:
     def _grammar(self, request: Request, tools: Sequence[GuidedTool], budget: SchemaBudget) -> tuple[str | None, str]:
         guide = request.sampling.guide
         most = 1 if request.tool_choice.name is not None else request.max_tool_calls or None
-        writer = LarkWriter(self._grammars.added_tokens, budget, "tools" if guide is None else guide.param)
+        writer = LarkWriter(self._tokenizer.added, budget, "tools" if guide is None else guide.param)
         if request.tool_choice.mode == "required":
             if guide is not None:
                 raise InvalidParameter(
                     f"A `tool_choice` that forces a call cannot be combined with `{guide.param}`.", param=guide.param
                 )
-            return required_calls(tools, self._tool_format, writer, self._header(request), most), "tools"
+            return self._calls(writer).required(tools, self._header(request), most), "tools"
         if guide is not None:
             if isinstance(guide.form, Grammar):
                 guide = replace(guide, form=Grammar(_in_lark(guide.form.text, guide.param)))
-            instead = calls(tools, self._tool_format, writer, most) if tools else ""
+            instead = self._calls(writer).calls(tools, most) if tools else ""
             return guide_grammar(guide, writer, self._header(request), calls=instead), guide.param
         if any(tool.is_strict for tool in tools):
-            return calls_in_text(tools, self._tool_format, writer, self._header(request), most), "tools"
+            return self._calls(writer).in_text(tools, self._header(request), most), "tools"
         return None, ""
 
     def _guided_tools(self, request: Request, budget: SchemaBudget) -> list[GuidedTool]:
@@ -186,7 +186,7 @@ class ConstraintBuilder:
         tools = [tool for tool in _declared(request) if choice.allows(tool.name)]
         if is_forced and not tools:
             raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
-        carried = CarriedNames((tool.name for tool in _declared(request)), self._tools, self._grammars.added_tokens)
+        carried = CarriedNames((tool.name for tool in _declared(request)), self._tools, self._tokenizer.added)
         is_strict = is_forced or self._tool_grammar == "strict"
         if is_forced:
             carried.check(tools)
@@ -210,10 +210,9 @@ class ConstraintBuilder:
         names = [tool.name for tool in _declared(request) if request.tool_choice.allows(tool.name)]
         return self._names.rule(names, request.tenant) if names else None
 
-    @property
-    def _tool_format(self) -> CallChoice:
+    def _calls(self, writer: LarkWriter) -> CallsWriter:
         assert self._tools is not None, "tools were found"
-        return self._tools
+        return CallsWriter(self._tools, writer)
 
     def _header(self, request: Request) -> Header:
         guide = request.sampling.guide
@@ -225,7 +224,7 @@ class ConstraintBuilder:
         """Return the tags of calls, which end reasoning, that the grammar does not accept as its first token."""
         if matcher is None or self._tools is None:
             return ()
-        call_ids = (self._tokenizer.token_id(tag) for tag in call_tags(self._tools))
+        call_ids = (self._tokenizer.token_id(tag) for tag in self._tools.tags)
         start = matcher.deep_copy()
         return tuple(call_id for call_id in call_ids if call_id is not None and not start.validate_tokens([call_id]))
 

@@ -1,12 +1,10 @@
 """Tokenises the text that a grammar forces: the bytes of the tokens are exactly the bytes of the text. Thread-safe."""
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import tokenizers
 
-from ..formats.tokenizer import Tokenizer
+from ..formats.tokenizer import Tokenizer, steps_of
 
 _SPECIAL = b"\xff"  # llguidance's mark of a token that is not text; this byte does not occur in text
 
@@ -58,20 +56,12 @@ def _token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 def _without_changes(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """Copy the tokenizer without steps that change text before it is tokenised, except the vocabulary's space."""
     description = json.loads(tokenizer.backend.to_str())
-    parts = _parts(description["normalizer"], "normalizers")
-    spaces = [part for part in parts if part["type"] == "Replace" and part["pattern"] == {"String": " "}]
+    replaced = (part for part in steps_of(description["normalizer"]) if part["type"] == "Replace")
+    spaces = [part for part in replaced if part["pattern"] == {"String": " "}]
     description["normalizer"] = {"type": "Sequence", "normalizers": spaces}
-    for part in _parts(description["pre_tokenizer"], "pretokenizers"):
+    for part in steps_of(description["pre_tokenizer"]):
         if "add_prefix_space" in part:
             part["add_prefix_space"] = False
         if "prepend_scheme" in part:
             part["prepend_scheme"] = "never"
     return tokenizers.Tokenizer.from_str(json.dumps(description))
-
-
-def _parts(part: dict[str, Any] | None, inner: str) -> Iterator[dict[str, Any]]:
-    if part is not None and part["type"] == "Sequence":
-        for item in part[inner]:
-            yield from _parts(item, inner)
-    elif part is not None:
-        yield part

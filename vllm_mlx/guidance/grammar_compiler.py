@@ -3,8 +3,8 @@
 import json
 import subprocess
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
 from functools import cached_property
 from itertools import count
@@ -15,10 +15,10 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from ..core.errors import GrammarLimit, InvalidParameter, Overloaded
 from ..formats.tokenizer import Tokenizer
 from ..util.fair_queue import FairQueue
+from ..util.lru import LRU
 from ..util.tasks import python_process, settle
 from . import trial_process as trial
 from .exact_tokenizer import ExactTokenizer
-from .grammars import AddedTokens
 
 MAX_GRAMMAR_CHARS = 1 << 20
 _WAIT_S = 10  # seconds that a request waits for a free place to compile
@@ -58,7 +58,7 @@ class GrammarCompiler:
         `tenant` owns the grammar: no other tenant is served faster because of it. Raises InvalidParameter or
         GrammarLimit, naming `param`, if the grammar costs too much, and Overloaded if other grammars take too long.
         """
-        known = self._compiled.get(tenant, grammar)
+        known = self._compiled.get((tenant, grammar))
         if known is not None:
             return known
         if hash((tenant, grammar)) in self._refused:
@@ -84,12 +84,12 @@ class GrammarCompiler:
 
         Raises InvalidParameter if it is too large.
         """
-        known = self._compiled.get(tenant, grammar)
+        known = self._compiled.get((tenant, grammar))
         return known or self._keep(grammar, tenant, self._new(grammar), "tools", _BYTES_PER_CHAR * len(grammar))
 
     def refuse(self, grammar: str, tenant: str) -> None:
         """Refuse the grammar from now on, and drop it: a reply that was too slow has made its tables large."""
-        self._compiled.remove(tenant, grammar)
+        self._compiled.pop((tenant, grammar))
         self._refused.append(hash((tenant, grammar)))
 
     def _keep(self, grammar: str, tenant: str, matcher: LLMatcher, param: str, num_bytes: int) -> LLMatcher:
@@ -97,7 +97,7 @@ class GrammarCompiler:
             why = f"`{param}` cannot be compiled to a grammar: {trial.reason(matcher)}"
             raise InvalidParameter(why, param=param)
         if num_bytes <= MAX_KEPT_BYTES:
-            self._compiled.add(tenant, grammar, matcher, num_bytes)
+            self._compiled.put((tenant, grammar), matcher, num_bytes)
         with self._lock:
             self.num_compiled += 1
         return matcher
@@ -127,53 +127,24 @@ class GrammarCompiler:
     def _trials(self) -> "GrammarTrials":
         return GrammarTrials(self.tokens)
 
-    @cached_property
-    def added_tokens(self) -> AddedTokens:
-        known = {text: self._tokenizer.token_id(text) for text in sorted(self._tokenizer.marker_tokens)}
-        return AddedTokens({text: token_id for text, token_id in known.items() if token_id is not None})
 
-
-class CompiledGrammars:
-    """Compiled grammars by tenant, so that compile time reveals nothing about other tenants. Thread-safe.
+class CompiledGrammars(LRU[tuple[str, str], LLMatcher]):
+    """Compiled grammars by tenant and text, so that compile time reveals nothing about other tenants. Thread-safe.
 
     To make room, the tenant that holds most loses the grammar that it used longest ago.
     """
 
     def __init__(self, max_grammars: int = MAX_GRAMMARS, max_bytes: int = MAX_BYTES):
+        super().__init__(max_bytes, max_grammars)
         self._max_grammars = max_grammars
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._matchers: OrderedDict[tuple[str, str], tuple[LLMatcher, int]] = OrderedDict()  # by tenant and text
 
-    def get(self, tenant: str, grammar: str) -> LLMatcher | None:
-        with self._lock:
-            if (tenant, grammar) not in self._matchers:
-                return None
-            self._matchers.move_to_end((tenant, grammar))
-            return self._matchers[tenant, grammar][0]
-
-    def add(self, tenant: str, grammar: str, matcher: LLMatcher, num_bytes: int) -> None:
-        self.remove(tenant, grammar)
-        with self._lock:
-            self._matchers[tenant, grammar] = matcher, num_bytes
-            while len(self._matchers) > self._max_grammars:
-                self._make_room(Counter(tenant for tenant, _ in self._matchers))
-            while (held := self._bytes_held()).total() > self._max_bytes:
-                self._make_room(held)
-
-    def remove(self, tenant: str, grammar: str) -> None:
-        with self._lock:
-            self._matchers.pop((tenant, grammar), None)
-
-    def _bytes_held(self) -> Counter[str]:
+    def _victim(self, spared: Container[tuple[str, str]]) -> tuple[str, str] | None:
+        is_full = len(self) > self._max_grammars
         held = Counter[str]()
-        for (tenant, _), (_, num_bytes) in self._matchers.items():
-            held[tenant] += num_bytes
-        return held
-
-    def _make_room(self, held: Counter[str]) -> None:
+        for (tenant, _), (_, num_bytes) in self._entries.items():
+            held[tenant] += 1 if is_full else num_bytes
         [(heaviest, _)] = held.most_common(1)
-        del self._matchers[next(key for key in self._matchers if key[0] == heaviest)]
+        return next((key for key in self if key[0] == heaviest and key not in spared), None)
 
 
 class GrammarTrials:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from ..core.errors import InvalidParameter
 from ..core.sequence import NameHold
-from ..formats import CallChoice, call_format
+from ..formats import Calls
 from ..formats.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
 from .grammars import CarriedNames, LarkWriter
@@ -16,12 +16,12 @@ from .grammars.names import NamesWriter, held_openings
 class CheckpointNames:
     """Makes the rules for names in the format `tools`, with one tokenizer. Reads the vocabulary once. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, tools: CallChoice, compiler: GrammarCompiler):
+    def __init__(self, tokenizer: Tokenizer, tools: Calls, compiler: GrammarCompiler):
         self._tokenizer = tokenizer
         self._tools = tools
         self._compiler = compiler
         self._lock = threading.Lock()
-        markers = (opening.marker for opening in held_openings(call_format(tools)))
+        markers = (opening.marker for opening in held_openings(tools))
         self._plain_markers = [one for one in markers if not any(token in one for token in tokenizer.marker_tokens)]
         # Python waits for this thread, because no thread may end inside llguidance.
         threading.Thread(target=self._prepare, name="names", daemon=False).start()
@@ -39,14 +39,14 @@ class CheckpointNames:
         grammar of the names would be too large.
         """
         self._prepare()
-        carried = CarriedNames(names, self._tools, self._compiler.added_tokens)
+        carried = CarriedNames(names, self._tools, self._tokenizer.added)
         readable = [name for name in names if name in carried]
-        if not readable or not held_openings(call_format(self._tools)):
+        if not readable or not held_openings(self._tools):
             return None
-        writer = LarkWriter(self._compiler.added_tokens)
-        special_ids = {*self._compiler.added_tokens.ids.values(), *self._tokenizer.eos_token_ids}
+        writer = LarkWriter(self._tokenizer.added)
+        special_ids = {*self._tokenizer.added.ids.values(), *self._tokenizer.eos_token_ids}
         try:
-            grammar = NamesWriter(writer, readable, call_format(self._tools), special_ids).grammar(self._crossed)
+            grammar = NamesWriter(writer, readable, self._tools, special_ids).grammar(self._crossed)
             return NameHold(self._compiler.compile_own(grammar, tenant), self._cut_ids)
         except InvalidParameter:
             return None

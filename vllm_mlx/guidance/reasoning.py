@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..core.config import ReasoningStrings
 from ..core.sequence import ReasoningRule, Tag, TagWatch
-from ..formats import CallChoice, ReasoningChoice, ReasoningFormat, call_tags, reasoning_format
+from ..formats import Calls, ReasoningFormat
 from ..formats.tokenizer import Tokenizer
 
 Marker = tuple[int, ...]
@@ -27,7 +28,7 @@ class CheckpointReasoning:
     """Decides where reasoning begins and ends: in prompts, for constraints and, by its format, for parsers."""
 
     def __init__(
-        self, tokenizer: Tokenizer, reasoning: ReasoningChoice | None, strings: ReasoningStrings | None = None
+        self, tokenizer: Tokenizer, reasoning: ReasoningFormat | None, strings: ReasoningStrings | None = None
     ):
         """`reasoning`: the format; `strings`: the user's own tags, which are added to it. At least one is set."""
         self._tokenizer = tokenizer
@@ -36,7 +37,6 @@ class CheckpointReasoning:
         self._forced = None if strings is None else self._marker(strings.end)
         self._starts = tuple(map(self._marker, self.tags.starts))
         self._ends = tuple(map(self._marker, self.tags.ends))
-        self._turn_ids: frozenset[int] | None = None
         self._reads_text = len(self._ends[0]) > 1 and not any(atom in tokenizer for atom in self.tags.atoms)
 
     def rule(
@@ -45,7 +45,7 @@ class CheckpointReasoning:
         *,
         budget: int | None,
         may_think: bool,
-        tools: CallChoice | None,
+        tools: Calls | None,
         bounds_reply: bool,
     ) -> ReasoningRule:
         """Return the rule for a reply to this prompt. `tools`: the format of the calls that end reasoning.
@@ -73,7 +73,7 @@ class CheckpointReasoning:
         """Find the tag that decides. Tags before the first added token of the last turn belong to earlier turns."""
         if self._reads_text:
             return self._text_state(ids)
-        found = TokenWatch(self._starts, self._ends).last(ids, self._other_tokens())
+        found = TokenWatch(self._starts, self._ends).last(ids, self._turn_ids)
         if found is None:
             return PromptState(None)
         tag, end = found
@@ -91,17 +91,15 @@ class CheckpointReasoning:
             return PromptState(Tag.START, number, tuple(self._encode(behind)))
         return PromptState(Tag.END if last_end >= 0 else None)
 
-    def _other_tokens(self) -> frozenset[int]:
-        if self._turn_ids is None:
-            in_tags = {token_id for ids in (*self._starts, *self._ends) for token_id in ids}
-            added = (self._tokenizer.token_id(text) for text in self._tokenizer.marker_tokens)
-            self._turn_ids = frozenset(token_id for token_id in added if token_id is not None) - in_tags
-        return self._turn_ids
+    @cached_property
+    def _turn_ids(self) -> frozenset[int]:
+        """Return the added tokens that are in no tag of reasoning."""
+        return frozenset(self._tokenizer.added.ids.values()).difference(*self._starts, *self._ends)
 
-    def _watch(self, tools: CallChoice | None) -> TagWatch:
+    def _watch(self, tools: Calls | None) -> TagWatch:
         if self._reads_text:
             return TextWatch(self.tags.starts, self.tags.ends, self._encode, self._tokenizer.decode)
-        opening = call_tags(tools) if tools is not None else ()
+        opening = tools.tags if tools is not None else ()
         calls = tuple((call_id,) for tag in opening if (call_id := self._tokenizer.token_id(tag)) is not None)
         return TokenWatch(self._starts, self._ends, calls)
 
@@ -127,17 +125,16 @@ class CheckpointReasoning:
 
 
 def _format(
-    reasoning: ReasoningChoice | None, strings: ReasoningStrings | None, tokenizer: Tokenizer
+    reasoning: ReasoningFormat | None, strings: ReasoningStrings | None, tokenizer: Tokenizer
 ) -> ReasoningFormat:
     if reasoning is None:
         assert strings is not None
         own = [token for token in tokenizer.marker_tokens if token in strings.end]
         return ReasoningFormat((strings.start,), (max(own, key=len) if own else strings.end.strip(),))
-    known = reasoning_format(reasoning)
-    if strings is None or strings.start in known.bounds.starts:
-        return known
-    headed = known.headed and replace(known.headed, starts=(*known.headed.starts, strings.start))
-    return replace(known, opens=(*known.opens, strings.start), headed=headed)
+    if strings is None or strings.start in reasoning.bounds.starts:
+        return reasoning
+    headed = reasoning.headed and replace(reasoning.headed, starts=(*reasoning.headed.starts, strings.start))
+    return replace(reasoning, opens=(*reasoning.opens, strings.start), headed=headed)
 
 
 # Watching a reply, token by token: the cost of a token does not grow with the reply

@@ -7,7 +7,7 @@ from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, setting
 from ..core.messages import ImagePart, TextPart
 from ..util.tasks import Deadline
-from .processes import MAX_MEMORY_BYTES, TOO_MUCH, Frame, Processes, ReadingFailed
+from .processes import TOO_MUCH, Frame, Processes, ReadingFailed
 from .worker import ENCRYPTED, IMAGE, TOO_LARGE, TOO_MUCH_TEXT, TOO_SLOW, PdfTask
 
 _PAGE_PIXELS = 1_200_000  # a page's image, 110 dots an inch for a sheet of paper: 1,200 to 1,600 tokens
@@ -70,16 +70,10 @@ def _decoded(data: bytes) -> str:
 class DocumentReader:
     """Reads documents, on one event loop. The same bytes always become the same parts."""
 
-    def __init__(
-        self,
-        config: MediaConfig,
-        *,
-        takes_images: bool,
-        max_memory_bytes: int = MAX_MEMORY_BYTES,
-        processes: Processes | None = None,
-    ):
-        """`takes_images`: whether the model takes images. `max_memory_bytes`: the limit of a worker process."""
+    def __init__(self, config: MediaConfig, processes: Processes, *, takes_images: bool):
+        """`takes_images`: whether the model takes images."""
         self._config = config
+        self._processes = processes
         self._takes_images = takes_images
         self._task = PdfTask(
             pages=config.document_pages if takes_images and config.max_images else "text",
@@ -87,9 +81,8 @@ class DocumentReader:
             max_pages=config.max_document_pages,
             max_chars=config.max_document_chars,
             max_s=config.max_document_s,
-            max_memory_bytes=max_memory_bytes,
+            max_memory_bytes=processes.max_memory_bytes,
         )
-        self._processes = processes or Processes()
 
     async def read(self, file: DocumentFile, deadline: Deadline, tenant: str = "") -> ReadDocument:
         """Return a document's content. Raises Overloaded if no process can start, and the deadline's error."""

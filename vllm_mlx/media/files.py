@@ -22,7 +22,7 @@ from .documents import DocumentFile, ReadDocument
 from .fetch import MediaFetcher
 from .rendered import RenderedMedia
 from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, megabytes, parse_source, split_frames
-from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
+from .video import FrameFiles, FrameSampling, VideoFile, VideoReader
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -156,7 +156,6 @@ class MediaFiles:
         self._workers = workers
         self._videos = videos
         self._sampling = sampling
-        self._video_limits = VideoLimits.of(config)
         # By salt, URL and reader's name: the content, and until when it counts, by the event loop's clock.
         self._addresses: LRU[tuple[bytes, str, str], tuple[bytes, float]] = LRU(_ADDRESSES_BYTES)
         self._fetches = FairQueue(_MAX_FETCHES, per_key=_PER_TENANT)
@@ -209,7 +208,7 @@ class MediaFiles:
         if (known := self._known(wanted, content)) is not None:
             return Found(content, known)
         frames = [frame.media for frame in found if isinstance(frame.media, ImageFile)]
-        return Found(content, FrameFiles(frames, part.fps or sampling.fps, self._video_limits))
+        return Found(content, FrameFiles(frames, part.fps or sampling.fps, self._config))
 
     async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found[Media]:
         """Open the file even if the same image was decoded before: frames are decoded one at a time."""

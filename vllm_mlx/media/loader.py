@@ -27,7 +27,7 @@ from .files import MAX_FILES_BYTES, Allowance, Found, Media, MediaFiles, MediaRe
 from .processes import LARGE_PIXELS, Processes
 from .rendered import RenderedMedia
 from .sources import MediaRoot, naming
-from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
+from .video import FrameFiles, FrameSampling, VideoFile, VideoReader
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -94,8 +94,8 @@ class MediaLoader:
         self._frame_workers = FairThreads(1, "video frames")  # so that images need not wait for many frames
         self._renderer = FairThreads(1, "media renderer")  # the checkpoint's processor takes one at a time
         self._processes = Processes()
-        self._documents = DocumentReader(config, takes_images=takes_images, processes=self._processes)
-        self._videos = VideoReader(self._processes, sampling or FrameSampling(), VideoLimits.of(config))
+        self._documents = DocumentReader(config, self._processes, takes_images=takes_images)
+        self._videos = VideoReader(self._processes, sampling or FrameSampling(), config)
         self._files = MediaFiles(config, root, self._fetcher, self.decoded, self._readers, self._videos, sampling)
         self._read_documents: LRU[bytes, ReadDocument] = LRU(_DOCUMENTS_BYTES)
         self._files_room = ByteRoom(max_files_bytes)

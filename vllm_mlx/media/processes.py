@@ -15,7 +15,7 @@ from . import worker
 from .decode import ImageFile
 from .worker import END, FRAME, REFUSED, SIZE, TOO_LARGE, TOO_SLOW, ImageTask, Task
 
-MAX_MEMORY_BYTES = 1 << 30  # limit of one process
+MAX_MEMORY_BYTES = 1 << 30
 LARGE_PIXELS = 1 << 24  # larger images are decoded in a process
 _BYTES_PER_PIXEL = 24  # limit for Pillow's decoders and the pixels, in addition to 256 MB for everything else
 TOO_MUCH = -1000  # a status in addition to the exit statuses of processes: the process sent too much
@@ -39,7 +39,9 @@ class ReadingFailed(Exception):
 class Processes:
     """Runs worker processes, on one event loop. Tenants and their requests take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_memory_bytes: int = MAX_MEMORY_BYTES) -> None:
+        """`max_memory_bytes`: the limit of a process that reads a document or a video."""
+        self.max_memory_bytes = max_memory_bytes
         self._places = FairQueue(_PROCESSES, per_key=_PER_TENANT)
 
     async def read(self, task: Task, data: bytes, max_bytes: int, deadline: Deadline, tenant: str) -> list[Frame]:

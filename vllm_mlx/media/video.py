@@ -11,7 +11,7 @@ from ..core.config import MediaConfig
 from ..core.errors import InvalidImage
 from ..util.tasks import Deadline
 from .decode import Clip, FrameStack, ImageFile, fitting, scaled, what_else
-from .processes import MAX_MEMORY_BYTES, Frame, Processes, ReadingFailed, sent_pixels, too_slow, undecodable
+from .processes import Frame, Processes, ReadingFailed, sent_pixels, too_slow, undecodable
 from .worker import SIZE, THREADS, VideoTask
 
 _FRAME_FACTOR = 2  # frames that vision encoders take together
@@ -69,20 +69,9 @@ def container(data: bytes) -> str:
     raise InvalidImage(f"it is {what_else(data, f'not a video that this server reads ({_READ})')}.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoLimits:
-    max_pixels: int  # all chosen frames together, which are scaled down to fit
-    max_frame_pixels: int  # in one frame of the file
-    max_decode_s: float
-    max_memory_bytes: int = MAX_MEMORY_BYTES  # limit of the process that reads a file
-
-    @classmethod
-    def of(cls, config: MediaConfig) -> "VideoLimits":
-        return cls(
-            max_pixels=min(config.max_video_pixels, config.max_request_pixels),
-            max_frame_pixels=config.max_image_pixels,
-            max_decode_s=config.max_decode_s,
-        )
+def _frame_pixels(config: MediaConfig, num_frames: int) -> int:
+    """Return the limit of each chosen frame, which is scaled down to fit."""
+    return min(config.max_video_pixels, config.max_request_pixels) // num_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +91,27 @@ class VideoFile:
 class VideoReader:
     """Opens and decodes video files, in processes. Used on one event loop."""
 
-    def __init__(self, processes: Processes, sampling: FrameSampling, limits: VideoLimits):
+    def __init__(self, processes: Processes, sampling: FrameSampling, config: MediaConfig):
         self._processes = processes
         self._sampling = sampling
-        self._limits = limits
+        self._config = config
 
     async def open(self, data: bytes, fps: float | None, deadline: Deadline, tenant: str) -> VideoFile:
         """`fps`: frames to choose per second of video.
 
         Raises InvalidImage if the file is not a video or exceeds a limit, and the deadline's error.
         """
-        limits = self._limits
         task = VideoTask(
-            max_s=THREADS * limits.max_decode_s,
-            max_memory_bytes=limits.max_memory_bytes,
+            max_s=THREADS * self._config.max_decode_s,
+            max_memory_bytes=self._processes.max_memory_bytes,
             container=container(data),
-            max_frame_pixels=limits.max_frame_pixels,
+            max_frame_pixels=self._config.max_image_pixels,
         )
         [(_, found)] = await self._read(data, task, _MAX_FACTS_BYTES, deadline, tenant)
         (width, height), stamps = SIZE.unpack_from(found), np.frombuffer(found, np.float64, offset=SIZE.size)
         duration_s = _duration_s(stamps)
         wanted = self._sampling.choose(len(stamps), duration_s, fps)
-        task = replace(task, wanted=wanted, size=fitting(width, height, limits.max_pixels // len(wanted)))
+        task = replace(task, wanted=wanted, size=fitting(width, height, _frame_pixels(self._config, len(wanted))))
         return VideoFile(data, task, [float(stamps[at] - stamps[0]) for at in wanted], len(wanted) / duration_s)
 
     async def decode(self, file: VideoFile, deadline: Deadline, tenant: str) -> Clip:
@@ -140,7 +128,7 @@ class VideoReader:
         try:
             return await self._processes.read(task, data, max_bytes, deadline, tenant)
         except ReadingFailed as error:
-            raise undecodable(error, self._limits.max_decode_s, _ADVICE) from error
+            raise undecodable(error, self._config.max_decode_s, _ADVICE) from error
 
 
 def _duration_s(stamps: np.ndarray) -> float:
@@ -152,12 +140,12 @@ def _duration_s(stamps: np.ndarray) -> float:
 class FrameFiles:
     """A video given as image files with valid headers, which are decoded one after the other."""
 
-    def __init__(self, frames: Sequence[ImageFile], fps: float, limits: VideoLimits):
+    def __init__(self, frames: Sequence[ImageFile], fps: float, config: MediaConfig):
         """`fps`: frames per second of video. Raises InvalidImage if the headers state different sizes."""
         self._frames = frames
         self._fps = fps
-        self._frame_pixels = limits.max_pixels // len(frames)
-        self._max_decode_s = limits.max_decode_s
+        self._frame_pixels = _frame_pixels(config, len(frames))
+        self._max_decode_s = config.max_decode_s
         sizes = {fitting(frame.width, frame.height, self._frame_pixels) for frame in frames}
         if len({tuple(sorted(size)) for size in sizes}) > 1:  # orientation may still swap the sides of a frame
             raise InvalidImage("its frames are not all of one size.")

@@ -6,7 +6,6 @@ most 1, so a text has at least as many tokens as the weights of its bytes sum to
 neither drop nor merge bytes of a text: see `_keeps_bytes` and `_keeps_text`.
 """
 
-import json
 import math
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import ContextLengthExceeded, InvalidParameter
-from ..formats.tokenizer import BYTE_OF_CHAR, Tokenizer
+from ..formats.tokenizer import BYTE_OF_CHAR, Tokenizer, steps_of
 
 _COUNTED_TOKENS = 32_768  # a prompt that may be shorter is tokenized even if it cannot fit: the error names its length
 _SLICE = 1 << 16  # characters that are counted together, so that other threads run in between
@@ -97,10 +96,10 @@ class TokenFloor:
 
     def _understand(self) -> bool:
         backend = self._tokenizer.backend
-        steps = [*_parts(backend.normalizer, "normalizers")]
+        steps = [*steps_of(backend.normalizer)]
         self._composes = any(step["type"] == "NFC" for step in steps)
         self._strips = any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values())
-        pre_tokenizers = [*_parts(backend.pre_tokenizer, "pretokenizers")]
+        pre_tokenizers = [*steps_of(backend.pre_tokenizer)]
         is_byte_level = any(step["type"] == "ByteLevel" for step in (*steps, *pre_tokenizers))
         self._has_space_sign = not is_byte_level
         return (
@@ -129,17 +128,6 @@ class TokenFloor:
                 if len(held) > longest[byte]:
                     longest[byte] = len(held)
         return 1 / longest
-
-
-def _parts(component: Any, key: str) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, including those inside sequences."""
-    waiting = [] if component is None else [json.loads(component.__getstate__())]
-    while waiting:
-        state = waiting.pop()
-        if state["type"] == "Sequence":
-            waiting += state[key]
-        else:
-            yield state
 
 
 def _keeps_bytes(normalizer: dict[str, Any]) -> bool:

@@ -21,7 +21,6 @@ class DeclaredValue:
         self._schemas = schemas
         self._root = root
         self._children: dict[str, DeclaredValue | None] = {}
-        self._items: DeclaredValue | None = None
 
     def argument(self, name: str) -> "DeclaredValue | None":
         """Return the property `name` of the value; None if no subschema names it."""
@@ -33,12 +32,10 @@ class DeclaredValue:
             self._children[name] = DeclaredValue(found, self._root)
         return self._children[name]
 
-    @property
+    @cached_property
     def items(self) -> "DeclaredValue":
         """Return the items of the value, if it is an array."""
-        if self._items is None:
-            self._items = DeclaredValue(tuple(branch.get("items") for branch in self._branches), self._root)
-        return self._items
+        return DeclaredValue(tuple(branch.get("items") for branch in self._branches), self._root)
 
     def defaults(self) -> Iterator[Any]:
         """Return the declared defaults that nest no deeper than the arguments of a reply may."""
@@ -91,12 +88,10 @@ def is_echo(message: Message, reply: Message, tools: Mapping[str, DeclaredValue]
 
 def is_same(message: Message, reply: Message) -> bool:
     """Return whether both say the same, as `is_echo` does, with the same reasoning."""
-    one, other = calls_of(message), calls_of(reply)
     return (
         text_of(message) == text_of(reply)
         and reasoning_of(message) == reasoning_of(reply)
-        and len(one) == len(other)
-        and all(a.name == b.name and _is_same_value(a.arguments, b.arguments) for a, b in zip(one, other, strict=True))
+        and _are_same_calls(calls_of(message), calls_of(reply), _NO_TOOLS)
     )
 
 

@@ -49,8 +49,8 @@ class FillIn:
         markers = {text for each in self._families for text in (each.prefix, each.suffix, each.middle)}
         ends = (*markers, *_ENDS) if markers else ()
         self.end_ids = frozenset(token_id for text in ends for token_id in self._ids(text))  # they end a reply
-        added = {token_id for text in tokenizer.marker_tokens for token_id in self._ids(text)}
-        self._special_ids = self.end_ids | {each for each in added if (tokenizer.added_token(each) or ("", False))[1]}
+        controls = (each for each in tokenizer.added.ids.values() if (tokenizer.added_token(each) or ("", False))[1])
+        self._special_ids = self.end_ids.union(controls)
         alone = tokenizer.backend.encode("a")
         specials = zip(alone.ids, alone.special_tokens_mask, strict=True)
         self._start = tuple(token_id for token_id, _ in takewhile(lambda pair: pair[1], specials))

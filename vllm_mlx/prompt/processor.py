@@ -46,7 +46,7 @@ from .points import conversation_end, next_requests, plan_points
 from .prompt_changes import ComparedPrompt, PromptChanges
 from .remembered import Boundary, ChatPrompt, KnownPrefix, RememberedReply
 from .reply_formats import CheckpointFormats
-from .reply_memory import RecalledConversation, ReplyMemory, TextDigest
+from .reply_memory import RecalledConversation, ReplyMemory, text_digest
 from .splice import Splicer
 from .template import ChatTemplate, MediaMarkers
 from .texts import TextTokenizer
@@ -503,7 +503,7 @@ def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:
         salt=prompt.request.cache_salt,
         key=prompt.key,
         text_length=len(prompt.text),
-        text_digest=TextDigest(prompt.text).value(),
+        text_digest=text_digest(prompt.text).digest(),
         base=known,
         tail=array("I", prompt.token_ids[num_known:]),
         boundaries=prompt.boundaries,

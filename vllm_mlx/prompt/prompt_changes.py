@@ -6,7 +6,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from sys import getsizeof
 
 from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
@@ -16,7 +15,7 @@ from ..formats.reply import FinishedReply
 from .echo import calls_of, text_of
 from .encoded import common_prefix
 from .remembered import ChatPrompt
-from .reply_memory import DIGEST_BYTES, Recent, next_key
+from .reply_memory import Recent, next_key, text_digest
 
 MAX_PROMPTS = 256
 MAX_BYTES = 32 << 20
@@ -199,7 +198,7 @@ def _settings(request: Request) -> bytes:
 
 
 def _digest(value: object) -> bytes:
-    return blake2b(json.dumps(value).encode(), digest_size=DIGEST_BYTES).digest()
+    return text_digest(json.dumps(value)).digest()
 
 
 def _at(token_ids: Sequence[int], index: int) -> int | None:

@@ -79,13 +79,11 @@ class RememberedReply:
     def token_ids(self, end: int) -> list[int]:
         """Return the first `end` ids of the prompt and its reply."""
         runs: list[Sequence[int]] = []
-        entry: RememberedReply | None = self
-        while entry is not None and end > 0:
+        for entry in self.chain():
             num_base = entry.base_end.num_tokens
             runs.append(entry.reply.token_ids[: max(0, end - entry.num_prompt_tokens)])
             runs.append(entry.tail[: max(0, end - num_base)])
             end = min(end, num_base)
-            entry = None if entry.base is None else entry.base.entry
         return [token_id for run in reversed(runs) for token_id in run]
 
     def token_id(self, index: int) -> int:

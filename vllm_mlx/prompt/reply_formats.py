@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, setting
 from ..formats import Family, ReplyFormats, detect_formats
-from ..formats.families import calls_by_name, reasoning_by_name
+from ..formats.families import CALL_FORMATS, REASONING_FORMATS
 from ..formats.response_template import UnreadableTemplate, read_response_template
 from ..formats.selection import CHECKPOINT_NAMES
 from ..formats.tokenizer import Tokenizer
@@ -69,9 +69,9 @@ class _Part(Generic[F]):
 
 
 _REASONING = _Part(
-    setting="reasoning_parser", formats=reasoning_by_name(), of=lambda family: family.reasoning, other="tool calls"
+    setting="reasoning_parser", formats=REASONING_FORMATS, of=lambda family: family.reasoning, other="tool calls"
 )
-_CALLS = _Part(setting="tool_call_parser", formats=calls_by_name(), of=lambda family: family.calls, other="reasoning")
+_CALLS = _Part(setting="tool_call_parser", formats=CALL_FORMATS, of=lambda family: family.calls, other="reasoning")
 
 
 def check_parsers(config: EngineConfig) -> None:

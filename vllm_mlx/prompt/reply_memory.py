@@ -21,7 +21,7 @@ from ..core.messages import (
     ToolSpec,
     VideoPart,
 )
-from ..disk.kept import Journal, Restored
+from ..disk.kept import Journal, Kept
 from ..util.lru import LRU
 from .echo import DeclaredValue, calls_of, declared_arguments, is_echo
 from .remembered import RememberedReply, can_be_kept, reply_value, restored_replies
@@ -52,13 +52,13 @@ class RecalledConversation:
     def longest(self, text: str) -> RememberedReply | None:
         """Return the reply with the longest prompt, among those whose complete prompt begins the rendered `text`."""
         best = None
-        digest, position = TextDigest(), 0
+        digest, position = text_digest(), 0
         for entry in sorted(self.replies, key=lambda entry: entry.text_length):
             if entry.text_length > len(text):
                 break
-            digest.feed(text[position : entry.text_length])
+            digest.update(_bytes(text[position : entry.text_length]))
             position = entry.text_length
-            if digest.value() == entry.text_digest:
+            if digest.digest() == entry.text_digest:
                 best = entry
         return best
 
@@ -162,17 +162,17 @@ class ReplyMemory:
         base = None if entry.base is None else entry.base.entry.name
         journal.put(entry.name, entry.salt, partial(reply_value, entry), num_bytes=entry.num_bytes, base=base)
 
-    def _restore(self, kept: Restored) -> None:
-        found = restored_replies(kept.values)
+    def _restore(self, kept: list[Kept]) -> None:
+        found = restored_replies(kept)
         with self._lock:
             for entry in found.values():
                 self._recent.remember(entry, (entry.key,))
-            for name in kept.order:
-                if name in found:
-                    self._recent.get(found[name])
+            for value in sorted(kept, key=lambda value: value.used):
+                if value.name in found:
+                    self._recent.get(found[value.name])
             evicted = [entry.name for entry, _ in self._recent.evict()]
         assert self._journal is not None
-        self._journal.drop([*evicted, *(value.name for value in kept.values if value.name not in found)])
+        self._journal.drop([*evicted, *(value.name for value in kept if value.name not in found)])
 
     def _wait(self) -> None:
         if self._journal is not None:
@@ -200,22 +200,14 @@ class ReplyMemory:
             self._recent.get(link)
 
 
-class TextDigest:
-    """The digest of a text that is fed in parts."""
-
-    def __init__(self, text: str = ""):
-        self._hash = blake2b(_bytes(text), digest_size=DIGEST_BYTES)
-
-    def feed(self, text: str) -> None:
-        self._hash.update(_bytes(text))
-
-    def value(self) -> bytes:
-        return self._hash.digest()
+def text_digest(text: str = "") -> blake2b:
+    """Return the digest of a text, which `update` extends by the bytes of a further part."""
+    return blake2b(_bytes(text), digest_size=DIGEST_BYTES)
 
 
 def first_key(salt: str) -> bytes:
     """Return the key of an empty conversation."""
-    return _digest(_bytes(salt))
+    return text_digest(salt).digest()
 
 
 def next_key(key: bytes, message: Message) -> bytes:
@@ -225,7 +217,8 @@ def next_key(key: bytes, message: Message) -> bytes:
     for is_text, group in groupby(message.parts, lambda part: isinstance(part, TextPart)):
         keys = map(_part_key, group)
         parts += [separator.join(keys)] if is_text else keys
-    return _digest(key + _bytes(json.dumps([message.role, message.name, parts], ensure_ascii=False)))
+    described = _bytes(json.dumps([message.role, message.name, parts], ensure_ascii=False))
+    return blake2b(key + described, digest_size=DIGEST_BYTES).digest()
 
 
 def _part_key(part: Part) -> Any:
@@ -244,10 +237,6 @@ def _part_key(part: Part) -> Any:
             return ["call", call_id, name, arguments]
         case ToolResultPart(call_id, content, name, is_error):
             return ["result", call_id, name, is_error, *map(_part_key, content)]
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def _bytes(text: str) -> bytes:

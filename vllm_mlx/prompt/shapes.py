@@ -40,9 +40,10 @@ class Shapes:
         return self._taken[key]
 
     def shows_tools(self, shape: str) -> bool:
-        """Return whether the prompt differs with tools."""
+        """Return whether the prompt with tools is another than the prompt without them."""
         messages = Probe(shape, self._image).messages
-        return self._render(messages, True) != self._render(messages, False)
+        shown = self._render(messages, True)
+        return shown is not None and shown != self._render(messages, False)
 
 
 @dataclass(slots=True)

@@ -7,22 +7,12 @@ from functools import partial
 
 from ..core.messages import Message
 from ..core.request import Request
-from ..formats import ReplyFormats, SchemaBudget, Schemas, call_format, reasoning_format
+from ..formats import ReplyFormats, SchemaBudget, Schemas
 from ..formats.pipeline import declared_schemas, reply_parser
 from ..formats.reply import FinishedReply, ReplyBuilder
 from ..formats.tokenizer import Tokenizer, context_ids
 from .echo import is_same
-
-
-@dataclass(frozen=True, slots=True)
-class Splice:
-    """The first ids of a reply, and the characters after the prompt that they replace."""
-
-    num_tokens: int
-    num_chars: int
-
-
-NOTHING = Splice(0, 0)
+from .remembered import Boundary
 
 
 class Splicer:
@@ -32,15 +22,14 @@ class Splicer:
         self._tokenizer = tokenizer
         self._formats = formats
         self._tags = _tags_of_replies(formats)
-        texts = sorted(tokenizer.marker_tokens, key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self._added = tokenizer.added
         ends = (tokenizer.added_token(token_id) for token_id in tokenizer.eos_token_ids)
         self._ends = frozenset(end[0] for end in ends if end is not None)
 
     def splice(
         self, rest: str, reply: FinishedReply, request: Request, prompt: Sequence[int], in_reasoning: bool
-    ) -> Splice:
-        """Return the part of `rest`, the rendered text after the `prompt`, that the reply's ids can replace.
+    ) -> Boundary:
+        """Return the end of the part of `rest`, the text after the `prompt`, that the reply's ids can replace.
 
         They can replace it if their text is the turn's, or if both texts are parsed as the same reply: then
         only spacing differs, or the turn lacks tags that the client did not see, and the model's own text is kept.
@@ -48,7 +37,7 @@ class Splicer:
         """
         text, end = self._text_and_end(reply, prompt)
         if rest.startswith(text + end):
-            return Splice(len(reply.token_ids), len(text) + len(end))
+            return Boundary(len(text) + len(end), len(reply.token_ids))
         turn, turn_end = self._turn(rest, end)
         if turn_end:
             schemas = declared_schemas(request, SchemaBudget())
@@ -58,15 +47,15 @@ class Splicer:
                 if written.says_the_same(read(turn, turn_end if end else "")):
                     is_end_same = end == turn_end
                     num_tokens = len(reply.token_ids) - bool(end and not is_end_same)
-                    return Splice(num_tokens, len(turn) + len(end) * is_end_same)
+                    return Boundary(len(turn) + len(end) * is_end_same, num_tokens)
                 unclosed = self._before_last_tag(turn)
                 if not end and written.says_the_same(read(unclosed, "")):
-                    return Splice(len(reply.token_ids), len(unclosed))
+                    return Boundary(len(unclosed), len(reply.token_ids))
         if rest.startswith(text):
-            return Splice(len(reply.token_ids) - 1, len(text))
+            return Boundary(len(text), len(reply.token_ids) - 1)
         if turn_end and not end and text.startswith(turn.rstrip()):
             return self._start(turn, reply, prompt)
-        return NOTHING
+        return Boundary(0, 0)
 
     def _text_and_end(self, reply: FinishedReply, prompt: Sequence[int]) -> tuple[str, str]:
         """Return the reply's text, and the text of the end token if the reply ended with one."""
@@ -90,40 +79,37 @@ class Splicer:
         position, text = min(found)
         return rest[:position], text
 
-    def _start(self, turn: str, reply: FinishedReply, prompt: Sequence[int]) -> Splice:
-        """Return the ids that lie completely within the turn, which ends where a stop string cut the reply."""
-        best, low, high = NOTHING, 1, len(reply.token_ids)
+    def _start(self, turn: str, reply: FinishedReply, prompt: Sequence[int]) -> Boundary:
+        """Return the end of the ids that lie within the turn, which ends where a stop string cut the reply."""
+        best, low, high = Boundary(0, 0), 1, len(reply.token_ids)
         while low <= high:
             middle = (low + high) // 2
             text = self._text(reply.token_ids[:middle], prompt)
             if turn.startswith(text):
-                best, low = Splice(middle, len(text)), middle + 1
+                best, low = Boundary(len(text), middle), middle + 1
             else:
                 high = middle - 1
         return best
 
     def _before_last_tag(self, turn: str) -> str:
         """Return the turn without its last tag: a reply limited to one call ends before the closing tag of the call."""
-        return turn[: max((added.start() for added in self._added.finditer(turn)), default=0)].rstrip()
+        parts = self._added.parts(turn)
+        last = max((at for at, part in enumerate(parts) if part in self._added.ids), default=0)
+        return "".join(parts[:last]).rstrip()
 
     def _read(self, text: str, end: str, request: Request, schemas: Schemas, in_reasoning: bool) -> "_Reading":
         parser = reply_parser(
             self._tokenizer, request, self._formats, starts_in_reasoning=in_reasoning, schemas=schemas
         )
-        reply = ReplyBuilder()
-        position = 0
-        added_texts = []
-        for added in self._added.finditer(text):
-            added_texts.append(added.group())
-            reply.feed(parser.feed(text[position : added.start()]))
-            reply.feed(parser.feed(added.group(), special=True))
-            position = added.end()
-        reply.feed(parser.feed(text[position:]))
+        reply, parts, ids = ReplyBuilder(), self._added.parts(text), self._added.ids
+        for part in parts:
+            reply.feed(parser.feed(part, special=part in ids))
         if end in parser.markers:
             reply.feed(parser.feed(end, special=True))
         in_reasoning = parser.in_reasoning
         reply.feed(parser.finish(is_end=bool(end)))
-        return _Reading(reply.message(), tuple(added_texts), in_reasoning, text, self._tags)
+        added = tuple(part for part in parts if part in ids)
+        return _Reading(reply.message(), added, in_reasoning, text, self._tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +122,8 @@ class _Tags:
 
 
 def _tags_of_replies(formats: ReplyFormats) -> _Tags:
-    reasoning = formats.reasoning
-    calls = None if formats.calls is None else call_format(formats.calls).reads
-    format = reasoning_format(reasoning) if reasoning is not None else calls.reasoning if calls is not None else None
+    calls = None if formats.calls is None else formats.calls.reads
+    format = formats.reasoning or (None if calls is None else calls.reasoning)
     of_calls = () if calls is None else calls.tags
     if format is None:
         return _Tags((), "\0".join(of_calls), re.compile(r"(?!)"))

@@ -11,8 +11,8 @@ from typing import Any
 from ..core.errors import TemplateError, Unsupported, first_line, setting
 from ..core.messages import ImagePart, Message, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
-from ..formats import CallChoice, detect_formats
-from ..formats.families import spelling
+from ..formats import Calls, detect_formats
+from ..formats.families import CALL_FORMATS
 from ..formats.family import Spelling
 from ..formats.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from ..media.sources import media_parts
@@ -105,7 +105,7 @@ class ChatTemplate:
         *,
         enable_thinking: bool | None = None,
         markers: MediaMarkers | None = None,
-        calls: CallChoice | None = None,
+        calls: Calls | None = None,
     ):
         """`enable_thinking` is the server's default. If it is None, reasoning is on, but a template that knows only the
         variable `thinking` keeps its own default. `markers` is None if the model takes no images. `calls`: the format
@@ -164,9 +164,7 @@ class ChatTemplate:
 
     @cached_property
     def shows_tools(self) -> bool:
-        probes = (Message("system", (TextPart("probe"),)), *_QUESTION), _QUESTION
-        shown = (self._probe_messages(probe, tools=_PROBE_TOOLS) or "" for probe in probes)
-        return any(_PROBE_CALL.name in text for text in shown)
+        return self._shapes.shows_tools("su") or self._shapes.shows_tools("u")
 
     def _apply(self, request: Request, *, escaping: MediaMarkers | None = None) -> Rendered:
         """Run the template. `escaping` are the markers that the conversation's own texts must not contain."""
@@ -286,7 +284,7 @@ class ChatTemplate:
     def _spelling(self) -> Spelling:
         """Return the spelling of calls as text."""
         detected = detect_formats(self._tokenizer.chat_template, self._tokenizer)[1]
-        return spelling(self._calls or detected or "generic", self._tokenizer)
+        return (self._calls or CALL_FORMATS[detected or "generic"]).spelling(self._tokenizer)
 
     def _style_for(self, messages: Sequence[Message]) -> CallStyle:
         kinds = {type(part) for message in messages for part in message.parts}

@@ -99,20 +99,18 @@ def as_user(message: Message) -> Message:
     return Message("user", (TextPart("<tool_response>"), *shown, TextPart("</tool_response>")))
 
 
-def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
-    """Return the dicts that chat templates read. Every tool result becomes a separate message."""
-    style = style or CallStyle()
-    result: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # call id → name of the tool
-    for message in apart(messages):
-        names |= {part.call_id: part.name for part in message.parts if isinstance(part, ToolCallPart)}
-        results = [part for part in message.parts if isinstance(part, ToolResultPart)]
-        made = [_tool_result(part, names.get(part.call_id), style) for part in results]
-        result += made or [_template_message(message, style)]
-    return result
+def template_messages(
+    messages: Sequence[Message],
+    style: CallStyle = CallStyle(),
+) -> list[dict[str, Any]]:
+    """Return the dicts that chat templates read. `messages`: in the style, each tool result a separate message."""
+    return [_template_message(message, style) for message in messages]
 
 
 def _template_message(message: Message, style: CallStyle) -> dict[str, Any]:
+    match message.parts:
+        case (ToolResultPart() as part,):
+            return _tool_result(part, style)
     # The parts of a reply were one text when the model wrote them; the parts that a client sends are separate texts.
     content = _content(message.parts, separator="" if message.role == "assistant" else "\n")
     result: dict[str, Any] = {"role": message.role, "content": content}
@@ -134,13 +132,12 @@ def _tool_call(part: ToolCallPart, style: CallStyle) -> dict[str, Any]:
     return {"id": _call_id(part.call_id, style), "type": "function", "function": function}
 
 
-def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> dict[str, Any]:
+def _tool_result(part: ToolResultPart, style: CallStyle) -> dict[str, Any]:
     content = _content(part.content if style.knows_errors else _result_content(part), separator="\n")
     result: dict[str, Any] = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
     if part.is_error and style.knows_errors:
         result["is_error"] = True
-    name = part.name if part.name is not None else called
-    return result if name is None else {**result, "name": name}
+    return result if part.name is None else {**result, "name": part.name}
 
 
 def _result_content(result: ToolResultPart) -> Sequence[Part]:

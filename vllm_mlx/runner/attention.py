@@ -9,7 +9,7 @@ Besides `formats/remote_code.py`, this is the only place that replaces anything 
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -118,17 +118,12 @@ def can_force(shapes: frozenset[AttentionShape]) -> bool:
     return FORCES and mx.metal.is_available() and any(shape.needs_forcing for shape in shapes)
 
 
-def memory_saving(shapes: frozenset[AttentionShape], threshold_bytes: int) -> AbstractContextManager[None]:
+@contextmanager
+def memory_saving(shapes: frozenset[AttentionShape], threshold_bytes: int) -> Iterator[None]:
     """Force the fused kernel in the block for calls whose scores would take more than `threshold_bytes`.
 
     It is slower than MLX's choice. Without Metal, or for other widths, there is nothing to force.
     """
-    return forcing(threshold_bytes) if can_force(shapes) else nullcontext()
-
-
-@contextmanager
-def forcing(threshold_bytes: int) -> Iterator[None]:
-    """Pass `force_fused=True` to calls that need it and whose scores would take more than `threshold_bytes`."""
 
     def force(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
         mask = options.get("mask")
@@ -141,7 +136,7 @@ def forcing(threshold_bytes: int) -> Iterator[None]:
             options = {**options, "force_fused": True}
         return original(queries, keys, values, **options)
 
-    with _replaced(force):
+    with _replaced(force) if can_force(shapes) else nullcontext():
         yield
 
 

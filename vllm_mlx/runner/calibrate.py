@@ -5,27 +5,25 @@ so the rows that are decoded sample in every way that replies do, and one is mas
 """
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
-from ..cache import layers
 from ..core.config import DEFAULT_MAX_PIXELS, PROBE_PIXELS
 from ..core.request import TokenSampling
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag
 from ..core.step import BY_HEAD, PrefillChunk, StepPlan
 from .attention import AttentionShape, observed
 from .device import DeviceWatch, device_memory, peak_of
+from .encoder import EncoderModel
 from .model import Model, MultimodalModel
 from .runner import RowFences, Runner
 from .vision_inputs import encode
 
 # No Mac has verified these constants.
-PROBE_TOKENS = 256
+_PROBE_TOKENS = 256
 _LONG_PROBE_TOKENS = 1024  # enough for an expert of a mixture to get many rows, as in a long chunk
-SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
+_SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
 _MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
 _FEWEST_PIXELS = 256 * 256  # an image may have this many, however slow the encoder
 _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
@@ -50,40 +48,34 @@ class Calibration:
     half_share: float = 1.0  # seconds of a chunk of half as many tokens as the shorter probe ÷ those of that probe
     long_probe_s: float | None = None  # seconds of a chunk of 1,024 tokens, for a mixture of experts
 
-    @classmethod
-    def of(
-        cls, short_s: float, probe_s: float, peak_bytes: int, attention: Iterable[AttentionShape], **more: Any
-    ) -> "Calibration":
-        """Take the seconds of the short probe and of the longer one, and the bytes of the longer one at its peak."""
-        overhead_s = overhead_of(short_s, probe_s)
-        return cls(
-            tokens_per_s=PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
-            overhead_s=overhead_s,
-            chunk_bytes_per_token=peak_bytes / PROBE_TOKENS,
-            attention=frozenset(attention),
-            **more,
-        )
 
-
-def calibrate(model: Model, *, has_experts: bool = False) -> Calibration:
+def calibrate(model: Model | EncoderModel, *, has_experts: bool = False) -> Calibration:
     """Measure a few forward passes. The first one of a length also compiles kernels and is not counted.
 
     The line through the times of two lengths begins at the overhead. The times of many experts do not form a line.
     """
     with observed() as attention:
-        _run(model, PROBE_TOKENS)
+        _run(model, _PROBE_TOKENS)
     mx.clear_cache()
-    probe_s, peak = peak_of(lambda: _run(model, PROBE_TOKENS))
-    half_s, short_s = (min(_run(model, n) for _ in range(2)) for n in (SHORT_PROBE_TOKENS // 2, SHORT_PROBE_TOKENS))
+    probe_s, peak_bytes = peak_of(lambda: _run(model, _PROBE_TOKENS))
+    half_s, short_s = (min(_run(model, n) for _ in range(2)) for n in (_SHORT_PROBE_TOKENS // 2, _SHORT_PROBE_TOKENS))
     long_s = _run(model, _LONG_PROBE_TOKENS) if has_experts else None
     mx.clear_cache()
-    return Calibration.of(short_s, probe_s, peak, attention, half_share=half_s / short_s, long_probe_s=long_s)
+    overhead_s = overhead_of(short_s, probe_s)
+    return Calibration(
+        tokens_per_s=_PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
+        overhead_s=overhead_s,
+        chunk_bytes_per_token=peak_bytes / _PROBE_TOKENS,
+        attention=frozenset(attention),
+        half_share=half_s / short_s,
+        long_probe_s=long_s,
+    )
 
 
 def overhead_of(short_s: float, probe_s: float) -> float:
     """Seconds of a chunk in addition to those of its tokens, from the seconds of a short probe and of a longer one."""
-    per_token_s = (probe_s - short_s) / (PROBE_TOKENS - SHORT_PROBE_TOKENS)
-    overhead_s = short_s - SHORT_PROBE_TOKENS * per_token_s
+    per_token_s = (probe_s - short_s) / (_PROBE_TOKENS - _SHORT_PROBE_TOKENS)
+    overhead_s = short_s - _SHORT_PROBE_TOKENS * per_token_s
     return max(0.0, min(overhead_s, _MOST_OVERHEAD * short_s, _MOST_OVERHEAD * probe_s))
 
 
@@ -150,11 +142,9 @@ def _encode(model: MultimodalModel, prompt: PromptInputs) -> tuple[int, int, flo
     return features.nbytes, peak, seconds
 
 
-def _run(model: Model, num_tokens: int) -> float:
+def _run(model: Model | EncoderModel, num_tokens: int) -> float:
     start = time.perf_counter()
-    caches = model.new_caches()
-    model.forward(mx.array([[0] * num_tokens]), caches)
-    mx.eval(layers.state_arrays(caches))
+    model.probe(num_tokens)
     return time.perf_counter() - start
 
 

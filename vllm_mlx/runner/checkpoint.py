@@ -33,6 +33,8 @@ LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")  # folders of LM
 HUB = "hub"  # names Hugging Face's cache and LM Studio's folders
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _WEIGHTS = {".safetensors", ".gguf", *_PICKLED}
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "mtp_num_hidden_layers")
+_MOST_LAYERS = 2000  # a library makes objects for each before it looks for weights
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
 
@@ -50,7 +52,7 @@ class Checkpoint:
     def max_model_len(self) -> int | None:
         text = text_config(self.config)
         for key in ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions"):
-            if isinstance(text.get(key), int):
+            if isinstance(text.get(key), int) and text[key] > 0:
                 return int(text[key])
         return None
 
@@ -75,11 +77,12 @@ class Checkpoint:
             if self.fingerprint() == fingerprint:
                 return
             if self.file_bytes:
-                raise ModelLoadError(f"{self.path} has changed on disk. Restart the server.")
-            fault = "is no longer on disk. Put it back"
+                fault = "has changed on disk. Put the earlier files back, or start the server again"
+            else:
+                fault = "is no longer on disk. Put it back, or start the server with another model"
         except OSError as error:
-            fault = f"cannot be read: {error.strerror or error}. Correct this"
-        raise ModelLoadError(f"{self.path} {fault}, or start the server with another model.")
+            fault = f"cannot be read: {error.strerror or error}. Correct this, or start the server with another model"
+        raise ModelLoadError(f"Its checkpoint {fault}.")
 
     @cached_property
     def has_vision_encoder(self) -> bool:
@@ -191,6 +194,10 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool = False, inside: tupl
     config = read_json(config_file)
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{config_file} names no model_type, so its architecture is unknown.")
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        if names := [name for name in _LAYERS if isinstance(part.get(name), int) and part[name] > _MOST_LAYERS]:
+            most = f"and a model of at most {_MOST_LAYERS} layers is served. Use another checkpoint."
+            raise ModelLoadError(f"{config_file} has {names[0]} {part[names[0]]}, {most}")
     if not model_files(path):
         raise ModelLoadError(_no_weights(path))
     if config.get("model_file") and not trust_remote_code:  # mlx-vlm would run it without asking

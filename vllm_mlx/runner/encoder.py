@@ -19,6 +19,7 @@ from .loading import SLICE_BYTES, Loading
 from .weight_files import files_of, model_files
 
 Rows = Sequence[Sequence[int]]
+_PROBE_LENGTH = 64  # tokens of a text
 
 
 class EncoderModel:
@@ -39,6 +40,11 @@ class EncoderModel:
         mx.synchronize()  # a device fault is raised here, and is not taken for damage
         if not is_sound.item():
             raise ValueError("its weights are damaged, since its results are not numbers, or all alike")
+
+    def probe(self, num_tokens: int) -> None:
+        """Encode short texts of so many tokens together, and wait for the results."""
+        length = min(num_tokens, _PROBE_LENGTH)
+        mx.eval(self.encode([[0] * length] * (num_tokens // length)))
 
     def encode(self, rows: Rows, types: Rows | None = None) -> mx.array:
         """Return lazy float32: vectors `(rows, dimensions)`, or a reranker's scores `(rows,)` from 0 to 1.

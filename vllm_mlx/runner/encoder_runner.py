@@ -1,6 +1,5 @@
 """Carries out the units of an encoder on the device: one padded batch of whole texts a step. It decides nothing."""
 
-import logging
 import time
 from collections.abc import Sequence as Rows
 
@@ -8,14 +7,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.step import ChunkTiming, Encoded, PrefillChunk, StepOutput, StepPlan
-from ..util.faults import Fault, device_fault
-from .attention import observed
-from .calibrate import PROBE_TOKENS, SHORT_PROBE_TOKENS, Calibration
-from .device import DeviceWatch, peak_of
+from .device import DeviceWatch
 from .encoder import EncoderModel
 from .runner import RowFences
-
-logger = logging.getLogger(__name__)
 
 
 class EncoderRunner:
@@ -41,16 +35,9 @@ class EncoderRunner:
         """Run the texts as one batch. A device fault is raised, and no result is reported then."""
         fences, seqs = RowFences(), list(dict.fromkeys(chunk.seq for chunk in chunks))
         longest = max(chunk.end - chunk.start for chunk in chunks)
-        started_s = time.perf_counter()
-        try:
-            vectors = fences.run(seqs, self._encode, chunks)
-        except RuntimeError as error:
-            if device_fault(error) is not Fault.OUT_OF_MEMORY:
-                raise
-            logger.warning("The device had no memory for %d texts of %d tokens: %s", len(chunks), longest, error)
-            fences.refused += [(seq.seq_id, longest * len(chunks)) for seq in seqs]
-            vectors = None
-        timing = ChunkTiming(longest, longest * len(chunks), time.perf_counter() - started_s)
+        num_tokens, started_s = longest * len(chunks), time.perf_counter()
+        vectors = fences.run_chunk(seqs, num_tokens, self._encode, chunks)
+        timing = ChunkTiming(longest, num_tokens, time.perf_counter() - started_s)
         mx.clear_cache()
         pairs = () if vectors is None else zip(chunks, vectors, strict=True)
         return StepOutput(
@@ -85,21 +72,3 @@ class EncoderRunner:
 
     def drain(self) -> None:
         """Wait for nothing: each step waits for its own results."""
-
-
-def calibrate_encoder(model: EncoderModel) -> Calibration:
-    """Measure two batches of short texts. The first batch of a shape also compiles kernels and is not counted."""
-    with observed() as attention:
-        _run(model, PROBE_TOKENS)
-    mx.clear_cache()
-    probe_s, peak = peak_of(lambda: _run(model, PROBE_TOKENS))
-    _run(model, SHORT_PROBE_TOKENS)
-    short_s = min(_run(model, SHORT_PROBE_TOKENS) for _ in range(2))
-    mx.clear_cache()
-    return Calibration.of(short_s, probe_s, peak, attention)
-
-
-def _run(model: EncoderModel, num_tokens: int) -> float:
-    start = time.perf_counter()
-    mx.eval(model.encode([[0] * SHORT_PROBE_TOKENS] * (num_tokens // SHORT_PROBE_TOKENS), None))
-    return time.perf_counter() - start

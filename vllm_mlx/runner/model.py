@@ -64,6 +64,12 @@ class Model(ABC):
         if not is_sound.item():
             raise ValueError("its weights are damaged, since its logits are not numbers, or all alike")
 
+    def probe(self, num_tokens: int) -> None:
+        """Compute a chunk, and wait for it."""
+        caches = self.new_caches()
+        self.forward(mx.array([[0] * num_tokens]), caches)
+        mx.eval(layers.state_arrays(caches))
+
     @property
     def weights(self) -> list[Any]:
         """Return the modules that hold weights."""

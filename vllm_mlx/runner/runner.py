@@ -51,6 +51,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+def wait_for_device() -> None:
+    """Wait, and ignore the error of work whose results are dropped, on all lanes."""
+    with suppress(RuntimeError):
+        mx.synchronize()
+
+
 class RowFences:
     """Fences the device work of rows. A failure ends a single row, and makes all rows suspects if there are several."""
 
@@ -71,6 +77,21 @@ class RowFences:
             self.failed.append((seqs[0].seq_id, GenerationError(f"The model could not run this request: {cause}")))
         else:
             self.suspect(seqs)
+        return None
+
+    def run_chunk(self, seqs: Rows[Sequence], num_tokens: int, work: Callable[[*Ts], T], *args: *Ts) -> T | None:
+        """Run a chunk of so many tokens. Returns None also if the device has no memory for it.
+
+        Nothing else is in flight, so a lack of memory concerns this chunk alone.
+        """
+        try:
+            return self.run(seqs, work, *args)
+        except RuntimeError as error:
+            if device_fault(error) is not Fault.OUT_OF_MEMORY:
+                raise
+            logger.warning("The device had no memory for a chunk of %d tokens: %s", num_tokens, error)
+        self.refused += [(seq.seq_id, num_tokens) for seq in seqs]
+        wait_for_device()
         return None
 
     def suspect(self, seqs: Iterable[Sequence]) -> None:
@@ -287,24 +308,12 @@ class Runner:
             mx.synchronize()
 
     def drain(self) -> None:
-        """Wait for the device, and ignore the error of work whose results are dropped, on all lanes."""
-        with suppress(RuntimeError):
-            mx.synchronize()
+        """Wait for the device. The results of its work are dropped."""
+        wait_for_device()
 
     def _run_chunk(self, chunk: PrefillChunk, fences: RowFences) -> float | None:
-        """Run a chunk. Returns its seconds, or None if the row has failed or the device had no memory for the chunk.
-
-        Nothing else is in flight, so a lack of memory concerns this chunk alone.
-        """
-        try:
-            return fences.run([chunk.seq], self._prefill_chunk, chunk)
-        except RuntimeError as error:
-            if device_fault(error) is not Fault.OUT_OF_MEMORY:
-                raise
-            logger.warning("The device had no memory for a chunk of %d tokens: %s", chunk.end - chunk.start, error)
-        fences.refused.append((chunk.seq.seq_id, chunk.end - chunk.start))
-        self.drain()
-        return None
+        """Run a chunk. Returns its seconds, or None if the row has failed or the device had no memory for the chunk."""
+        return fences.run_chunk([chunk.seq], chunk.end - chunk.start, self._prefill_chunk, chunk)
 
     def _prefill_chunk(self, chunk: PrefillChunk) -> float:
         """Run a chunk. Returns its seconds, without the time to encode its images and to score it."""

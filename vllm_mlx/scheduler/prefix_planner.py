@@ -254,7 +254,7 @@ class PrefixPlanner:
         if fault is not None:
             raise fault
         if self.disk is not None:
-            self.disk.raise_fault()
+            self.disk.store.raise_fault()
 
     @contextmanager
     def _hold_fault(self) -> Iterator[None]:

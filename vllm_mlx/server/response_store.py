@@ -10,7 +10,7 @@ from ..api.replies import ReplyFold
 from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
 from ..core.errors import InvalidParameter
-from ..disk.kept import Journal, Restored
+from ..disk.kept import Journal, Kept
 from ..util.lru import LRU
 from .log import RequestRecord, error_of
 from .routes import Submission, feed_all, for_client
@@ -157,9 +157,9 @@ class ResponseStores:
             self._stores[tenant].restore(self._restored.pop(tenant))
         return self._stores[tenant]
 
-    def _restore(self, kept: Restored) -> None:
+    def _restore(self, kept: list[Kept]) -> None:
         restored: dict[str, list[StoredResponse]] = defaultdict(list)
-        for value in kept.values:
+        for value in kept:
             try:
                 restored[value.salt].append(StoredResponse.of_value(value.value()))
             except (ValueError, KeyError, TypeError):

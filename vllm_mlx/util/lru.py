@@ -85,12 +85,16 @@ class LRU(Generic[K, V]):
         evicted: list[tuple[K, V]] = []
         with self._lock:
             while self._entries and self._exceeds(limit):
-                key = next((key for key in self._entries if key not in spared), None)
+                key = self._victim(spared)
                 if key is None:
                     break
                 evicted.append((key, self._entries[key][0]))
                 self.pop(key)
         return evicted
+
+    def _victim(self, spared: Container[K]) -> K | None:
+        """Return the entry to evict next, or None if all are spared."""
+        return next((key for key in self._entries if key not in spared), None)
 
     def _exceeds(self, max_bytes: int) -> bool:
         is_full = self._max_entries is not None and len(self._entries) > self._max_entries

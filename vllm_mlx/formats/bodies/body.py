@@ -49,7 +49,8 @@ class Body:
     follow: "Callable[[], Body] | None" = None
     """Makes the body of the next call, if it may follow a complete call without its own opening tag."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: BodyContext = BodyContext()) -> None:
+        self._context = context
         self.status = BodyStatus.OPEN
         self._arguments = ""
 
@@ -102,10 +103,6 @@ NewBody = Callable[[BodyContext], Body]
 
 class Chooser(Body):
     """A body that reads up to the beginning of another one, sets `chosen` to that, and reads nothing after it."""
-
-    def __init__(self, context: BodyContext) -> None:
-        super().__init__()
-        self._context = context
 
     @property
     def reads_tags(self) -> bool:

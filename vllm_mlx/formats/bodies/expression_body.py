@@ -13,7 +13,7 @@ _BRACKETS = {"(": ")", "{": "}"}
 
 class ExpressionBody(Body):
     def __init__(self, context: BodyContext, dialect: Dialect, opener: str):
-        super().__init__()
+        super().__init__(context)
         self._dialect = replace(dialect, quotes=tuple(map(context.encode, dialect.quotes)))
         self._opener = opener
         self._declared = tuple(context.schemas)

@@ -7,10 +7,10 @@ from .body import Body, BodyContext, BodyStatus
 from .json_scanner import JsonScanner, json_value
 
 _WHITE = " \t\r\n"
-_NAME_KEYS = ("name", "tool_name")
-_ARGUMENT_KEYS = ("arguments", "parameters", "args")
+NAME_KEYS = ("name", "tool_name")
+ARGUMENT_KEYS = ("arguments", "parameters", "args")
 _ID_KEYS = ("id", "tool_call_id")
-_CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, *_ID_KEYS, "type"})
+_CALL_KEYS = frozenset({*NAME_KEYS, *ARGUMENT_KEYS, *_ID_KEYS, "type"})
 
 
 class _State(Enum):
@@ -29,8 +29,7 @@ class JsonBody(Body):
     """
 
     def __init__(self, context: BodyContext, *, is_bare: bool = False, is_keyed: bool = False):
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._name: str | None = None
         self._is_bare = is_bare
         self._is_keyed = is_keyed
@@ -38,20 +37,15 @@ class JsonBody(Body):
         self._scanner: JsonScanner | None = None  # reads the current key or value
         self._key = ""
         self._streams = False  # the value being read is the arguments object
-        self._has_arguments = False
 
     @property
     def name(self) -> str | None:  # type: ignore[override]
-        is_known = not self._is_bare or self._has_arguments or self._streams
+        is_known = not self._is_bare or self.is_whole or self._streams
         return self._name if is_known else None
 
     @property
     def has_begun(self) -> bool:  # type: ignore[override]
         return self.name is not None  # an object in tags that names a tool is a call
-
-    @property
-    def is_whole(self) -> bool:  # type: ignore[override]
-        return self._has_arguments
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:
@@ -63,14 +57,14 @@ class JsonBody(Body):
     def close(self) -> bool:
         if self._scanner is not None or self._name is None:
             return False
-        if not self._has_arguments:
+        if not self.is_whole:
             if self._is_bare or self._is_keyed:
                 return False
             self._set_arguments("{}")
         return True
 
     def cut(self, rest: str) -> None:
-        if self._scanner is None or self._state is not _State.VALUE or self._key not in _ARGUMENT_KEYS:
+        if self._scanner is None or self._state is not _State.VALUE or self._key not in ARGUMENT_KEYS:
             return
         if self._streams:
             self._arguments += self._scanner.take_partial()
@@ -78,11 +72,11 @@ class JsonBody(Body):
             self._arguments += json.loads(text + '"')
 
     def end(self) -> bool:
-        is_whole = self._has_arguments
+        is_whole = self.is_whole
         if self._scanner is not None and self._streams:
             self._arguments += self._scanner.closing()
-        elif not self._has_arguments:
-            is_value = self._scanner is not None and self._state is _State.VALUE and self._key in _ARGUMENT_KEYS
+        elif not self.is_whole:
+            is_value = self._scanner is not None and self._state is _State.VALUE and self._key in ARGUMENT_KEYS
             self._set_arguments(_closed(self._scanner.take()) if self._scanner is not None and is_value else "{}")
         return is_whole
 
@@ -97,10 +91,10 @@ class JsonBody(Body):
             case _State.COLON, ":":
                 self._state = _State.VALUE
                 if self._is_keyed:
-                    self._name, self._key = self._key, _ARGUMENT_KEYS[0]
+                    self._name, self._key = self._key, ARGUMENT_KEYS[0]
             case _State.VALUE, _ if char == "{" or not self._is_keyed:
                 self._scanner = JsonScanner()
-                self._streams = self._key in _ARGUMENT_KEYS and char == "{" and not self._has_arguments
+                self._streams = self._key in ARGUMENT_KEYS and char == "{" and not self.is_whole
                 return 0
             case _State.COMMA_OR_END, "," if not self._is_keyed:
                 self._state = _State.KEY
@@ -135,10 +129,10 @@ class JsonBody(Body):
         self._state = _State.COMMA_OR_END
         if self._streams:
             self._streams = False
-            self._has_arguments = True
+            self.is_whole = True
             return
         value = scanner.take()
-        if self._key in _NAME_KEYS and self._name is None:
+        if self._key in NAME_KEYS and self._name is None:
             name = json.loads(value).strip() if value.startswith('"') else ""
             if name:
                 self._name = self._context.tool_name(name)
@@ -146,7 +140,7 @@ class JsonBody(Body):
                 self.status = BodyStatus.FAILED
         elif self._key in _ID_KEYS and value.startswith('"'):
             self.call_id = json.loads(value) or None
-        elif self._key in _ARGUMENT_KEYS and not self._has_arguments:
+        elif self._key in ARGUMENT_KEYS and not self.is_whole:
             arguments = _object_in(value)
             if arguments is None:
                 self.status = BodyStatus.FAILED
@@ -155,14 +149,14 @@ class JsonBody(Body):
 
     def _set_arguments(self, arguments: str) -> None:
         self._arguments += arguments
-        self._has_arguments = True
+        self.is_whole = True
 
 
 class ObjectBody(Body):
     """One JSON object. If `trailer` follows the object, it ends the body; a model may omit it."""
 
     def __init__(self, context: BodyContext, name: str, *, call_id: str | None = None, trailer: str = ""):
-        super().__init__()
+        super().__init__(context)
         self.name = name
         self.call_id = call_id
         self._trailer = context.encode(trailer)

@@ -135,7 +135,7 @@ class SuffixBody(Body):
     """The word that a tag carries, and its end, as in `<think:word>`. `found`: the text after the tag."""
 
     def __init__(self, context: BodyContext, found: BodyStatus):
-        super().__init__()
+        super().__init__(context)
         self._found = found
 
     def _read(self, text: str, position: int, final: bool) -> int:
@@ -159,7 +159,7 @@ class ChannelBody(Body):
     ends_with_reply = True
 
     def __init__(self, context: BodyContext, usual: str):
-        super().__init__()
+        super().__init__(context)
         self._usual = usual
 
     def _read(self, text: str, position: int, final: bool) -> int:

@@ -45,9 +45,8 @@ class NestedXmlBody(Body):
     """Text is streamed if the schema says that it is a string; other arguments are emitted when they are complete."""
 
     def __init__(self, context: BodyContext, prefix: str):
-        super().__init__()
+        super().__init__(context)
         self._prefix = context.encode(prefix)
-        self._schemas = context.schemas
         self._writer = ArgumentsWriter(None)
         self._schema = ANY_ARGUMENTS
         self._elements: list[_Element] = []
@@ -91,7 +90,7 @@ class NestedXmlBody(Body):
         is_prefixed = text.startswith(self._prefix, start)
         if is_prefixed and self.name is None and (invoke := _INVOKE.match(text, begin)):
             self.name = invoke.group(1).strip()
-            self._schema = self._schemas.get(self.name, ANY_ARGUMENTS)
+            self._schema = self._context.schemas.get(self.name, ANY_ARGUMENTS)
             self._writer = ArgumentsWriter(self._schema)
             return invoke.end()
         if is_prefixed and self.name is not None and (tag := _TAG.match(text, begin)):

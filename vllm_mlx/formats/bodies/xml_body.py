@@ -33,8 +33,7 @@ class XmlBody(Body):
     """
 
     def __init__(self, context: BodyContext, tags: XmlTags, name: str | None = None):
-        super().__init__()
-        self._schemas = context.schemas
+        super().__init__(context)
         self._enclosing = context.enclosing
         self._tags = tags = tags.encoded(context.encode)
         ends = (tags.end_parameter, tags.end_function, tags.parameter, *self._enclosing)
@@ -97,7 +96,7 @@ class XmlBody(Body):
 
     def _set_name(self, name: str) -> None:
         self.name = name
-        self._writer = ArgumentsWriter(self._schemas.get(name))
+        self._writer = ArgumentsWriter(self._context.schemas.get(name))
         self._state = _State.BETWEEN
 
     # Tags between values

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...core.errors import InvalidParameter
-from ...formats.families import CallChoice, call_format, spelling
+from ...formats.call_formats import GENERIC
 from ...formats.family import (
+    Calls,
     ExpressionCall,
     Header,
     JsonCall,
     NamedCall,
     NestedXmlCall,
     Place,
-    Spelling,
     XmlCall,
     argument_frame,
     call_frame,
@@ -28,87 +28,72 @@ MAX_CALLS = 8  # in a reply that has to make some: a weak model would never stop
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
-def calls(tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, most: int | None) -> str:
-    """Return an expression for one or several calls in the format `choice`, at most `most` (by default MAX_CALLS)."""
-    written = spelling(choice, writer.tokens.texts)
-    return f"{writer.text(written.begin)} {_section(tools, choice, written, writer, _most(written, most))}".strip()
+class CallsWriter:
+    """Writes calls as the spelling of a format that the tokenizer allows.
 
+    `tools`: those that may be called. `most`: the number of calls, by default MAX_CALLS.
+    """
 
-def required_calls(
-    tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, header: Header, most: int | None
-) -> str:
-    """Write the grammar of a reply that makes calls and says nothing else."""
-    start = f"{optional(writer.text(header.lead))} {calls(tools, choice, writer, most)}".strip()
-    return grammars(writer.build(start), own_name="calls")
-
-
-def calls_in_text(
-    tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, header: Header, most: int | None
-) -> str:
-    """Write the grammar of free text in which text that begins like a call is a call."""
-    written = spelling(choice, writer.tokens.texts)
-    most = _most(written, most)
-    if header.answer:  # here, a call is a separate message
-        answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
-        start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, choice, writer, most)))}"
-        return grammars(writer.build(start.strip()))
-    if not written.marker:
-        text = writer.terminal(f"({TEXT}) & ~/\\s*[{{\\[<](?s:.*)/")
-        return grammars(writer.build(f"({calls(tools, choice, writer, most)} | {text})?"))
-    return grammars(writer.build(_interrupted(tools, choice, written, writer, most)))
-
-
-def _interrupted(
-    tools: Sequence[GuidedTool], choice: CallChoice, written: Spelling, writer: LarkWriter, most: int
-) -> str:
-    marker = written.marker
-    if written.begin:
-        body = f"{writer.text(written.begin[len(marker) :])} {_section(tools, choice, written, writer, most)}"
-    else:
-        body = _section(tools, choice, written, writer, most, without_first=marker)
-    others = [tag for tag in _other_markers(choice) if tag not in marker and marker not in tag]
-    return interrupted_text({marker: body}, writer, without=others, most="?" if most == 1 else "*")
-
-
-def _section(
-    tools: Sequence[GuidedTool],
-    choice: CallChoice,
-    written: Spelling,
-    writer: LarkWriter,
-    most: int,
-    without_first: str = "",
-) -> str:
-    """Write the calls of a section, without its `begin`. `without_first`: the part of `open` written already."""
-    call = writer.rule(either(map(CallWriter(choice, written, writer).call, tools)))
-    first = f"{writer.text(written.open[len(without_first) :])} {call}".strip()
-    more = f"{writer.text(written.between)} {writer.text(written.open)} {call}".strip()
-    others = f"({more}){{0,{most - 1}}}" if most > 1 else ""
-    return f"{first} {others} {writer.text(written.end)}".strip()
-
-
-def _most(written: Spelling, most: int | None) -> int:
-    return 1 if written.is_single else MAX_CALLS if most is None else most
-
-
-def _other_markers(choice: CallChoice) -> Iterable[str]:
-    """Return tags that the parser would read as the start of a call if they occurred as text."""
-    for format in (call_format(choice).reads, call_format("generic").reads):
-        for opening in format.openings:
-            if opening.place is not Place.AT_START and len(opening.marker) > 1:
-                yield opening.marker
-
-
-# One call
-
-
-class CallWriter:
-    """Writes calls as one of the spellings of a format."""
-
-    def __init__(self, choice: CallChoice, written: Spelling, writer: LarkWriter):
-        self._kind = written.kind
-        self._close = written.close
+    def __init__(self, format: Calls, writer: LarkWriter):
+        self._format = format
+        self._written = format.spelling(writer.tokens.texts)
+        self._kind = self._written.kind
         self._writer = writer
-        self._keys = CarriedKeys(choice, writer.tokens)
+        self._keys = CarriedKeys(format, writer.tokens)
+
+    def calls(self, tools: Sequence[GuidedTool], most: int | None) -> str:
+        """Return an expression for one or several calls."""
+        return f"{self._writer.text(self._written.begin)} {self._section(tools, most)}".strip()
+
+    def required(self, tools: Sequence[GuidedTool], header: Header, most: int | None) -> str:
+        """Write the grammar of a reply that makes calls and says nothing else."""
+        start = f"{optional(self._writer.text(header.lead))} {self.calls(tools, most)}".strip()
+        return grammars(self._writer.build(start), own_name="calls")
+
+    def in_text(self, tools: Sequence[GuidedTool], header: Header, most: int | None) -> str:
+        """Write the grammar of free text in which text that begins like a call is a call."""
+        writer = self._writer
+        if header.answer:  # here, a call is a separate message
+            answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
+            start = f"{optional(writer.text(header.lead))} {either((answer, self.calls(tools, most)))}".strip()
+        elif not self._written.marker:
+            text = writer.terminal(f"({TEXT}) & ~/\\s*[{{\\[<](?s:.*)/")
+            start = f"({self.calls(tools, most)} | {text})?"
+        else:
+            start = self._interrupted(tools, most)
+        return grammars(writer.build(start))
+
+    def _interrupted(self, tools: Sequence[GuidedTool], most: int | None) -> str:
+        marker, begin = self._written.marker, self._written.begin
+        if begin:
+            body = f"{self._writer.text(begin[len(marker) :])} {self._section(tools, most)}"
+        else:
+            body = self._section(tools, most, without_first=marker)
+        others = [tag for tag in self._other_markers() if tag not in marker and marker not in tag]
+        return interrupted_text(
+            {marker: body}, self._writer, without=others, most="?" if self._most(most) == 1 else "*"
+        )
+
+    def _section(self, tools: Sequence[GuidedTool], most: int | None, without_first: str = "") -> str:
+        """Write the calls of a section, without its `begin`. `without_first`: the part of `open` written already."""
+        written, writer, most = self._written, self._writer, self._most(most)
+        call = writer.rule(either(map(self.call, tools)))
+        first = f"{writer.text(written.open[len(without_first) :])} {call}".strip()
+        more = f"{writer.text(written.between)} {writer.text(written.open)} {call}".strip()
+        others = f"({more}){{0,{most - 1}}}" if most > 1 else ""
+        return f"{first} {others} {writer.text(written.end)}".strip()
+
+    def _most(self, most: int | None) -> int:
+        return 1 if self._written.is_single else MAX_CALLS if most is None else most
+
+    def _other_markers(self) -> Iterable[str]:
+        """Return tags that the parser would read as the start of a call if they occurred as text."""
+        for reads in (self._format.reads, GENERIC):
+            for opening in reads.openings:
+                if opening.place is not Place.AT_START and len(opening.marker) > 1:
+                    yield opening.marker
+
+    # One call
 
     def call(self, tool: GuidedTool) -> str:
         """Return an expression for one call to the tool, up to and including the tag that closes it.
@@ -129,7 +114,7 @@ class CallWriter:
         number = '":" /[0-9]{1,2}/' if frame.is_numbered else ""
         parts = (writer.text(frame.before), writer.plain(frame.name), number, writer.text(frame.behind))
         head = " ".join(filter(None, parts))
-        return f"{head} {self._arguments(tool)} {writer.text(frame.end + self._close)}".strip()
+        return f"{head} {self._arguments(tool)} {writer.text(frame.end + self._written.close)}".strip()
 
     def _arguments(self, tool: GuidedTool) -> str:
         if isinstance(self._kind, JsonCall | NamedCall):
@@ -175,7 +160,7 @@ class CallWriter:
         if not isinstance(self._kind, XmlCall):
             return (self._kind.prefix,) if isinstance(self._kind, NestedXmlCall) else ()
         tags = self._kind.tags
-        return tags.end_parameter, tags.end_function, tags.parameter, self._close.strip()
+        return tags.end_parameter, tags.end_function, tags.parameter, self._written.close.strip()
 
     def _expressions(
         self, shape: ObjectShape, kind: ExpressionCall, values: Values, literals: Literals, param: str

@@ -6,26 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...formats.bodies.tool_schema import SchemaBudget
+from ...formats.tokenizer import AddedTokens
 from .json_schema import with_options
 
 TEXT = r"/(?s:.+)/"
 _CHARS_PER_VISIT = 64  # characters of grammar text
 _SLASH_OR_DIGIT = re.compile(r"\\d|\\.|/|\n", re.DOTALL)
 _REGEX_SPECIALS = re.compile(r"([.^$*+?()\[\]{}|\\/~&#\-])")
-
-
-class AddedTokens:
-    """A tokenizer's added tokens, text to id, and the search for them. Some have 6,000, so this is made once."""
-
-    def __init__(self, ids: Mapping[str, int]):
-        self.ids = ids
-        self.texts = frozenset(ids)
-        longest_first = sorted(ids, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
-
-    def parts(self, text: str) -> list[str]:
-        """Split `text` into tokens and the plain text between them."""
-        return [part for part in self._pattern.split(text) if part] if self._pattern else [text] if text else []
 
 
 class LarkWriter:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ...formats.bodies.body import FUNCTION_PREFIX
+from ...formats.bodies.json_body import NAME_KEYS
 from ...formats.bodies.message_header import HEADER_TAGS, READERS
 from ...formats.family import Calls, ExpressionCall, JsonCall, NamedCall, Opening, Spelling, XmlCall, call_frame
 from .guide_grammar import grammars
@@ -17,7 +18,6 @@ _NAME_END = r"""/[ \t\r\n<>\[\](){}"'`,;=]/"""  # a name without quotes does not
 _SPACES = r"[ \t\r\n]"
 _MAX_SPACES = 16  # a weak model would write them without end
 _WHITE = rf"/{_SPACES}{{1,{_MAX_SPACES}}}/"
-_NAME_KEYS = ("name", "tool_name")  # that the JSON body reads
 _MAX_MEMBERS = 8  # members of an object before its name
 _RECIPIENT = "to="
 # Text in which a tag of plain text that follows is not quoted
@@ -189,10 +189,10 @@ class NamesWriter:
         white, writer = self._white, self._writer
         if not kind.name:
             return f'{white} {name} {white} ":"'
-        other = writer.terminal(rf'/"[^"\\\x00-\x1F]{{0,64}}"/ & ~/"({"|".join(_NAME_KEYS)})"/')
+        other = writer.terminal(rf'/"[^"\\\x00-\x1F]{{0,64}}"/ & ~/"({"|".join(NAME_KEYS)})"/')
         value = writer.json({}, whitespace_flexible=True)
         member = writer.rule(f'{other} {white} ":" {white} {value} {white} "," {white}')
-        key = either(literal(f'"{key}"') for key in _NAME_KEYS)
+        key = either(literal(f'"{key}"') for key in NAME_KEYS)
         return f'{white} {member}{{0,{_MAX_MEMBERS}}} {key} {white} ":" {white} {name}'
 
     def _name(self, prefixes: Sequence[str], *, is_numbered: bool = False) -> str:

@@ -65,12 +65,9 @@ class Values:
         branches: list[tuple[bool, str]] = []
         for branch in _branches(schema):
             branch = self.resolved(branch, path)
-            types = self.types(branch)
-            if types == STRING:
+            if self.types(branch) == STRING:
                 barred = "" if tells_type else _NO_TEXT
                 branches.append((True, self.string(branch, path, end, without, barred)))
-            elif types is not None and "string" not in types:
-                branches.append((False, f"{self.json(branch)} {self._writer.text(end)}"))
             else:
                 branches += self.value(branch, path, end, without=without, tells_type=tells_type)
         self._open.remove(id(schema))
