@@ -8,10 +8,8 @@ from scripts import markdown
 from tests.support.agent_sessions import agents
 from tests.support.device_catalogue import CHIPS, SHAPES
 from tests.support.device_model import Device
-from tests.support.device_runner import Manner
 from tests.support.device_serving import Result, decode_rows, fits, serve_agents
-from tests.support.keep_comparison import DEVICES, Comparisons, Tier
-from tests.support.keep_simulation import Spent
+from tests.support.keep_comparison import DEVICES, Comparisons
 from tests.support.recorded_sessions import requests_of
 
 LENGTHS = (60_000, 20_000, 8_000, 2_000)
@@ -34,10 +32,10 @@ def device(arguments: Sequence[str]) -> None:
     parser.parse_args(arguments)
     _print_chips(f"one row of {_SHORT:,} tokens: decode / prefill of {_PROMPT:,}, tokens/s", CHIPS, _speeds, _SHORT)
     lengths = ", ".join(f"{length:,}" for length in LENGTHS)
-    _print_chips(f"rows of {lengths} tokens: decode, tokens/s, before → after", CHIPS, _rows, sum(LENGTHS))
+    _print_chips(f"rows of {lengths} tokens: decode, tokens/s", CHIPS, _rows, sum(LENGTHS))
     kept = 2 * sum(max(turn.prompt + turn.reply for turn in agent) for agent in agents())  # as rows, and in the cache
-    _print_chips("four agents at once: all tokens/s, before → after", _AGENT_CHIPS, _agent_speeds, kept)
-    _print_chips("four agents at once: worst gap, before → after", _AGENT_CHIPS, _agent_gaps, kept)
+    _print_chips("four agents at once: all tokens/s", _AGENT_CHIPS, _agent_speeds, kept)
+    _print_chips("four agents at once: worst gap", _AGENT_CHIPS, _agent_gaps, kept)
 
 
 def _print_chips(title: str, chips: Iterable[str], cell: Cell, num_tokens: int) -> None:
@@ -53,23 +51,20 @@ def _speeds(device: Device) -> str:
 
 
 def _rows(device: Device) -> str:
-    before, after = (decode_rows(device, manner, LENGTHS).tokens_per_s for manner in Manner)
-    return f"{before:.0f} → {after:.0f} ({after / before:.2f} ×)"
+    return f"{decode_rows(device, LENGTHS).tokens_per_s:.0f}"
 
 
 def _agent_speeds(device: Device) -> str:
-    before, after = (_served(device, manner).tokens_per_s for manner in Manner)
-    return f"{before:.1f} → {after:.1f} ({after / before:.2f} ×)"
+    return f"{_served(device).tokens_per_s:.1f}"
 
 
 def _agent_gaps(device: Device) -> str:
-    before, after = (_served(device, manner).worst_gap_s for manner in Manner)
-    return f"{before:.2f} → {after:.2f} s"
+    return f"{_served(device).worst_gap_s:.2f} s"
 
 
 @cache
-def _served(device: Device, manner: Manner) -> Result:
-    return serve_agents(device, manner, agents())
+def _served(device: Device) -> Result:
+    return serve_agents(device, agents())
 
 
 def keep(arguments: Sequence[str]) -> None:
@@ -77,7 +72,7 @@ def keep(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="scripts/bench keep",
         description="Runs the prefix planner on recorded sessions with little room to keep their state. Prints the "
-        "seconds of computing or reading again what had been computed, and all seconds of prompts over those of the "
+        "seconds of computing again what had been computed, and all seconds of prompts over those of the "
         "other rules. Devices are computed; nothing is measured.",
     )
     parser.add_argument(
@@ -93,19 +88,14 @@ def keep(arguments: Sequence[str]) -> None:
 
 def _print_kept(people: int, kind: str, comparisons: Comparisons) -> None:
     device = DEVICES[kind]
-    for tier in Tier:
-        rows = []
-        for share in SHARES:
-            found = comparisons.at(share, tier)
-            again = [f"{found.again_s(spent):.1f}" for spent in (found.ours, found.lru, found.clairvoyant)]
-            over = [_over(found.ours, other) for other in (found.lru, found.clairvoyant)]
-            rows.append((f"{share:.0%}", *again, *over))
-        wanted = f"{comparisons.wanted_bytes / 1e9:.1f} GB wanted, at least {comparisons.least_s:.0f} s of prefill"
-        _print(f"{people} people, {device.shape.name}, {device.chip.name}, {tier.value}: {wanted}", _COLUMNS, rows)
-
-
-def _over(ours: Spent, other: Spent) -> str:
-    return f"{ours.total_s / other.total_s:.3f}"
+    rows = []
+    for share in SHARES:
+        found = comparisons.at(share)
+        seconds = (found.ours_s, found.lru_s, found.clairvoyant_s)
+        over = [f"{found.ours_s / other:.3f}" for other in seconds[1:]]
+        rows.append((f"{share:.0%}", *(f"{each - comparisons.least_s:.1f}" for each in seconds), *over))
+    wanted = f"{comparisons.wanted_bytes / 1e9:.1f} GB wanted, at least {comparisons.least_s:.0f} s of prefill"
+    _print(f"{people} people, {device.shape.name}, {device.chip.name}: {wanted}", _COLUMNS, rows)
 
 
 def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

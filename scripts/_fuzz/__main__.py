@@ -151,7 +151,7 @@ HANGS_S = 1800  # one property
 MAX_MB = 2048  # of the process, of which most is libraries
 PROPERTIES = {
     "parsers": ("tests/formats/test_properties.py", "tests/formats/test_all_formats.py"),
-    "decoders": ("tests/api/test_any_body.py", "tests/api/test_any_agent_body.py", "tests/server/test_bodies.py"),
+    "decoders": ("tests/api/test_any_body.py", "tests/server/test_bodies.py"),
     "templates": ("tests/prompt/test_any_template.py", "tests/prompt/test_any_conversation.py"),
     "schemas": ("tests/guidance/test_any_schema.py",),
     "images": ("tests/media/test_anything.py",),

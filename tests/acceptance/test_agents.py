@@ -18,6 +18,7 @@ from tests.support.rows import row
 from tests.support.running import Running, eventually
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.cli.clients import CLIENTS
+from vllm_mlx.cli.remote import events_of
 
 from .agent import prose
 
@@ -135,8 +136,7 @@ class MessagesAgent:
 
 def sse(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
-    data = (line.removeprefix("data:").strip() for line in answer.text.splitlines() if line.startswith("data:"))
-    return [json.loads(text) for text in data if text != "[DONE]"]
+    return list(events_of(answer.text.splitlines()))
 
 
 AGENTS = {"claude": MessagesAgent, "opencode": ChatAgent, "kilo": Kilo, "aichat": Aichat}

@@ -4,14 +4,26 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from vllm_mlx.api.replies import StreamEncoder
+from vllm_mlx.api.replies import ReplyFold, StreamEncoder
 from vllm_mlx.core.events import GenerationEvent
 
 Events = Iterable[tuple[int, GenerationEvent]]
 
 
+def alone(events: Iterable[GenerationEvent]) -> Events:
+    """The events of a reply with one choice."""
+    return [(0, event) for event in events]
+
+
 def stream(encoder: StreamEncoder, events: Events) -> bytes:
     return encoder.open() + b"".join(encoder.feed(index, event) for index, event in events) + encoder.close()
+
+
+def fold(into: ReplyFold, events: Events) -> Any:
+    """The complete reply."""
+    for index, event in events:
+        into.feed(index, event)
+    return json.loads(into.finish())
 
 
 def payloads(wire: bytes) -> list[str]:
@@ -20,6 +32,18 @@ def payloads(wire: bytes) -> list[str]:
     assert rest == ""
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
     return [event.removeprefix("data: ") for event in events]
+
+
+def named_events(wire: bytes) -> list[Any]:
+    """The data of each event, whose name is the data's type and whose number, if it has one, is its place."""
+    *events, rest = wire.decode().split("\n\n")
+    assert rest == ""
+    found = []
+    for number, event in enumerate(events):
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}" and found[-1].get("sequence_number", number) == number
+    return found
 
 
 def chunks(wire: bytes) -> list[dict[str, Any]]:

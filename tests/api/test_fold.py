@@ -1,6 +1,5 @@
 """The whole reply, and that a stream of the same events says the same, however the events were cut."""
 
-import json
 from typing import Any
 
 import pytest
@@ -27,21 +26,18 @@ from vllm_mlx.core.events import (
 
 from .bodies import spec
 from .fakes import FakeTokens
-from .streams import Events, chunks, folded_choice, stream
+from .streams import Events, alone, choices, chunks, fold, folded_choice, stream
 
 USAGE = Usage(prompt_tokens=7, cached_tokens=2, completion_tokens=3, reasoning_tokens=1)
 
 
 def folded(events: Events, **fields: Any) -> dict[str, Any]:
-    fold = chat_fold(spec(**fields), FakeTokens())
-    for index, event in events:
-        fold.feed(index, event)
-    reply: dict[str, Any] = json.loads(fold.finish())
+    reply: dict[str, Any] = fold(chat_fold(spec(**fields), FakeTokens()), events)
     return reply
 
 
 def one(*events: GenerationEvent, reason: FinishReason = FinishReason.STOP, **fields: Any) -> dict[str, Any]:
-    [choice] = folded([(0, event) for event in (*events, Finished(reason, USAGE))], **fields)["choices"]
+    [choice] = folded(alone((*events, Finished(reason, USAGE))), **fields)["choices"]
     return choice
 
 
@@ -54,7 +50,7 @@ def test_a_whole_reply() -> None:
         TextDelta("!"),
         Finished(FinishReason.STOP, USAGE, "X"),
     ]
-    assert folded((0, event) for event in events) == {
+    assert folded(alone(events)) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 5,
@@ -148,12 +144,9 @@ def test_a_streamed_completion_is_the_folded_completion(
     events: list[tuple[int, GenerationEvent]], with_logprobs: bool
 ) -> None:
     described = spec(num_prompts=3, logprobs=with_logprobs)
-    fold = completion_fold(described, FakeTokens())
-    for index, event in events:
-        fold.feed(index, event)
     wire = stream(CompletionStream(described, FakeTokens()), events)
-    for choice in json.loads(fold.finish())["choices"]:
-        parts = [part for chunk in chunks(wire) for part in chunk["choices"] if part["index"] == choice["index"]]
+    for choice in fold(completion_fold(described, FakeTokens()), events)["choices"]:
+        parts = choices(wire, choice["index"])
         assert "".join(part["text"] for part in parts) == choice["text"]
         assert parts[-1]["finish_reason"] == choice["finish_reason"]
         if with_logprobs:

@@ -1,6 +1,7 @@
-"""A wire request of each protocol → its Request, kept as files. `tests/golden` has the bytes of replies.
+"""A wire request of each protocol → its Request and the form of its reply, kept as files with every field honoured.
 
-A change that is meant: `python -m tests.api.test_golden` writes them anew, and the diff shows what it does to clients.
+`tests/golden` has the bytes of replies. A change that is meant: `python -m tests.api.test_golden` writes the files, and
+the diff shows what it does to clients.
 """
 
 import dataclasses
@@ -12,18 +13,16 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.core.request import Request
+from vllm_mlx.api.parameters import Decoded
 
-from .anthropic.bodies import decode as messages
-from .bodies import chat, completion
-from .responses.bodies import decode as responses
+from .anthropic.bodies import decoded as messages
+from .bodies import decode, decode_text
+from .responses.bodies import decoded as responses
 
 FOLDER = Path(__file__).parent / "golden"
-
-
-DECODERS: dict[str, Callable[..., Request]] = {
-    "chat": chat,
-    "completion": completion,
+DECODERS: dict[str, Callable[..., Decoded[Any]]] = {
+    "chat": decode,
+    "completion": decode_text,
     "messages": messages,
     "responses": responses,
 }
@@ -40,7 +39,7 @@ def plain(value: Any) -> Any:
         return {"": type(value).__name__, **{name: plain(each) for name, each in given.items()}}
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+    return [plain(each) for each in value] if isinstance(value, list | tuple | frozenset) else value
 
 
 def _is_default(value: Any, field: Any) -> bool:
@@ -48,22 +47,19 @@ def _is_default(value: Any, field: Any) -> bool:
     return bool(getattr(value, field.name) == default)
 
 
-def request_of(name: str) -> str:
-    body = json.loads((FOLDER / f"{name}.request.json").read_text(encoding="utf-8"))
-    return (
-        json.dumps(plain(dataclasses.replace(DECODERS[name](**body), request_id="r")), indent=1, ensure_ascii=False)
-        + "\n"
-    )
+def decoded(name: str) -> str:
+    made = DECODERS[name](**json.loads((FOLDER / f"{name}.request.json").read_text(encoding="utf-8")))
+    return json.dumps(plain([made.request, made.reply]), indent=1, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_what_is_made_is_what_the_file_holds(name: str) -> None:
-    assert request_of(name) == (FOLDER / f"{name}.decoded.json").read_text(encoding="utf-8")
+    assert decoded(name) == (FOLDER / f"{name}.decoded.json").read_text(encoding="utf-8")
 
 
 def main() -> None:
     for name in DECODERS:
-        (FOLDER / f"{name}.decoded.json").write_text(request_of(name), encoding="utf-8")
+        (FOLDER / f"{name}.decoded.json").write_text(decoded(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

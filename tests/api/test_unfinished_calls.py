@@ -11,16 +11,15 @@ from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, chat_fold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
 
+from .anthropic.bodies import folded as folded_message
+from .anthropic.bodies import streamed as streamed_message
 from .anthropic.test_replies import accumulated
-from .anthropic.test_replies import folded as folded_message
-from .anthropic.test_replies import streamed as streamed_message
 from .bodies import spec
 from .events import finished
 from .fakes import FakeTokens
-from .responses.test_replies import events_of
-from .responses.test_replies import folded as folded_response
-from .responses.test_replies import streamed as streamed_response
-from .streams import folded_choice, stream
+from .responses.bodies import folded as folded_response
+from .responses.bodies import streamed as streamed_response
+from .streams import alone, fold, folded_choice, named_events, stream
 
 FIRST = {"path": "a"}
 CALLS = [
@@ -31,13 +30,15 @@ CALLS = [
 ]
 
 
+def chat_reply(events: list[GenerationEvent]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The choice of a complete reply, and of the same reply streamed."""
+    [choice] = fold(chat_fold(spec(), FakeTokens()), alone(events))["choices"]
+    return choice, folded_choice(stream(ChatStream(spec(), FakeTokens()), alone(events)), 0)
+
+
 def chat(events: list[GenerationEvent]) -> list[str]:
-    fold = chat_fold(spec(), FakeTokens())
-    for event in events:
-        fold.feed(0, event)
-    [choice] = json.loads(fold.finish())["choices"]
-    assert folded_choice(stream(ChatStream(spec(), FakeTokens()), [(0, event) for event in events]), 0) == choice
-    assert choice["finish_reason"] == "tool_calls"
+    choice, streamed = chat_reply(events)
+    assert streamed == choice and choice["finish_reason"] == "tool_calls"
     return [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
 
 
@@ -50,7 +51,7 @@ def messages(events: list[GenerationEvent]) -> list[str]:
 
 def responses(events: list[GenerationEvent]) -> list[str]:
     response = folded_response(events)
-    done = events_of(streamed_response(events))[-1]["response"]["output"]
+    done = named_events(streamed_response(events))[-1]["response"]["output"]
     assert [item.get("arguments") for item in done] == [item.get("arguments") for item in response["output"]]
     assert response["status"] == "completed"
     return [item["arguments"] for item in response["output"] if item["type"] == "function_call"]
@@ -70,15 +71,6 @@ def test_arguments_are_whole_wherever_the_model_ended_its_turn(protocol: Any, te
         first, *rest = map(json.loads, protocol([Started(5, 0), *events, finished(FinishReason.TOOL_CALLS)]))
         assert first == FIRST
         assert all(isinstance(arguments, dict) for arguments in rest)
-
-
-def chat_reply(events: list[GenerationEvent]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The choice of a complete reply, and of the same reply streamed."""
-    fold = chat_fold(spec(), FakeTokens())
-    for event in events:
-        fold.feed(0, event)
-    [choice] = json.loads(fold.finish())["choices"]
-    return choice, folded_choice(stream(ChatStream(spec(), FakeTokens()), [(0, event) for event in events]), 0)
 
 
 @row("S4-15")
@@ -105,5 +97,5 @@ def test_a_complete_reply_has_the_text_of_a_broken_call(text: str) -> None:
                 call["function"]["arguments"] for call in kept
             ]
             assert accumulated(streamed_message([Started(5, 0), *events, end_event]))
-            items = events_of(streamed_response([Started(5, 0), *events, end_event]))[-1]["response"]["output"]
+            items = named_events(streamed_response([Started(5, 0), *events, end_event]))[-1]["response"]["output"]
             assert [one["status"] for one in items if one["type"] == "function_call"].count("incomplete") == len(broken)

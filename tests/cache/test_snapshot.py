@@ -22,8 +22,7 @@ TOKENS = [(7 * i) % 500 for i in range(90)]
 @pytest.fixture(
     scope="module",
     params=cases(
-        ["qwen3", "qwen3_5", "gemma3_text", "falcon_h1", "gpt_oss", *OWN_STATE],
-        ["qwen3_5", "gemma3_text", *OWN_STATE],
+        ["qwen3", "qwen3_5", "gemma3_text", "falcon_h1", "gpt_oss", *OWN_STATE], ["qwen3_5", "gemma3_text", *OWN_STATE]
     ),
 )
 def model(request, checkpoint):

@@ -7,70 +7,21 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.support.checkpoints import BASE, GATED_DELTA, randomise
+from tests.support.checkpoints import BASE, randomise
+from tests.support.language_families import LANGUAGES
 from tests.support.rows import cases, row
 from vllm_mlx.cache import layers, snapshot
 from vllm_mlx.cache.node import Piece
 
 TOKENS = [(31 * place) % 500 for place in range(80)]
-EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SIZES: dict[str, dict[str, Any]] = {
     "llama4": {
-        "model_type": "llama4_text",
-        "head_dim": 16,
-        "attention_chunk_size": 24,
-        "num_local_experts": 4,
+        "model_type": "llama4_text", "head_dim": 16, "attention_chunk_size": 24, "num_local_experts": 4,
         "intermediate_size_mlp": 128,
     },
-    "minimax_m3_vl": {
-        "head_dim": 16,
-        "rotary_dim": 8,
-        "dense_intermediate_size": 64,
-        "shared_intermediate_size": 64,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "index_n_heads": 2,
-        "index_head_dim": 16,
-        "index_block_size": 4,
-        "index_topk_blocks": 2,
-        "index_local_blocks": 1,
-    },
-    "glm5_next": {
-        **EXPERTS,
-        "num_key_value_heads": 4,
-        "n_routed_experts": 4,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 32,
-        "v_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "qk_head_dim": 16,
-        "index_topk": 8,
-        "index_head_dim": 16,
-        "index_n_heads": 2,
-        "index_kpool": 4,
-        "linear_head_dim": 32,
-        "linear_num_heads": 2,
-        "first_k_dense_replace": 1,
-    },
-    "qwen4_exp": {
-        **GATED_DELTA,
-        **EXPERTS,
-        "model_type": "qwen4_exp_text",
-        "head_dim": 16,
-        "num_experts": 4,
-        "shared_expert_intermediate_size": 32,
-        "hc_lowrank": 8,
-        "indexer_n_heads": 2,
-        "indexer_head_dim": 16,
-        "indexer_budget": 8,
-        "rope_parameters": {
-            "type": "default",
-            "mrope_section": [2, 1, 1],
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.25,
-        },
-    },
-}
+    "minimax_m3_vl": LANGUAGES["minimax_m3"],
+    **{name: LANGUAGES[name]["text_config"] for name in ("glm5_next", "qwen4_exp")},
+}  # fmt: skip
 WHOLE = {
     "llama4": set(),
     "minimax_m3_vl": {"MiniMaxM3KVCache"},

@@ -1,8 +1,6 @@
 """Remembered values: what is kept over restarts, damage, limits and beside other servers."""
 
 import logging
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -173,25 +171,6 @@ def test_a_damaged_byte_costs_values_and_never_makes_a_wrong_one(
                 put(opened.open("notes"), "new", 1)
             assert kept(folder)["new"] == 1, "it goes on"
     assert found_all or name.endswith("-wal"), "most bytes are in no value"
-
-
-def test_a_killed_process_loses_only_what_was_not_written(tmp_path: Path) -> None:
-    code = f"""
-import os, signal
-from pathlib import Path
-from vllm_mlx.disk.database import Database
-from vllm_mlx.disk.kept import Journals
-opened = Journals(Database(Path({str(tmp_path)!r})))
-journal = opened.open("notes")
-for number in range(200):
-    journal.put(str(number), "", lambda number=number: number, num_bytes=1)
-    if number == 100:
-        assert opened.flush()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    found = list(kept(tmp_path))
-    assert len(found) >= 101 and found == [str(number) for number in range(len(found))]
 
 
 def test_clearing_a_salt_leaves_no_trace_of_it_in_any_checkpoint(tmp_path: Path) -> None:

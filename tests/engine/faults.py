@@ -67,3 +67,18 @@ def faults() -> Iterator[Faults]:
         for seam, (owner, name) in SEAMS.items():
             patch.setattr(owner, name, planned.wrap(seam, getattr(owner, name)))
         yield planned
+
+
+@contextmanager
+def failing(owner: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> Iterator[None]:
+    """Calls raise for whose arguments `when` holds."""
+    works = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if when(*args):
+            raise InjectedFault
+        return works(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, call)
+        yield

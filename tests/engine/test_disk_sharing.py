@@ -155,10 +155,7 @@ def test_a_sequence_that_leaves_frees_what_its_read_had_reserved(
 
 @pytest.mark.parametrize(
     ("place", "error"),
-    [
-        ("empty_arrays", RuntimeError("[malloc] Unable to allocate 8 bytes.")),
-        ("segment_of", ValueError("unforeseen")),
-    ],
+    [("empty_arrays", RuntimeError("[malloc] Unable to allocate 8 bytes.")), ("segment_of", ValueError("unforeseen"))],
 )
 def test_an_error_of_a_read_keeps_no_sequence_waiting(
     path: Path, tmp_path: Path, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch

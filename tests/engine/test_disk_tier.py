@@ -27,25 +27,26 @@ def with_text(tokens: list[int]) -> list[int]:
     return [token for token in tokens if token < NUM_TEXTS]
 
 
-def asked(architecture: str, folder: Path, prompt: list[int]) -> tuple[list[int], int]:
-    """Ask a process of its own. Returns the reply, and how many tokens of the prompt were cached."""
+def asked(architecture: str, folder: Path, *prompts: list[int]) -> list[tuple[list[int], int]]:
+    """Ask a process of its own. Returns each reply, and how many tokens of its prompt were cached."""
     settings = {"max_model_len": 2048, "cache_dir": str(folder), "cache_disk_bytes": 1 << 30}
     with LLM(str(checkpoint(architecture)), **settings) as llm:
-        [output] = llm.generate([prompt], GREEDY)
-    [choice] = output.outputs
-    assert choice.logprobs is not None and choice.usage is not None
-    return [entry.token_id for entry in choice.logprobs], choice.usage.cached_tokens
+        choices = [llm.generate([prompt], GREEDY)[0].outputs[0] for prompt in prompts]
+    found = []
+    for choice in choices:
+        assert choice.logprobs is not None and choice.usage is not None
+        found.append(([entry.token_id for entry in choice.logprobs], choice.usage.cached_tokens))
+    return found
 
 
 @pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3_5"]))
 def test_a_second_process_computes_the_same_from_what_the_first_one_left(architecture: str, tmp_path: Path) -> None:
     path = checkpoint(architecture)
-    assert asked(architecture, tmp_path, FIRST) == (plain_loop(path, tuple(FIRST), NUM_TOKENS)[0], 0)
-    for name, prompt in (("longer", LONGER), ("forked", FORKED)):
-        reply, num_cached = asked(architecture, tmp_path, prompt)
-        expected = list(plain_loop(path, tuple(prompt), NUM_TOKENS)[0])
-        assert with_text(reply) == with_text(expected), name
-        assert num_cached >= 600 or name == "forked", name
+    assert asked(architecture, tmp_path, FIRST) == [(plain_loop(path, tuple(FIRST), NUM_TOKENS)[0], 0)]
+    replies = asked(architecture, tmp_path, FORKED, LONGER)
+    for prompt, (reply, num_cached) in zip((FORKED, LONGER), replies, strict=True):
+        assert with_text(reply) == with_text(list(plain_loop(path, tuple(prompt), NUM_TOKENS)[0]))
+        assert num_cached >= 600 or prompt is FORKED
 
 
 @pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5"], ["qwen3_5"]))

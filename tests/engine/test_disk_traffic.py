@@ -31,8 +31,7 @@ def recorded(called: Callable[..., Any], note: Callable[[Any], None]) -> Callabl
 
 
 @pytest.mark.parametrize(
-    ("num_shared", "chunk"),
-    [(300, 1 << 30), (len(PROMPT) - 1, 100_000), pytest.param(512, 1, marks=pytest.mark.full)],
+    ("num_shared", "chunk"), [(300, 1 << 30), (len(PROMPT) - 1, 100_000), pytest.param(512, 1, marks=pytest.mark.full)]
 )
 def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
     num_shared: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

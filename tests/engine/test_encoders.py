@@ -52,10 +52,10 @@ class Encoding(Serving):
 
 @contextmanager
 def serving(
-    folder: Path, *families: str, num_layers: int = 3, **settings: Any
+    folder: Path, *families: str, vocab_size: int = 384, **settings: Any
 ) -> Iterator[tuple[Encoding, asyncio.Runner]]:
     """Serve a chat model and then an encoder of each family."""
-    made = [make_encoder(folder / family, family, num_hidden_layers=num_layers) for family in families]
+    made = [make_encoder(folder / family, family, vocab_size=vocab_size) for family in families]
     paths = [str(checkpoint("qwen3")), *map(str, made)]
     models = Catalogue(tuple(Entry(config=ModelConfig(model=path), name=path) for path in paths))
     config = EngineConfig(model=paths[0], **({"memory_budget_bytes": 4 << 30} | settings))
@@ -137,14 +137,14 @@ def test_a_decode_step_lies_between_two_units(tmp_path: Path) -> None:
     with serving(tmp_path, "bert") as (served, runner):
 
         async def run() -> None:
-            prompts = [prompt_of(number, 40) for number in range(4)]
+            prompts = [prompt_of(number, 40) for number in range(2)]
             alone = await asyncio.gather(*(served.ask(CHAT, prompt, 200) for prompt in prompts))
             await served.encode("warm")
             steps = await served.client.ask(Steps)
             asked = [asyncio.create_task(served.ask(CHAT, prompt, 200)) for prompt in prompts]
             while "decode" not in steps.order:
                 await asyncio.sleep(0.001)
-            await asyncio.gather(*(served.encode(*texts_of(300, seed)) for seed in range(4)))
+            await asyncio.gather(*(served.encode(*texts_of(100, seed)) for seed in range(4)))
             assert [reply for reply, _ in await asyncio.gather(*asked)] == [reply for reply, _ in alone]
             beside = steps.order[steps.order.index("decode") : len(steps.order) - steps.order[::-1].index("decode")]
             assert beside.count("unit") > 3
@@ -187,11 +187,11 @@ def test_an_encoder_is_unloaded_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_an_encoder_without_room_at_the_start_is_measured_at_its_first_load(tmp_path: Path) -> None:
-    with serving(tmp_path, "bert", num_layers=80) as (served, runner):
+    with serving(tmp_path, "bert", vocab_size=41_000) as (served, runner):
         texts = texts_of(10)
         expected = runner.run(served.encode(*texts))
     tight = {"memory_budget_bytes": 14 << 20, "max_prefill_chunk": 256}
-    with serving(tmp_path, "bert", num_layers=80, **tight) as (served, runner):
+    with serving(tmp_path, "bert", vocab_size=41_000, **tight) as (served, runner):
         assert [row["state"] for row in runner.run(served.rows())] == ["ready", "unloaded"]
         assert cosine(expected, runner.run(served.encode(*texts))) > 0.99999
         assert [row["state"] for row in runner.run(served.rows())] == ["unloaded", "ready"]

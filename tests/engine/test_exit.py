@@ -1,6 +1,5 @@
 """The end of a process that uses the Python API: no thread is inside of MLX when Python ends."""
 
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.sources import ROOT
 from tests.support.running import start_python
 
 LOADING = """
@@ -46,23 +44,10 @@ sys.exit(7)
 """
 
 
-def _readme_block(model: Path) -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    [block] = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "LLM(" in code]
-    return re.sub(r'LLM\("[^"]*"', f'LLM("{model}"', block)
-
-
 def _run(code: str) -> tuple[int, str, str]:
     process = start_python(code)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
-
-
-@pytest.mark.full  # with every run: a program with an exit code of its own
-def test_the_example_of_the_readme_ends_well_ten_times(checkpoint: Callable[..., Path]) -> None:
-    for _ in range(10):
-        code, out, err = _run(_readme_block(checkpoint("qwen3")))
-        assert (code, err) == (0, "") and out
 
 
 def test_the_exit_code_is_the_programs_own_and_what_it_computed_is_kept(

@@ -145,36 +145,22 @@ def launches(path: Path) -> list[int]:
     return [number for number, seam in enumerate(undisturbed(path).submissions) if seam == "launch"]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)])
-def test_nor_does_any_other(checkpoint: Callable[..., Path], name: str) -> None:
-    path = checkpoint(name)
-    check(path, range(len(undisturbed(path).submissions)))
+ANY = [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)]
+FAULTS: list[tuple[list[str], int, dict[str, object]]] = [  # architectures, every which submission fails, and how
+    (ANY, 1, {}),
+    (ARCHITECTURES, 7, {"is_late": True}),
+    *((["qwen3", "nemotron_h"], 1, {"token": token}) for token in (5000, -1)),
+    *((["qwen3", "nemotron_h", "gemma3_text"], 1, {"text": text}) for text in (OUT_OF_MEMORY, NO_BUFFER)),
+]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_nor_does_any_other_whose_error_is_late(checkpoint: Callable[..., Path], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "every", "fault"), [(name, every, fault) for names, every, fault in FAULTS for name in names]
+)
+def test_nor_does_any_other(checkpoint: Callable[..., Path], name: str, every: int, fault: dict[str, object]) -> None:
     path = checkpoint(name)
-    check(path, range(ARCHITECTURES.index(name) % 7, len(undisturbed(path).submissions), 7), is_late=True)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("token", [5000, -1])
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
-def test_nor_if_the_failed_step_seems_to_have_sampled_no_token_id(
-    checkpoint: Callable[..., Path], name: str, token: int
-) -> None:
-    path = checkpoint(name)
-    check(path, range(len(undisturbed(path).submissions)), token=token)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("text", [OUT_OF_MEMORY, NO_BUFFER])
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gemma3_text"])
-def test_nor_does_a_lack_of_memory_anywhere(checkpoint: Callable[..., Path], name: str, text: str) -> None:
-    path = checkpoint(name)
-    check(path, range(len(undisturbed(path).submissions)), text=text)
+    check(path, range(ANY.index(name) % every, len(undisturbed(path).submissions), every), **fault)
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import pytest
 from tests.support.engine_driver import Driver
 from tests.support.integrity import check_integrity
 from tests.support.rows import cases, row
+from vllm_mlx.cache import tree
 from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import Sequence
@@ -16,7 +17,7 @@ from vllm_mlx.runner.batch import Batch
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.scheduler import Scheduler
 
-from .faults import SHARED, InjectedFault, faults
+from .faults import SHARED, InjectedFault, failing, faults
 
 PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(20 + 9 * row)] for row in range(4)]
 SETTINGS = (
@@ -51,28 +52,38 @@ def expected(path: Path) -> list[list[int]]:
 
 
 def is_at_rest(driver: Driver) -> bool:
-    tree = driver.engine.cache_tree
-    check_integrity(tree)
+    check_integrity(driver.engine.cache_tree)
     driver.engine.clear_cache()
-    assert not tree.used_bytes, "nothing is pinned"
+    assert not driver.engine.cache_tree.used_bytes, "nothing is pinned"
     assert not any(driver.engine.scheduler._groups.is_isolated(seq_id) for seq_id in driver.seqs)
     return driver.engine.num_rows == 0 and not driver.engine.has_work
 
 
-@pytest.mark.parametrize("seam", SHARED)
-@pytest.mark.parametrize("after", cases([0, 1, 7], [1]))
-def test_a_fault_that_passes_in_a_batch_of_several_is_noticed_by_nobody(
-    path: Path, expected: list[list[int]], seam: str, after: int
+PASSING = [  # seam, calls that go well, steps before
+    *(pytest.param(seam, after, 6, marks=[pytest.mark.full] * (after != 1)) for seam in SHARED for after in (0, 1, 7)),
+    ("arrangement", 3, 6),
+    ("step", 3, 6),
+    ("step", 0, 0),
+    ("plan", 0, 0),
+]
+
+
+@pytest.mark.parametrize(("seam", "after", "num_steps"), PASSING)
+def test_a_fault_that_passes_is_noticed_by_nobody(
+    path: Path, expected: list[list[int]], seam: str, after: int, num_steps: int
 ) -> None:
+    """Of a batch of several, of a whole step whose work is lost, or of one that was to restore what is kept."""
     driver = Driver(path)
+    for ids in PROMPTS[:2] if not num_steps else ():
+        driver.generate([ids], max_tokens=2)
     with faults() as planned:
         seq_ids = start(driver)
-        for _ in range(6):
+        for _ in range(num_steps):
             driver.step()
-        planned.plan(seam, after=after)
+        planned.plan(seam, after=after, done_first=seam == "arrangement")
         driver.run()
     assert planned.num_struck == 1
-    assert driver.engine.report().lanes[0].num_restarts == len(PROMPTS)
+    assert seam not in SHARED or driver.engine.report().lanes[0].num_restarts == len(PROMPTS)
     assert all(driver.replies[seq_id].error is None for seq_id in seq_ids)
     assert tokens(driver, seq_ids) == expected
     assert len(driver.replies[seq_ids[3]].logprobs) == LENGTH
@@ -94,50 +105,23 @@ def test_at_any_moment_of_their_replies(path: Path, expected: list[list[int]]) -
     assert is_at_rest(driver)
 
 
-@pytest.mark.parametrize("seam", ["step", "plan"])
-def test_what_a_failed_step_was_to_restore_is_let_go(path: Path, expected: list[list[int]], seam: str) -> None:
-    driver = Driver(path)
-    for ids in PROMPTS[:2]:
-        driver.generate([ids], max_tokens=2)
-    with faults() as planned:
+@pytest.mark.parametrize("is_named", [False, True])
+def test_the_row_at_fault_fails_alone(path: Path, expected: list[list[int]], is_named: bool) -> None:
+    """A fault that names its row touches no other, however often it comes; one of a batch is looked for."""
+    driver, num_broken = Driver(path), []
+
+    def is_bad(struck: Any, *named: Sequence) -> bool:
+        seqs = named or struck.seqs
+        first = 0 if is_named else len(PROMPTS[1]) + 6
+        is_struck = any(seq.sampling.seed == 77 and seq.num_computed_tokens >= first for seq in seqs)
+        num_broken.extend([len(seqs)] * is_struck)
+        return is_struck
+
+    with failing(Runner, "_start", is_bad) if is_named else failing(Batch, "forward", is_bad):
         seq_ids = start(driver)
-        planned.plan(seam)
         driver.run()
-    assert planned.num_struck == 1
-    assert tokens(driver, seq_ids) == expected
-    assert is_at_rest(driver)
-
-
-@pytest.mark.parametrize(("seam", "done_first"), [("arrangement", True), ("step", False)])
-def test_nor_is_one_of_a_whole_step(path: Path, expected: list[list[int]], seam: str, done_first: bool) -> None:
-    driver = Driver(path)
-    with faults() as planned:
-        seq_ids = start(driver)
-        for _ in range(6):
-            driver.step()
-        planned.plan(seam, after=3, done_first=done_first)
-        driver.run()
-    assert planned.num_struck == 1
-    assert tokens(driver, seq_ids) == expected
-    assert is_at_rest(driver)
-
-
-def test_the_row_that_breaks_its_batch_fails_alone(
-    path: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = Driver(path)
-    works, num_broken = Batch.forward, []
-
-    def forward(self: Batch) -> Any:
-        if any(seq.sampling.seed == 77 and seq.num_computed_tokens > len(PROMPTS[1]) + 5 for seq in self.seqs):
-            num_broken.append(len(self.seqs))
-            raise InjectedFault
-        return works(self)
-
-    monkeypatch.setattr(Batch, "forward", forward)
-    seq_ids = start(driver)
-    driver.run()
-    assert num_broken == [4, 1]
+    assert set(num_broken) == {1} if is_named else num_broken == [4, 1]
+    assert driver.engine.report().lanes[0].num_restarts == (0 if is_named else len(PROMPTS))
     bad = driver.replies[seq_ids[1]]
     assert bad.error is not None and bad.token_ids == expected[1][: len(bad.token_ids)]
     assert tokens(driver, [seq_ids[row] for row in (0, 2, 3)]) == [expected[row] for row in (0, 2, 3)]
@@ -204,50 +188,15 @@ def test_tokens_that_were_taken_and_not_told_end_their_rows(path: Path, monkeypa
     assert is_at_rest(driver)
 
 
-def test_a_fault_that_names_its_row_touches_no_other(path: Path, expected: list[list[int]]) -> None:
-    """However often it comes."""
+@pytest.mark.parametrize("place", [(MemoryAwarePrefixCache, "match"), (tree, "pieces_up_to")], ids=["all", "half way"])
+def test_a_look_up_that_fails_pins_nothing(path: Path, expected: list[list[int]], place: tuple[Any, str]) -> None:
+    """The prompts begin from nothing."""
     driver = Driver(path)
-    works = Runner._start
-
-    def failing(self: Runner, seq: Sequence) -> Batch:
-        if seq.sampling.seed == 77:
-            raise InjectedFault
-        return works(self, seq)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "_start", failing)
-        seq_ids = start(driver)
-        driver.run()
-    assert [bool(driver.replies[seq_id].error) for seq_id in seq_ids] == [False, True, False, False]
-    assert tokens(driver, [seq_ids[row] for row in (0, 2, 3)]) == [expected[row] for row in (0, 2, 3)]
-    assert driver.engine.report().lanes[0].num_restarts == 0
-    assert is_at_rest(driver)
-
-
-def test_a_prompt_that_can_never_be_looked_up_begins_from_nothing(path: Path, expected: list[list[int]]) -> None:
-    driver = Driver(path)
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        raise InjectedFault
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryAwarePrefixCache, "match", failing)
+    driver.generate([PROMPTS[0]], max_tokens=2)
+    with failing(*place):
         seq_ids = start(driver)
         driver.run()
     assert tokens(driver, seq_ids) == expected
-    assert is_at_rest(driver)
-
-
-def test_a_look_up_that_fails_half_way_pins_nothing(path: Path, expected: list[list[int]]) -> None:
-    driver = Driver(path)
-    driver.generate([PROMPTS[0]], max_tokens=2)
-
-    def failing(*args: Any) -> Any:
-        raise InjectedFault
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vllm_mlx.cache.tree.pieces_up_to", failing)
-        assert driver.generate([PROMPTS[0]], max_tokens=LENGTH) == [expected[0]]
     assert is_at_rest(driver)
 
 
@@ -257,17 +206,9 @@ def test_what_cannot_be_kept_is_not(path: Path, name: str, monkeypatch: pytest.M
     """Where a row ends, or gives way for a while: both plan to keep what it computed."""
     roomy = Driver(path)
     driver = Driver(path, rows_bytes=2 * roomy.engine.default.facts.footprint.bytes_at(240))
-    works = getattr(MemoryAwarePrefixCache, name)
-
-    def failing(self: MemoryAwarePrefixCache, *args: Any) -> Any:
-        if any(seq.num_output_tokens for seq in driver.seqs.values()):
-            raise InjectedFault
-        return works(self, *args)
-
     monkeypatch.setattr("vllm_mlx.scheduler.memory_pool.RESERVED_OUTPUT", 0)
     prompts = [(ids * 12)[:220] for ids in PROMPTS[:3]]
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryAwarePrefixCache, name, failing)
+    with failing(MemoryAwarePrefixCache, name, lambda *_: any(seq.num_output_tokens for seq in driver.seqs.values())):
         seq_ids = [driver.add(ids, 60) for ids in prompts]
         driver.run()
     assert driver.engine.report().lanes[0].num_preemptions
@@ -311,16 +252,12 @@ def test_what_a_row_took_from_the_cache_is_told_of_the_start_that_counted(path: 
     assert driver.seqs[late].num_cached_tokens == (0 if cleared else len(PROMPTS[1]) - 1)
 
 
-def test_steps_that_always_fail_end_every_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_always_fail_end_every_request(path: Path) -> None:
     driver = Driver(path, max_num_seqs=2)
     seq_ids = start(driver)
-
-    def broken(self: Any, *args: Any) -> Any:
-        raise InjectedFault
-
-    monkeypatch.setattr(Batch, "forward", broken)
-    for _ in range(40):
-        if driver.engine.has_work:
-            driver.step()
+    with failing(Batch, "forward"):
+        for _ in range(40):
+            if driver.engine.has_work:
+                driver.step()
     assert all(driver.replies[seq_id].error is not None for seq_id in seq_ids)
     assert is_at_rest(driver)

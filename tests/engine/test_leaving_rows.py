@@ -100,9 +100,9 @@ def test_a_request_whose_client_has_left_delays_the_next_one_by_no_step(
     """There is one place. The next request has its first token after as many steps as alone."""
     path, num_steps = checkpoint("qwen3"), []
     for has_left in (False, True):
-        driver = Driver(path, max_num_seqs=1)
+        driver = Driver(path, max_num_seqs=1, max_prefill_chunk=64)
         if has_left:
-            left = driver.add([7] * (9000 if reads else 50), 5000)
+            left = driver.add([7] * (900 if reads else 50), 5000)
             for _ in range(4):
                 driver.step()
             heard = len(driver.replies[left].token_ids)

@@ -16,7 +16,6 @@ from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.runner.batch import Batch
 from vllm_mlx.runner.mtp import HeadedModel
 
-from .test_any_load import check_any_load
 from .test_disk_any_load import started
 from .test_speculation import LENGTHS, NUM_TOKENS, SETTINGS, logprobs
 from .vision_harness import VisionModel
@@ -74,12 +73,6 @@ def test_a_head_may_have_several_layers() -> None:
     assert driver.generate(PROMPTS[:3], max_tokens=12) == expected
     assert model_of(driver).num_head_layers == 2
     assert driver.engine.scheduler.speculation.num_accepted["mtp"] > 0
-
-
-@pytest.mark.full  # with every run: any load with drafts, and a long conversation with the head
-def test_any_load_with_the_head() -> None:
-    """Conversations of two tenants in too little memory, with aborts and faults."""
-    check_any_load(headed("qwen3_5"), num_draft_tokens=3)
 
 
 def test_drawn_drafts_share_the_noise_of_the_reply() -> None:

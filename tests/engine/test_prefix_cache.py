@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.engine_driver import Driver, RandomPrompts, plain_loop
-from tests.support.integrity import check_integrity
 from tests.support.rows import cases, row
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.snapshot import Stack
@@ -22,10 +21,7 @@ NAMES = (*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5")
 prompt = RandomPrompts(4)
 
 
-@pytest.fixture(
-    scope="module",
-    params=cases(NAMES, {"gemma3_text", "qwen3_5"}),
-)
+@pytest.fixture(scope="module", params=cases(NAMES, {"gemma3_text", "qwen3_5"}))
 def model(request, checkpoint):
     return request.param, checkpoint(request.param)
 
@@ -166,25 +162,6 @@ def test_sampling_does_not_matter_to_the_cache(model, driver):
     ids = prompt(50)
     driver.generate([ids], max_tokens=5, sampling=TokenSampling(temperature=1.0, seed=3))
     assert check(driver, model[1], ids) == 49
-
-
-@pytest.mark.full  # of four architectures any load does
-def test_small_caches_evict_and_stay_exact(model):
-    path = model[1]
-    free = Driver(path)
-    footprint = free.engine.default.facts.footprint
-    window = sum(window * size for window, size in footprint.windows)
-    limit = 260 * (footprint.bytes_per_token + 8) + 5 * (footprint.fixed_bytes + window)
-    driver = Driver(path, cache_memory_bytes=limit)
-    conversations = [prompt(120) for _ in range(4)]
-    for _ in range(4):
-        for number, ids in enumerate(conversations):
-            reply, _ = run(driver, ids, points=(100,))
-            assert reply == plain_loop(path, ids, NUM_TOKENS)[0]
-            conversations[number] = [*ids, *reply, *prompt(6)]
-            assert driver.engine.cache_tree.used_bytes <= limit
-            check_integrity(driver.engine.cache_tree)
-    assert driver.engine.cache_tree.stats.evictions > 0
 
 
 @row("S4-26")

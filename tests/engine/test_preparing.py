@@ -21,9 +21,7 @@ from vllm_mlx.util.tasks import Deadline
 
 LIMIT_S = 0.2
 CHAT = Request(
-    request_id="r",
-    messages=(Message("user", (TextPart("Hello"),)),),
-    tools=(ToolSpec("look", "", {"type": "object"}),),
+    request_id="r", messages=(Message("user", (TextPart("Hello"),)),), tools=(ToolSpec("look", "", {"type": "object"}),)
 )
 
 

@@ -18,10 +18,7 @@ from vllm_mlx.runner.checkpoint import find_checkpoint
 prompt = RandomPrompts(2)
 
 
-@pytest.fixture(
-    scope="module",
-    params=cases(["qwen3", "qwen3_5", "gemma3_text", "vision:qwen3_5"], ["qwen3_5"]),
-)
+@pytest.fixture(scope="module", params=cases(["qwen3", "qwen3_5", "gemma3_text", "vision:qwen3_5"], ["qwen3_5"]))
 def driver(request, checkpoint):
     return Driver(checkpoint(request.param))
 

@@ -130,19 +130,6 @@ def test_each_model_resumes_its_own_conversations_also_from_disk(tmp_path: Path)
                 assert num_cached >= 0.99 * len(first)
 
 
-@pytest.mark.full  # with every run: models leave for each other, and one comes back after an unload by command
-def test_models_leave_and_come_back_one_by_one() -> None:
-    with serving("qwen3", "qwen3_5") as (served, runner):
-        prompt = prompt_of(2)
-        replies = [runner.run(served.ask(model, prompt))[0] for model in range(2)]
-        runner.run(served.client.unload_model(1, wait=True))
-        assert [row["state"] for row in runner.run(served.rows())] == ["ready", "unloaded"]
-        assert runner.run(served.ask(0, prompt))[0] == replies[0]
-        assert [row["state"] for row in runner.run(served.rows())] == ["ready", "unloaded"]
-        assert runner.run(served.ask(1, prompt))[0] == replies[1]
-        assert [row["loads"]["request"] for row in runner.run(served.rows())] == [0, 1]
-
-
 def test_what_cannot_fit_beside_the_pinned_models_is_refused_with_the_arithmetic() -> None:
     models = catalogue("qwen3", "qwen3_5", pin=True)
     config = EngineConfig(model=models.entries[0].config.model, memory_budget_bytes=3_000_000)
@@ -204,31 +191,6 @@ def test_no_model_leaves_in_vain_while_a_running_reply_holds_what_another_one_la
             await asyncio.wait([running, waiting])
 
         runner.run(ask_both())
-
-
-@pytest.mark.full  # with every run: models that do not fit take turns, and lone rows outgrow the memory
-def test_a_running_reply_that_outgrows_the_memory_gets_that_of_an_idle_model_though_another_one_waits() -> None:
-    watch, long, budget_bytes = Watch(), 2500, 7_420_000
-    tight = TIGHT | {"memory_budget_bytes": budget_bytes, "max_model_len": 2600}
-    with serving(*NAMES, **tight) as (served, runner):
-        runner.run(served.client.unload_model(2, wait=True))
-        for model in (0, 1):
-            runner.run(served.client.load_model(model, wait=True))
-        runner.run(served.client.ask(be_patient))
-        runner.run(served.client.ask(watch.begin))
-
-        async def ask_both() -> list[int]:
-            running = asyncio.create_task(served.ask(1, prompt_of(2, 64), long))
-            while not (await served.rows())[1]["running"]:
-                await asyncio.sleep(0.005)
-            waiting = asyncio.create_task(served.ask(2, prompt_of(3), 2000))
-            reply = (await running)[0]
-            waiting.cancel()
-            return reply
-
-        reply = runner.run(ask_both())
-    assert reply == plain_loop(checkpoint("qwen3_5"), prompt_of(2, 64), long)[0]
-    assert watch.most_bytes <= budget_bytes
 
 
 def be_patient(engine: LLMEngine) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,6 @@ from tests.support.engine_driver import plain_loop
 from tests.support.unloading import FIRST, NUM_TOKENS, Serving, hold_loads, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, ModelBusy, ModelUnavailable
 from vllm_mlx.core.request import SamplingParams
-from vllm_mlx.engine.engine import LLMEngine
-from vllm_mlx.runner.checkpoint import find_checkpoint
-from vllm_mlx.runner.load_model import begin_loading
-from vllm_mlx.runner.loading import Loading
-from vllm_mlx.runner.model import Model
 
 
 @pytest.mark.parametrize(
@@ -170,38 +164,6 @@ def test_a_file_that_is_cut_while_it_is_read_gives_all_bytes_back(tmp_path: Path
         status = served.status()
         assert status["memory"]["weights_bytes"] == 0 and status["memory"]["lacking_bytes"] == 0
         assert mx.get_active_memory() <= active + 65536 and served.client.is_healthy
-
-
-class StepsBetween:
-    """Notes at each slice how many steps there were, and makes a step due."""
-
-    def __init__(self, engine: LLMEngine, loading: Loading[Model], seen: list[int]):
-        self._engine, self._loading, self._seen = engine, loading, seen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loading, name)
-
-    def advance(self) -> Model | None:
-        self._seen.append(self._engine.num_steps)
-        self._engine.abort([1 << 40])
-        return self._loading.advance()
-
-
-def test_a_step_that_is_due_runs_between_two_slices() -> None:
-    path, seen = checkpoint("qwen3"), list[int]()
-
-    def watch(engine: LLMEngine) -> None:
-        def begin() -> Any:
-            loading = begin_loading(find_checkpoint(str(path)), trust_remote_code=False, slice_bytes=40_000)
-            return StepsBetween(engine, loading, seen)
-
-        engine.default.assembly = replace(engine.default.assembly, begin=begin)
-
-    with serving(path) as served:
-        served.unload()
-        served.loop.run_until_complete(served.client.ask(watch))
-        assert served.ask(FIRST)[0] == plain_loop(path, FIRST, NUM_TOKENS)[0]
-    assert len(seen) > 8 and len(set(seen)) == len(seen)
 
 
 @pytest.mark.full

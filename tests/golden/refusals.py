@@ -1,7 +1,7 @@
 """Wrong requests, and what clients read of each refusal; a few faults are forgiven. The engine follows a script."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -260,10 +260,14 @@ def _client(engine: FakeEngine | None = None, **settings: Any) -> Iterator[tuple
         yield running, client
 
 
+def _asked(client: httpx.Client, fault: str, wrong: Iterable[Wrong]) -> Iterator[tuple[str, Refusal]]:
+    return _named(fault, [(each.protocol, Refusal.of(each.ask(client))) for each in wrong])
+
+
 def _before() -> Iterator[tuple[str, Refusal]]:
     with _client() as (_, client):
         for fault, wrong in BEFORE.items():
-            yield from _named(fault, [(each.protocol, Refusal.of(each.ask(client))) for each in wrong])
+            yield from _asked(client, fault, wrong)
 
 
 def _from_engine() -> Iterator[tuple[str, Refusal]]:
@@ -271,8 +275,7 @@ def _from_engine() -> Iterator[tuple[str, Refusal]]:
     with _client(engine) as (_, client):
         for fault, error in FROM_ENGINE.items():
             engine.refuse = error
-            wrong = everywhere()
-            yield from _named(f"engine: {fault}", [(each.protocol, Refusal.of(each.ask(client))) for each in wrong])
+            yield from _asked(client, f"engine: {fault}", everywhere())
 
 
 def _limited() -> Iterator[tuple[str, Refusal]]:
@@ -294,27 +297,25 @@ def _limited() -> Iterator[tuple[str, Refusal]]:
     }  # fmt: skip
     with _client(limits=limits, max_body_bytes=4000) as (_, client):
         for fault, wrong in cases.items():
-            yield from _named(fault, [(each.protocol, Refusal.of(each.ask(client))) for each in wrong])
+            yield from _asked(client, fault, wrong)
 
 
 def _guarded() -> Iterator[tuple[str, Refusal]]:
     with _client(api_keys=("right",), max_requests_per_minute=1) as (_, client):
-        yield from _named("no key", [(each.protocol, Refusal.of(each.ask(client))) for each in everywhere()])
-        wrong = everywhere(headers={**JSON, "x-api-key": "wrong"})
-        yield from _named("wrong key", [(each.protocol, Refusal.of(each.ask(client))) for each in wrong])
-        right = everywhere(headers={**JSON, "authorization": "Bearer right"})
-        next(everywhere(headers={**JSON, "authorization": "Bearer right"})).ask(client)
-        yield from _named("too often", [(each.protocol, Refusal.of(each.ask(client))) for each in right])
+        yield from _asked(client, "no key", everywhere())
+        yield from _asked(client, "wrong key", everywhere(headers={**JSON, "x-api-key": "wrong"}))
+        right = [*everywhere(headers={**JSON, "authorization": "Bearer right"})]
+        right[0].ask(client)
+        yield from _asked(client, "too often", right)
     with _client() as (_, client):
-        elsewhere = everywhere(headers={**JSON, "host": "evil.example"})
-        yield from _named("host", [(each.protocol, Refusal.of(each.ask(client))) for each in elsewhere])
+        yield from _asked(client, "host", everywhere(headers={**JSON, "host": "evil.example"}))
 
 
 def _ended() -> Iterator[tuple[str, Refusal]]:
     stopping = FakeEngine()
     with _client(stopping) as (_, client):
         stopping.shutdowns.append(0.0)
-        yield from _named("shutting down", [(each.protocol, Refusal.of(each.ask(client))) for each in everywhere()])
+        yield from _asked(client, "shutting down", everywhere())
 
 
 def _plain() -> Iterator[tuple[str, Refusal]]:

@@ -20,27 +20,8 @@ TRUSTED = ("vllm_mlx.cli", "vllm_mlx.disk", "vllm_mlx.formats.selection")  # the
 ENDS = ("", "\0")
 AT_ONE_PLACE = {"match", "fullmatch"}
 COMMON = (
-    '"',
-    '\\"',
-    "\\/",
-    "/",
-    " ",
-    "\n",
-    "\r\n",
-    "a",
-    "a ",
-    "0",
-    "<",
-    "{",
-    "{#",
-    "{{",
-    "[",
-    "(",
-    "\\",
-    "<a ",
-    "a=",
-    "é",
-)
+    '"', '\\"', "\\/", "/", " ", "\n", "\r\n", "a", "a ", "0", "<", "{", "{#", "{{", "[", "(", "\\", "<a ", "a=", "é",
+)  # fmt: skip
 
 
 def modules() -> Iterator[Any]:

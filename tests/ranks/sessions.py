@@ -24,7 +24,7 @@ from vllm_mlx.ranks import watch
 from vllm_mlx.ranks.leader import Leader
 from vllm_mlx.ranks.lockstep import Ranks
 from vllm_mlx.ranks.worker import Worker
-from vllm_mlx.runner import proofs, ranked
+from vllm_mlx.runner import ranked
 from vllm_mlx.runner.ranked import Ranked
 from vllm_mlx.scheduler import decode_groups
 
@@ -33,10 +33,20 @@ from .links import ids_that_nobody_needs, right_sums, run_shards, wrong_sums
 HOT = TokenSampling(temperature=1.0, top_p=0.95, repetition_penalty=1.1, num_top_logprobs=2)
 
 
-def once(ranks: Ranks, path: str, cut: list[str], num_plans: int, seed: int) -> Any:
-    """Do all that every run of the tests asks of two ranks, since two ranks take long to start.
+def once(
+    ranks: Ranks,
+    path: str,
+    *,
+    cut: list[str] = [],  # noqa: B006  # a JSON value
+    num_plans: int = 0,
+    seed: int = 0,
+    failing: int | None = None,
+    is_apart: bool = False,
+) -> Any:
+    """Do all that the tests ask of two ranks, since two ranks take long to start.
 
-    The worker has less memory than rank 0, and cannot copy some state. Rows of the random plans run apart.
+    The worker has less memory than rank 0. The rank `failing` cannot copy some state: its first captures and its first
+    restore fail. Rows of the random plans run apart if they are to be.
     """
     found = {
         "right sums": right_sums(ranks),
@@ -46,9 +56,10 @@ def once(ranks: Ranks, path: str, cut: list[str], num_plans: int, seed: int) -> 
     }
     notes = noted(ranks)
     decode_groups.READ_BYTES = 1 << 14  # as if padding of this small model cost much, so that there are several groups
-    if ranks.rank:
+    if ranks.rank == failing:
         Failing("capture", [1, 2])
         Failing("restore", [1])
+    if ranks.rank:
         return follow(ranks, path, memory_budget_bytes=1 << 29)
     driver = RankedDriver(ranks, path)
     found["unlike"] = held_by_some(driver, path)
@@ -59,8 +70,9 @@ def once(ranks: Ranks, path: str, cut: list[str], num_plans: int, seed: int) -> 
     driver.replies, driver.seqs = {}, {}
     driver.engine.clear_cache()
     gc.collect()
-    ranks.peers[0].say({"apart": True})
-    run_apart(driver.engine.runner.model)
+    if is_apart:
+        ranks.peers[0].say({"apart": True})
+        run_apart(driver.engine.runner.model)
     found |= play(driver, path, driver.engine.runner.num_plans + num_plans, random.Random(seed), most=8)
     check_rest(driver, notes)
     found["left"] = len(driver.engine.runner.log.names)
@@ -70,23 +82,6 @@ def once(ranks: Ranks, path: str, cut: list[str], num_plans: int, seed: int) -> 
 def run_apart(model: Any) -> None:
     """From now on, each row is a forward pass of its own."""
     model.can_batch, model.no_shared_forward = False, "it is said so"
-
-
-def everything(ranks: Ranks, path: str, apart: bool = False) -> Any:
-    """The results of `work` on two ranks and of one process, and what was left on the ranks.
-
-    `apart`: each row is a forward pass of its own.
-    """
-    if apart:
-        proofs.sharing_fault = proofs.batching_fault = lambda model: "it is said so"
-    if ranks.rank:
-        return follow(ranks, path)
-    driver = RankedDriver(ranks, path)
-    found = work_of(driver, path)
-    driver.engine.clear_cache()
-    driver.engine.runner.rest()  # as an engine does that has no work: it drops the names on all ranks
-    left = len(driver.engine.runner.log.names)
-    return {"ranks": found, "one": work_of(Driver(Path(path), max_model_len=4096), path), "left": left}
 
 
 def work_of(driver: Driver, path: str) -> dict[str, Any]:
@@ -204,19 +199,6 @@ def noted(ranks: Ranks) -> Notes:
     return notes
 
 
-def random_plans(ranks: Ranks, path: str, num_plans: int, seed: int) -> Any:
-    """Notes of both ranks while requests come, share prefixes and leave at random, in a small cache."""
-    notes = noted(ranks)
-    decode_groups.READ_BYTES = 1 << 14  # as if padding of this small model cost much, so that there are several groups
-    if ranks.rank:
-        return follow(ranks, path)
-    driver = RankedDriver(ranks, path)
-    found = play(driver, path, num_plans, random.Random(seed))
-    check_rest(driver, notes)
-    found |= {"left": len(driver.engine.runner.log.names), "beyond": max(notes.bytes_beyond_rows)}
-    return {**found, "notes": all_notes(driver, notes)}
-
-
 def check_rest(driver: RankedDriver, notes: Notes) -> None:
     driver.engine.runner.rest()
     before = len(notes)
@@ -243,22 +225,6 @@ class Failing:
         if self._num_calls in self._failing:
             raise ValueError("this rank alone cannot copy it")
         return self._copy(*state, **options)
-
-
-def unlike_ranks(ranks: Ranks, path: str, rank: int) -> Any:
-    """Replies, hits, notes and memory where the first captures and the first restore fail on `rank` alone.
-
-    The worker has less memory than rank 0.
-    """
-    notes = noted(ranks)
-    if ranks.rank == rank:
-        Failing("capture", [1, 2])
-        Failing("restore", [1])
-    if ranks.rank:
-        return follow(ranks, path, memory_budget_bytes=1 << 29)
-    driver = RankedDriver(ranks, path, memory_budget_bytes=1 << 30)
-    memory = driver.engine.default.facts.memory.total_bytes
-    return {**held_by_some(driver, path), "memory": memory, "notes": all_notes(driver, notes)}
 
 
 def held_by_some(driver: Driver, path: str) -> dict[str, Any]:

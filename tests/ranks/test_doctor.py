@@ -121,14 +121,6 @@ def test_doctor_tells_a_worker_to_check_only_and_why_a_worker_has_left(both: Mac
     assert f"Workers Rank 1 ({HOST}) refuses to start: its 3 heads do not divide by 2" in text
 
 
-@pytest.mark.full  # with every run: `serve` refuses it
-def test_doctor_says_why_a_worker_cannot_take_part(both: Macs, checkpoint: Make) -> None:
-    worker = both.start_worker(checkpoint("llama"))
-    code, found = checked(both, "--tensor-parallel-size", "2")
-    assert (code, worker.code()) == (1, 1)
-    assert found["Workers"][0] == "bad" and "files of the checkpoint on all Macs" in found["Workers"][1]
-
-
 def test_doctor_wants_to_know_how_many_macs(tmp_path: Path, checkpoint: Make) -> None:
     result = call("doctor", str(checkpoint("qwen3")), "--workers", "--quick", VLLM_MLX_PORT="0", COLUMNS="200")
     assert result.returncode == 1

@@ -21,8 +21,7 @@ def session(name: str, path: Path, **arguments: Any) -> Any:
     return result
 
 
-FEW: dict[str, Any] = {"num_hidden_layers": 2}  # each layer waits twice for the other rank
-FEW_HYBRID = {**FEW, "full_attention_interval": 2}
+FEW_HYBRID = {"num_hidden_layers": 2, "full_attention_interval": 2}  # each layer waits twice for the other rank
 NUM_PLANS = 20
 
 
@@ -32,7 +31,8 @@ NUM_PLANS = 20
 @pytest.fixture(scope="module")
 def once(checkpoint: Callable[..., Path]) -> dict[str, Any]:
     cut = [str(checkpoint(name)) for name in CUT]
-    found: dict[str, Any] = session("once", checkpoint("qwen3_5", **FEW_HYBRID), cut=cut, num_plans=NUM_PLANS, seed=30)
+    options = {"cut": cut, "num_plans": NUM_PLANS, "seed": 30, "failing": 1, "is_apart": True}
+    found: dict[str, Any] = session("once", checkpoint("qwen3_5", **FEW_HYBRID), **options)
     return found
 
 
@@ -97,39 +97,34 @@ def check_held(found: dict[str, Any], memory: int) -> None:
 # The long form: a start for each
 
 
-LONG = [(name, {}, {}) for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5")]
-QUANTISED = ("qwen3", {"bits": 4, "head_dim": 32}, {})
-APART = ("qwen3", FEW, {"apart": True})
+LONG = ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("architecture", "options", "arguments"),
-    [*LONG, QUANTISED, APART],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+    ("architecture", "options"), [*((name, {}) for name in LONG), ("qwen3", {"bits": 4, "head_dim": 32})], ids=str
 )
 def test_replies_of_every_family_equal_those_of_one_process(
-    checkpoint: Callable[..., Path], architecture: str, options: dict[str, Any], arguments: dict[str, Any]
+    checkpoint: Callable[..., Path], architecture: str, options: dict[str, Any]
 ) -> None:
-    found = session("everything", checkpoint(architecture, **options), **arguments)
-    check_replies(found["ranks"], found["one"])
-    assert found["left"] == 0
+    found = session("once", checkpoint(architecture, **options))
+    check_replies(found["replies"], found["one"])
+    check_plans(found, 0)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
 def test_both_ranks_do_and_keep_the_same_for_long(checkpoint: Callable[..., Path], architecture: str) -> None:
-    found = session("random_plans", checkpoint(architecture), num_plans=200, seed=200)
+    found = session("once", checkpoint(architecture), num_plans=200, seed=200)
     check_plans(found, 200)
     assert found["hits"] > 0
 
 
 @pytest.mark.full
 def test_what_rank_0_alone_cannot_hold_is_used_by_none(checkpoint: Callable[..., Path]) -> None:
-    found = session("unlike_ranks", checkpoint("qwen3_5", **FEW_HYBRID), rank=0)
-    ours, theirs = found["notes"]
-    assert ours == theirs
-    check_held(found, found["memory"])
+    found = session("once", checkpoint("qwen3_5", **FEW_HYBRID), failing=0)
+    check_plans(found, 0)
+    check_held(found["unlike"], found["memory"])
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ from tests.cache.fakes import put, resumed, tree_of
 from tests.support.agent_sessions import REPLY_TOKENS, SESSIONS
 from tests.support.device_catalogue import CHIPS, SHAPES
 from tests.support.device_model import Device
-from tests.support.device_runner import Manner
 from tests.support.device_serving import Serving
 from tests.support.rows import cases
 from vllm_mlx.cache.index import pack
@@ -253,7 +252,7 @@ def test_a_first_token_comes_at_most_a_chunk_later(chip: str, shape: str) -> Non
     device = Device(CHIPS[chip], SHAPES[shape])
 
     def first_token_s(num_steps: int) -> tuple[float, float]:
-        serving = Serving(device, Manner.TOGETHER, with_cache=True)
+        serving = Serving(device, with_cache=True)
         seq, longest_s = serving.send(1, 0, 6_000, 8), 0.0
         while serving.scheduler.has_work:
             serving.step()
@@ -280,7 +279,7 @@ def test_a_first_token_comes_at_most_a_chunk_later(chip: str, shape: str) -> Non
 
 def computed_at_question(device: Device, lengths: tuple[int, ...], pause_s: float | None) -> tuple[int, float]:
     """Tokens that the question after an agent's run computes, and seconds to its first token. None: nothing ahead."""
-    serving = Serving(device, Manner.TOGETHER, with_cache=True)
+    serving = Serving(device, with_cache=True)
 
     def rest() -> None:
         while serving.scheduler.has_work:

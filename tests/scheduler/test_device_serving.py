@@ -8,7 +8,6 @@ import pytest
 from tests.support.agent_sessions import agents
 from tests.support.device_catalogue import CHIPS, SHAPES
 from tests.support.device_model import Device
-from tests.support.device_runner import Manner
 from tests.support.device_serving import decode_rows, fits, serve_agents
 
 LENGTHS = (60_000, 20_000, 8_000, 2_000)
@@ -34,35 +33,16 @@ AGENTS = 90_000  # tokens of the four agents at their longest
 @pytest.mark.parametrize(("chip", "shape"), CASES)
 def test_rows_of_any_lengths_share_one_pass_and_copy_nothing(chip: str, shape: str) -> None:
     device = Device(CHIPS[chip], SHAPES[shape])
-    after = decode_rows(device, Manner.TOGETHER, LENGTHS, num_steps=64)
+    after = decode_rows(device, LENGTHS, num_steps=64)
     assert after.passes_per_step == 1
     assert after.copied_bytes == 0
     assert len(LENGTHS) / after.tokens_per_s <= FLOOR * device.decode_s([[LENGTHS]])
 
 
-@pytest.mark.parametrize(
-    ("chip", "shape"),
-    [
-        ("M3", "Qwen3 0.6B"),
-        pytest.param("M4 Max", "Qwen3 8B", marks=pytest.mark.full),
-        pytest.param("M5 Max", "Qwen3.8 27B", marks=pytest.mark.full),
-    ],
-)
-def test_four_agents_at_once_lose_nothing(chip: str, shape: str) -> None:
-    """On a small chip they may lose a twentieth of the tokens, and pause for a third of the time."""
-    device = Device(CHIPS[chip], SHAPES[shape])
-    before, after = (serve_agents(device, manner, agents()) for manner in Manner)
-    assert after.passes_per_step == 1
-    assert after.tokens_per_s >= before.tokens_per_s or (
-        after.tokens_per_s >= 0.94 * before.tokens_per_s and after.worst_gap_s <= 0.34 * before.worst_gap_s
-    )
-    assert after.worst_gap_s <= 1.05 * before.worst_gap_s
-
-
 def check_pauses(chip: str, shape: str) -> None:
     """No pause is longer than a step and what prefill may add to it: a stall budget, or the shortest chunk."""
     device = Device(CHIPS[chip], SHAPES[shape])
-    result = serve_agents(device, Manner.TOGETHER, agents())
+    result = serve_agents(device, agents())
     longest_chunk_s = device.chunk_s(32 if device.chunk_s(32) <= 0.8 * device.chunk_s(64) else 64, AGENTS // 3)
     bound_s = result.longest_decode_s + max(result.stall_s, longest_chunk_s)
     earlier_s = EARLIER[chip][shape]

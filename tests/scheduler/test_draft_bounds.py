@@ -8,6 +8,7 @@ import random
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import pytest
 
@@ -148,13 +149,27 @@ def figures(bench: Bench) -> tuple[list[float], list[float]]:
     return [rate / fixed[0] for rate in ours], [rate / max(fixed) for rate in ours]
 
 
+IN_GATE = ((("M2 Max", "Qwen3 8B"), "a busy lane"), (("M5 Max", "Qwen3.6 35B-A3B"), "alone"))
+
+
 @pytest.mark.parametrize("acceptance", [0.9, 0.6, 0.2])
-@pytest.mark.parametrize("place", cases(PLACES, ["alone"]))
 @pytest.mark.parametrize("source", cases(["mtp", "ngram", "prediction"], ["mtp"]))
-@pytest.mark.parametrize("machine", cases(MACHINES, [("M2 Max", "Qwen3 8B"), ("M5 Max", "Qwen3.6 35B-A3B")]), ids=str)
+@pytest.mark.parametrize(("machine", "place"), [
+    pytest.param(*case, marks=[pytest.mark.full] * (case not in IN_GATE), id=str(case))
+    for case in product(MACHINES, PLACES)
+])  # fmt: skip
 def test_drafts_keep_their_bounds(machine: tuple[str, str], source: str, place: str, acceptance: float) -> None:
     bench = Bench(Device(CHIPS[machine[0]], SHAPES[machine[1]]), source, acceptance, *PLACES[place])
     of_none, of_best = figures(bench)
     print(*machine, source, place, acceptance, *(f"{share:.3f}" for share in (*of_none, *of_best)), sep="|")
     assert statistics.mean(of_none) >= 0.97
     assert statistics.mean(of_best) >= 0.9
+
+
+@pytest.mark.parametrize(("acceptance", "is_wrong"), [(0.01, True), (0.4, False)])
+def test_a_head_that_is_wrong_from_the_start_is_one_line_in_the_log(
+    acceptance: float, is_wrong: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(Device(CHIPS["M2 Max"], SHAPES["Qwen3 8B"]), "mtp", acceptance, *PLACES["alone"])
+    bench.rate(SEEDS[0], DepthController(MOST, fixed=True))
+    assert len([line for line in caplog.messages if "MTP head" in line]) == is_wrong

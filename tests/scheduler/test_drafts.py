@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.project.sources import ROOT
-from tests.support.rows import cases
 from vllm_mlx import demo
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
@@ -297,54 +296,3 @@ def test_a_head_that_is_always_wrong_parks_and_ngrams_go_on() -> None:
             speculation.take(seq, token)
     assert speculation.num_accepted["mtp"] == 0 and speculation.num_drafted["mtp"] < 80
     assert drafted_at and drafted_at[0] < 250, "six tokens after the text repeats"
-
-
-def simulated(
-    cost: float, acceptance: float, *, other_s: float = 0.0, is_fixed: bool = False
-) -> tuple[float, Speculation]:
-    """Tokens by the time of a plain pass after 64 passes, with a head, and `cost` for each draft of a pass.
-
-    With `other_s`, another model runs a step of so many seconds after each one, and each step reads its own samples.
-    """
-    speculation, rng = (
-        Speculation(DepthController(MOST, fixed=is_fixed), 1000, shares_forward=True, state_bytes=0, has_head=True),
-        random.Random(3),
-    )
-    seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(5,)), sampling=TokenSampling(), max_tokens=10**6)
-    speculation.open(seq)
-    now = spent = tokens = 0.0
-    is_ahead = False
-    for step in range(1500):
-        drafts, reads = speculation.plan([seq], now, 1 << 30, is_ahead=is_ahead, merged=(), is_alone=not other_s)
-        block = len(drafts.get(0, ()))
-        took = 0.01 * (1 + cost * block)
-        right = next((at for at in range(block) if rng.random() > acceptance), block)
-        is_read = bool(block) or reads or other_s > 0
-        verified = (Verified(0, block, right),) if block else ()
-        speculation.learn(StepOutput(verified=verified, decode_s=took if is_read else None))
-        for token in rng.choices(range(1000), k=1 + right):
-            seq.output_token_ids.append(token)
-            speculation.take(seq, token)
-        now, is_ahead = now + took + other_s, not is_read
-        spent, tokens = spent + took * (step >= 64), tokens + (1 + right) * (step >= 64)
-    return tokens * 0.01 / spent, speculation
-
-
-@pytest.mark.parametrize("other_s", [0.0, 0.002, 0.05])
-@pytest.mark.parametrize("acceptance", [0.9, 0.6, 0.2])
-@pytest.mark.parametrize("cost", cases([0.05, 0.4, 0.72, 1.0], [0.72]))
-def test_the_cost_of_a_heads_drafts_is_learnt_alone_and_beside_a_busy_model(
-    cost: float, acceptance: float, other_s: float
-) -> None:
-    """Plain passes of a model with a head come between drafts only."""
-    rate, _ = simulated(cost, acceptance, other_s=other_s)
-    best = max(sum(acceptance**at for at in range(depth + 1)) / (1 + cost * depth) for depth in range(MOST + 1))
-    assert rate >= max(0.97, 0.9 * best), f"{rate:.2f} of a plain pass, {best:.2f} at the best depth"
-
-
-@pytest.mark.parametrize(("acceptance", "is_wrong"), [(0.01, True), (0.4, False)])
-def test_a_head_that_is_wrong_from_the_start_is_one_line_in_the_log(
-    acceptance: float, is_wrong: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    simulated(0.05, acceptance, is_fixed=True)
-    assert len([line for line in caplog.messages if "MTP head" in line]) == is_wrong

@@ -41,12 +41,7 @@ class Bench:
         seq_id = len(self.seqs)
         prompt = PromptInputs(token_ids=tuple((seq_id * 13 + i) % 50 for i in range(num_prompt)))
         seq = Sequence(
-            seq_id=seq_id,
-            prompt=prompt,
-            sampling=None,
-            max_tokens=max_tokens,
-            stop_token_ids=stops,
-            tenant=tenant,
+            seq_id=seq_id, prompt=prompt, sampling=None, max_tokens=max_tokens, stop_token_ids=stops, tenant=tenant
         )
         self.seqs[seq_id] = seq
         self.updates[seq_id] = []

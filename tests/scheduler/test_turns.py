@@ -209,8 +209,7 @@ def test_all_are_served_exactly_and_each_tenant_in_order_of_arrival(
 
 @settings(max_examples=examples(30), deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 300), st.integers(0, 10)), max_size=20),
-    st.integers(2, 6),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 300), st.integers(0, 10)), max_size=20), st.integers(2, 6)
 )
 def test_a_tenant_that_has_nothing_running_is_admitted_within_a_few_steps(
     load: Rows[tuple[int, int, int]], max_num_seqs: int

@@ -8,10 +8,11 @@ import numpy as np
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import ModelConfig
 from vllm_mlx.core.encoding import Task
+from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import Finished, FinishReason, Started, Usage, Vectors
 from vllm_mlx.core.request import Request
 
-from .fakes import FakeEngine, Script, hello
+from .fakes import FakeEngine, FakeGeneration, Script, hello
 
 DIMENSIONS = 8
 TASKS: dict[str, Task] = {"coder": "chat", "e5": "embedding", "judge": "rerank"}  # by the name of the model
@@ -25,7 +26,7 @@ def vector(text: str | tuple[int, ...], size: int | None = None) -> Any:
 def score(query: str, document: str) -> float:
     """The share of the query's words in the document."""
     words = query.split()
-    return sum(word in document for word in words) / len(words)
+    return sum(word in document for word in words) / max(1, len(words))
 
 
 def encoded(request: Request, index: int) -> Script:
@@ -59,6 +60,12 @@ class FakeEncoders(FakeEngine):
     @property
     def fronts(self) -> list[FakeEngine]:
         return [self, *self.others]
+
+    async def submit(self, request: Request) -> FakeGeneration:
+        """It refuses an empty list, as an engine does."""
+        if request.texts is not None and not request.texts.texts:
+            raise InvalidParameter("The list is empty.", param="input")
+        return await super().submit(request)
 
     @property
     def models(self) -> Catalogue:

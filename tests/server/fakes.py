@@ -6,7 +6,21 @@ from dataclasses import dataclass, field
 
 from vllm_mlx.core.config import EngineConfig, ModelInfo
 from vllm_mlx.core.errors import EngineDead, ShuttingDown, VLLMMLXError
-from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
+from vllm_mlx.core.events import (
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    PromptProgress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+from vllm_mlx.core.messages import ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.core.receipt import PromptChange
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
@@ -44,6 +58,47 @@ def says(*texts: str, reason: FinishReason = FinishReason.STOP) -> Script:
 
 def hello(request: Request, index: int) -> Script:
     return says("Hel", "lo")
+
+
+def silent(request: Request, index: int) -> Script:
+    return (Pause(),)
+
+
+def endless(request: Request, index: int) -> Script:
+    """It says a word every other millisecond, and falls silent at last."""
+    return (
+        Started(PROMPT_TOKENS, 0),
+        *(step for _ in range(1000) for step in (TextDelta("word "), Pause(0.002))),
+        Pause(),
+    )
+
+
+def thinks_and_calls(request: Request, index: int) -> Script:
+    """It reasons, says something, and calls two tools."""
+    return (
+        Started(PROMPT_TOKENS, 2),
+        PromptProgress(3, PROMPT_TOKENS),
+        ReasoningDelta("Need "),
+        ReasoningDelta("files.\n"),
+        TextDelta("Looking."),
+        ToolCallStart(0, "call_1", "ls"),
+        ToolCallDelta(0, '{"path":'),
+        ToolCallDelta(0, ' "/"}'),
+        ToolCallEnd(0),
+        ToolCallStart(1, "call_2", "multi__wait"),
+        ToolCallDelta(1, "{}"),
+        ToolCallEnd(1),
+        finished(FinishReason.TOOL_CALLS),
+    )
+
+
+# The reply above, as a client sends it back.
+REPLY = (
+    ReasoningPart("Need files.\n"),
+    TextPart("Looking."),
+    ToolCallPart("call_1", "ls", {"path": "/"}),
+    ToolCallPart("call_2", "multi__wait", {}),
+)
 
 
 @dataclass

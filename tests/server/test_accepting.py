@@ -1,6 +1,5 @@
 """The relay between real clients and the server hands on every byte and notes every request."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -8,18 +7,10 @@ import pytest
 
 from scripts._accept_clients.ending import walled_in
 from scripts._accept_clients.relay import Relay, Seen, relaying
-from tests.support.running import Running, serving
-
-from .fakes import FakeEngine, says
+from tests.support.running import Running
 
 TOOLS: Any = [{"name": "ls", "input_schema": {"type": "object"}}]
 ASK: Any = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine(play=lambda request, index: says("a", "b", "c"))) as running:
-        yield running
 
 
 def test_what_is_handed_on_is_what_was_sent(server: Running) -> None:

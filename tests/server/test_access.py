@@ -19,12 +19,6 @@ from .fakes import FakeEngine
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-@pytest.fixture
-def client(server: Running) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Running]:
     settings: Any = {"api_keys": ("first", "sécond"), "cors_origins": ("http://page",), "max_body_bytes": 1000}
@@ -79,8 +73,8 @@ def test_an_allowed_page_may_ask(guarded: Running) -> None:
         assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
 
 
-def test_without_origins_there_are_no_cors_headers(client: httpx.Client) -> None:
-    answer = client.get("/health", headers={"origin": "http://page"})
+def test_without_origins_there_are_no_cors_headers(http: httpx.Client) -> None:
+    answer = http.get("/health", headers={"origin": "http://page"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
@@ -94,11 +88,11 @@ def test_a_body_beyond_the_limit_is_refused(guarded: Running) -> None:
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
-def test_methods_and_odd_bodies(client: httpx.Client) -> None:
-    assert client.get("/v1/chat/completions").headers["allow"] == "POST"
+def test_methods_and_odd_bodies(http: httpx.Client) -> None:
+    assert http.get("/v1/chat/completions").headers["allow"] == "POST"
     as_json = {"content-type": "application/json"}
     for content in (b'"text"', b"null", b"[" * 200_000, b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"):
-        refused = error(client.post("/v1/chat/completions", content=content, headers=as_json), 400)
+        refused = error(http.post("/v1/chat/completions", content=content, headers=as_json), 400)
     assert "nested too deeply" in refused["message"]
 
 
@@ -106,28 +100,28 @@ def test_methods_and_odd_bodies(client: httpx.Client) -> None:
     "path",
     ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"],
 )
-def test_a_body_without_the_type_that_only_programs_may_send_is_refused(client: httpx.Client, path: str) -> None:
+def test_a_body_without_the_type_that_only_programs_may_send_is_refused(http: httpx.Client, path: str) -> None:
     """A web page of another site may send the types below to any address, and no JSON."""
     of_pages = ("", "text/plain", "text/plain; x=application/json", "application/x-www-form-urlencoded",
                 "multipart/form-data; boundary=x", "application/x/+json", "text/json")  # fmt: skip
     for headers in ({}, *({"content-type": kind} for kind in of_pages)):
-        answer = client.post(path, content=json.dumps(CHAT), headers=headers)
+        answer = http.post(path, content=json.dumps(CHAT), headers=headers)
         assert answer.status_code == 400, headers
         assert "Content-Type: application/json" in answer.json()["error"]["message"]
     for kind in ("application/json", "Application/JSON; charset=utf-8", "application/vnd.example+json"):
-        answer = client.post("/v1/chat/completions", content=json.dumps(CHAT), headers={"content-type": kind})
+        answer = http.post("/v1/chat/completions", content=json.dumps(CHAT), headers={"content-type": kind})
         assert answer.status_code == 200, kind
 
 
-def test_the_request_id_comes_back(client: httpx.Client) -> None:
-    assert client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
-    made = [client.get("/health").headers["x-request-id"] for _ in range(2)]
+def test_the_request_id_comes_back(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = [http.get("/health").headers["x-request-id"] for _ in range(2)]
     assert made[0] != made[1] and all(each.startswith("req_") for each in made)
-    assert client.get("/health", headers={"x-request-id": 'x" y'}).headers["x-request-id"].startswith("req_")
+    assert http.get("/health", headers={"x-request-id": 'x" y'}).headers["x-request-id"].startswith("req_")
 
 
-def test_the_stream_s_headers(client: httpx.Client) -> None:
-    headers = client.post("/v1/chat/completions", json={**CHAT, "stream": True}).headers
+def test_the_stream_s_headers(http: httpx.Client) -> None:
+    headers = http.post("/v1/chat/completions", json={**CHAT, "stream": True}).headers
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-cache", "no")
     assert "content-length" not in headers
@@ -141,13 +135,13 @@ def test_a_dead_engine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         assert error(client.post("/v1/chat/completions", json=CHAT), 503)["code"] == "engine_dead"
 
 
-def test_the_front_page_points_on(client: httpx.Client) -> None:
-    assert client.get(client.get("/").json()["api"]).status_code == 200
-    assert client.head("/").status_code == 200
+def test_the_front_page_points_on(http: httpx.Client) -> None:
+    assert http.get(http.get("/").json()["api"]).status_code == 200
+    assert http.head("/").status_code == 200
 
 
-def test_the_openapi_document_describes_bodies_and_replies(client: httpx.Client) -> None:
-    document = client.get("/openapi.json").json()
+def test_the_openapi_document_describes_bodies_and_replies(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     for path, body, reply in (
         ("/v1/chat/completions", "ChatCompletionBody", "ChatCompletion"),
@@ -185,6 +179,8 @@ def test_settings_that_cannot_serve(make: Callable[[], object]) -> None:
         ("/chat/completions", "/v1/chat/completions"),
         ("//v1/responses", "/v1/responses"),
         ("/v1/v1/models", "/v1/models"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/v1/v2/rerank", "/v1/rerank"),
         ("/v1/message", None),
         ("/elsewhere", None),
     ],

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import Running, eventually, serving
+from tests.support.running import Running, eventually, named, serving
+from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.guards import is_admin
 from vllm_mlx.util.tenants import APIKey
 
@@ -106,4 +107,6 @@ def test_the_log_names_the_key_and_never_holds_it(keyed: Running, caplog: pytest
     asked(keyed, None, "POST", "/v1/chat/completions", json=CHAT)
     eventually(lambda: caplog.text.count("path=/v1/chat/completions") == 3)
     assert caplog.text.count("key=ann") == caplog.text.count("key=root") == 1 == caplog.text.count("status=401")
+    asked(keyed, APIKey("x", "secret-not"), "GET", "/v1/models")
     assert "secret" not in caplog.text
+    assert "secret" not in repr(ServerConfig(models=named("tiny"), api_keys=(ANN, ROOT)))

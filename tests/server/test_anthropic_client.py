@@ -1,6 +1,5 @@
 """The `anthropic` package against the server, over a real socket."""
 
-from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -9,21 +8,10 @@ import pytest
 from tests.support.rows import row
 from tests.support.running import serving
 from vllm_mlx.core.errors import Overloaded
-from vllm_mlx.core.events import (
-    Finished,
-    FinishReason,
-    PromptProgress,
-    ReasoningDelta,
-    Started,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
-from vllm_mlx.core.messages import ReasoningPart, TextPart, ToolCallPart, ToolResultPart
-from vllm_mlx.core.request import Request
+from vllm_mlx.core.events import FinishReason, ReasoningDelta, Started
+from vllm_mlx.core.messages import TextPart, ToolResultPart
 
-from .fakes import PROMPT_TOKENS, FakeEngine, Script, finished, usage
+from .fakes import PROMPT_TOKENS, REPLY, FakeEngine, finished, thinks_and_calls
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"name": "ls", "input_schema": {"type": "object"}}]
@@ -34,21 +22,6 @@ ADAPTIVE: Any = {"type": "adaptive"}
 @pytest.fixture
 def client(engine: FakeEngine, claude: anthropic.Anthropic) -> anthropic.Anthropic:
     return claude
-
-
-def thinks_and_calls(request: Request, index: int) -> Script:
-    return (
-        Started(PROMPT_TOKENS, 2),
-        PromptProgress(3, PROMPT_TOKENS),
-        ReasoningDelta("Need "),
-        ReasoningDelta("files.\n"),
-        TextDelta("Looking."),
-        ToolCallStart(0, "call_1", "ls"),
-        ToolCallDelta(0, '{"path":'),
-        ToolCallDelta(0, ' "/"}'),
-        ToolCallEnd(0),
-        Finished(FinishReason.TOOL_CALLS, replace(usage(9), reasoning_tokens=3)),
-    )
 
 
 @row("S4-1")
@@ -80,18 +53,14 @@ def test_a_round_trip_with_a_tool(client: anthropic.Anthropic, engine: FakeEngin
     else:
         message = client.messages.create(**ASK, tools=TOOLS, thinking=ADAPTIVE)
     assert message.stop_reason == "tool_use"
-    call = message.content[-1]
+    *_, call, other = message.content
     assert call.type == "tool_use" and call.id == "toolu_1" and call.input == {"path": "/"}
-    result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "a"}]}
-    said: Any = {"role": "assistant", "content": message.content}
-    client.messages.create(model="tiny", max_tokens=50, messages=[*HI, said, result], tools=TOOLS)
+    results: Any = [{"type": "tool_result", "tool_use_id": each.id, "content": "a"} for each in (call, other)]
+    said: Any = [{"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
+    client.messages.create(model="tiny", max_tokens=50, messages=[*HI, *said], tools=TOOLS)
     messages = engine.requests[-1].messages
     assert messages is not None
-    assert messages[1].parts == (
-        ReasoningPart("Need files.\n"),
-        TextPart("Looking."),
-        ToolCallPart("call_1", "ls", {"path": "/"}),
-    )
+    assert messages[1].parts == REPLY
     assert messages[2].parts == (ToolResultPart("call_1", (TextPart("a"),), "ls"),)
 
 

@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from tests.support.rows import cases
-from tests.support.running import Running, eventually, post_bytes, serving
-from vllm_mlx.core.events import Started, TextDelta
+from tests.support.running import Running, eventually, post_bytes
+from vllm_mlx.core.events import TextDelta
 from vllm_mlx.server.connection import MAX_HEADERS, ConnectionLimits, GuardedProtocol, refuse_connection
 from vllm_mlx.server.guards import GuardMiddleware
 
-from .fakes import FakeEngine, Pause, Script
+from .fakes import FakeEngine, Pause, endless, hello
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 MAX_HEAD = 300
@@ -155,16 +155,6 @@ def test_trailers_are_bounded_as_headers_are() -> None:
     assert b"HTTP/1.1 431" in raw and bodies(raw) == []
 
 
-def silent(request: object, index: int) -> Script:
-    return (Pause(),)
-
-
-@pytest.fixture
-def server() -> Iterator[Running]:
-    with serving(FakeEngine(play=silent)) as running:
-        yield running
-
-
 POST = post_bytes("/v1/chat/completions", json.dumps(CHAT))
 STREAMED = post_bytes("/v1/chat/completions", json.dumps({**CHAT, "stream": True}))
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -173,24 +163,24 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.mark.parametrize("ahead", [GET, GET * 50, POST, STREAMED, POST[:-1]])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_connection_closes_after_a_reply_during_which_another_request_came(
-    server: Running, ahead: bytes, at_once: bool
+    server: Running, engine: FakeEngine, ahead: bytes, at_once: bool
 ) -> None:
     sent = threading.Event()
     rest = Pause(until=sent.is_set)
-    server.engine.play = lambda request, index: (TextDelta("a"), rest, *FakeEngine().play(request, index))
+    engine.play = lambda request, index: (TextDelta("a"), rest, *hello(request, index))
     with server.connect() as connection:
         connection.sendall(POST + (ahead if at_once else b""))
         if not at_once:
-            eventually(lambda: bool(server.engine.running))
+            eventually(lambda: bool(engine.running))
             connection.sendall(ahead)
         sent.set()
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
     assert raw.count(b"HTTP/1.1 ") == raw.count(b"HTTP/1.1 200 OK") == 1 and b'"finish_reason":"stop"' in raw
-    assert len(server.engine.requests) == 1
+    assert len(engine.requests) == 1
 
 
-def test_garbage_behind_a_request_does_not_spoil_its_reply(server: Running) -> None:
-    server.engine.play = lambda request, index: (TextDelta("a"), Pause(0.05), *FakeEngine().play(request, index))
+def test_garbage_behind_a_request_does_not_spoil_its_reply(server: Running, engine: FakeEngine) -> None:
+    engine.play = lambda request, index: (TextDelta("a"), Pause(0.05), *hello(request, index))
     with server.connect() as connection:
         connection.sendall(STREAMED + b"\0garbage\r\n\r\n")
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -204,21 +194,17 @@ AHEAD = [GET, GET * 3, POST, POST + b"GET / HTTP", post_bytes("/v1/x", "x" * 100
 @pytest.mark.parametrize("ahead", cases(AHEAD, [GET, POST + b"GET / HTTP"]))
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_client_that_sent_requests_ahead_and_leaves_frees_what_it_held(
-    server: Running, caplog: pytest.LogCaptureFixture, first: bytes, ahead: bytes, at_once: bool
+    server: Running, engine: FakeEngine, caplog: pytest.LogCaptureFixture, first: bytes, ahead: bytes, at_once: bool
 ) -> None:
-    server.engine.play = lambda request, index: (
-        Started(7, 0),
-        *(step for _ in range(1000) for step in (TextDelta("word "), Pause(0.002))),
-        Pause(),
-    )
+    engine.play = endless
     with caplog.at_level(logging.WARNING):
         connection = server.connect()
         connection.sendall(first + (ahead if at_once else b""))
-        eventually(lambda: bool(server.engine.running))
+        eventually(lambda: bool(engine.running))
         if not at_once:
             connection.sendall(ahead)
         connection.close()
-        eventually(lambda: not server.engine.running and not server.server.server_state.connections)
+        eventually(lambda: not engine.running and not server.server.server_state.connections)
     eventually(lambda: not server.server.server_state.tasks)
-    assert len(server.engine.aborted) == 1 and not server.engine.finished
+    assert len(engine.aborted) == 1 and not engine.finished
     assert [record.getMessage() for record in caplog.records] == []

@@ -5,30 +5,18 @@ import json
 import logging
 import random
 import socket
-from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, eventually, post_bytes
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.events import Started, TextDelta
+from vllm_mlx.core.events import TextDelta
 
-from .fakes import FakeEngine, Pause, Script, finished, hello
+from .fakes import endless, finished, hello, silent
 
-
-def endless(request: object, index: int) -> Script:
-    return (Started(7, 0), *(step for _ in range(2000) for step in (TextDelta("word "), Pause(0.002))), Pause())
-
-
-def silent(request: object, index: int) -> Script:
-    return (Pause(),)
-
-
-@pytest.fixture
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def post(server: Running, **fields: object) -> socket.socket:
@@ -64,15 +52,16 @@ def test_a_client_that_goes_aborts_every_prompt(server: Running) -> None:
 
 @row("S4-35")
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_reply_read_to_its_end_aborts_nothing(server: Running, stream: bool) -> None:
-    with server.http() as client:
-        for _ in range(20):
-            body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
-            assert client.post("/v1/chat/completions", json=body).status_code == 200
+def test_a_reply_read_to_its_end_aborts_nothing(server: Running, http: httpx.Client, stream: bool) -> None:
+    for _ in range(20):
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
     assert server.engine.aborted == [] and len(server.engine.finished) == 20
 
 
-def test_one_prompt_refused_leaves_no_other_running(server: Running) -> None:
+def test_one_prompt_refused_leaves_no_other_running(
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.engine.play = silent
     submit = server.engine.submit
 
@@ -81,13 +70,12 @@ def test_one_prompt_refused_leaves_no_other_running(server: Running) -> None:
             raise InvalidParameter("No.", param="prompt")
         return await submit(request)  # type: ignore[arg-type]
 
-    server.engine.submit = refuse_the_third  # type: ignore[method-assign, assignment]
-    with server.http() as client:
-        assert client.post("/v1/completions", json={"prompt": ["a", "b", "c"]}).status_code == 400
+    monkeypatch.setattr(server.engine, "submit", refuse_the_third)
+    assert http.post("/v1/completions", json={"prompt": ["a", "b", "c"]}).status_code == 400
     assert len(server.engine.aborted) == 2 and not server.engine.running
 
 
-def test_forty_that_vanish_leave_nothing(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_forty_that_vanish_leave_nothing(server: Running, http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     dice = random.Random(4)
     server.engine.play = endless
     with caplog.at_level(logging.WARNING):
@@ -105,9 +93,8 @@ def test_forty_that_vanish_leave_nothing(server: Running, caplog: pytest.LogCapt
     assert len(server.engine.requests) == len(server.engine.aborted) + len(server.engine.finished)
     assert not server.server.server_state.connections
     server.engine.play = hello
-    with server.http() as client:
-        body = {"messages": [{"role": "user", "content": "hi"}]}
-        assert client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == "Hello"
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    assert http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == "Hello"
     assert [record.getMessage() for record in caplog.records] == []
 
 

@@ -17,6 +17,8 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.folder import look
 from vllm_mlx.engine.loading import open_disk, start_engine
 
+from .watched import engine_served
+
 QUESTION = {"messages": [{"role": "user", "content": "Count to 9. " * 200}], "max_tokens": 3, "temperature": 0}
 
 DISK_METRICS = {
@@ -28,10 +30,8 @@ DISK_METRICS = {
 
 @contextmanager
 def served(checkpoint: Path, folder: Path, **settings: Any) -> Iterator[httpx.Client]:
-    config = EngineConfig(
-        model=str(checkpoint), memory_budget_bytes=2 << 30, cache_disk_bytes=10**9, cache_dir=str(folder), **settings
-    )
-    with serving(start_engine(config, open_disk(config))) as running, running.http() as client:
+    disk = {"cache_disk_bytes": 10**9, "cache_dir": str(folder)}
+    with engine_served(checkpoint, **disk, **settings) as running, running.http() as client:
         yield client
 
 

@@ -1,7 +1,5 @@
-"""Embeddings and reranking by real models over a real socket: values, limits, figures, clients of editors."""
+"""Embeddings and reranking by real models over a real socket: values, limits, figures."""
 
-import base64
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -10,19 +8,15 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from tests.project.sources import ROOT
 from tests.support.encoders import make_encoder
 from tests.support.running import Running, eventually, serving
 from tests.support.running_encoder import RunningEncoder, cosine
-from vllm_mlx.api.encoders.schema import EMBEDDING_FIELDS, RERANK_FIELDS, EmbeddingBody, RerankBody
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
 from vllm_mlx.engine.loading import start_engine
-
-from .test_refusals import ODD_VALUES
 
 EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
 TEXTS = ["def add(a, b):", "a quick brown fox", "größer 🦊", "the rain in spring"]
@@ -46,12 +40,6 @@ def server(folders: dict[str, Path], checkpoint: Callable[..., Path]) -> Iterato
     config = EngineConfig(model=str(paths["coder"]), memory_budget_bytes=4 << 30)
     with serving(start_engine(config, None, Catalogue(entries)), models=Catalogue(entries)) as running:
         yield running
-
-
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -115,23 +103,6 @@ def test_inputs_that_cannot_be_read_are_named(
     assert error["param"] == param and words in error["message"], error
 
 
-@pytest.mark.parametrize(
-    ("path", "wire", "others"), [(EMBEDDINGS, EmbeddingBody, EMBEDDING_FIELDS), (RERANK, RerankBody, RERANK_FIELDS)]
-)
-def test_a_field_of_any_value_is_honoured_or_refused(http: httpx.Client, path: str, wire: Any, others: Any) -> None:
-    asked = {"input": "a"} if path == EMBEDDINGS else {"query": "a", "documents": ["a"]}
-    for name in (*wire.model_fields, *others):
-        for value in ODD_VALUES:
-            start = json.dumps({key: each for key, each in asked.items() if key != name})[:-1]
-            answer = http.post(
-                path,
-                content=f'{start}{", " * (len(start) > 1)}"{name}": {value}}}',
-                headers={"content-type": "application/json"},
-            )
-            assert answer.status_code in (200, 400, 404), f"{name}: {value}"
-            assert len(answer.content) < 10_000 and (answer.status_code == 200 or answer.json()["error"]["message"])
-
-
 def test_a_long_input_is_cut_if_asked_and_usage_counts_what_was_read(http: httpx.Client) -> None:
     body = {"model": "e5", "input": "fox " * 200, "truncate": True}
     assert http.post(EMBEDDINGS, json=body).json()["usage"]["prompt_tokens"] == 64
@@ -166,59 +137,6 @@ def test_figures_count_texts_and_tokens(http: httpx.Client, caplog: pytest.LogCa
         caplog.clear()
     last = http.get("/v1/status").json()["last_replies"][0]
     assert (last["path"], last["served_by"], last["finish"]) == (RERANK, "judge", "stop")
-
-
-def test_roo_and_kilo(http: httpx.Client) -> None:
-    """They ask for base64, read little-endian floats, and compare their number with the user's setting."""
-    body = {"input": [" ".join(TEXTS[:2]), TEXTS[3]], "model": "e5", "encoding_format": "base64"}
-    reply = http.post(EMBEDDINGS, json=body, headers={"authorization": "Bearer any", "api-key": "any"}).json()
-    for item, plain in zip(reply["data"], embed(http, body["input"]), strict=True):
-        floats = np.frombuffer(base64.b64decode(item["embedding"], validate=True), "<f4")
-        assert len(floats) == 64 and np.array_equal(floats, plain)
-    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] > 0
-
-
-def test_open_webui(http: httpx.Client) -> None:
-    """It embeds a list of texts, and puts the scores of a reranker back into the order of its documents."""
-    headers = {"x-openwebui-user-name": "ann", "authorization": "Bearer any"}
-    reply = http.post(EMBEDDINGS, json={"input": TEXTS, "model": "e5"}, headers=headers).json()
-    assert [len(item["embedding"]) for item in reply["data"]] == [64] * len(TEXTS)
-    body = {"model": "judge", "query": QUERY, "documents": TEXTS, "top_n": len(TEXTS)}
-    results = http.post("/rerank", json=body, headers=headers).json()["results"]
-    scores = [item["relevance_score"] for item in sorted(results, key=lambda item: item["index"])]
-    assert len(scores) == len(TEXTS)
-
-
-def test_continue(server: Running) -> None:
-    """Its vectors come through OpenAI's package; it takes a reranker's scores by their indices."""
-    with openai.OpenAI(base_url=f"{server.url}/v1/", api_key="any", max_retries=0) as client:
-        data = client.embeddings.create(model="e5", input=TEXTS).data
-        assert [len(item.embedding) for item in data] == [64] * len(TEXTS)
-    with server.http() as http:
-        body = {"model": "judge", "query": QUERY, "documents": TEXTS}
-        results = http.post(RERANK, json=body, headers={"authorization": "Bearer any"}).json()["results"]
-        assert sorted(item["index"] for item in results) == list(range(len(TEXTS)))
-
-
-def test_minuet(http: httpx.Client) -> None:
-    """It sends a prompt and a suffix, streamed. A model without the tokens for this refuses the suffix by its name."""
-    body = {
-        "model": "coder", "prompt": "def add(a, b):\n", "suffix": "\nprint(add(1, 2))", "stream": True,
-        "max_tokens": 8, "top_p": 0.9, "stop": ["\n\n"],
-    }  # fmt: skip
-    answer = http.post("/v1/completions", json=body)
-    if answer.status_code == 400:
-        assert answer.json()["error"]["param"] == "suffix"
-        answer = http.post("/v1/completions", json={name: body[name] for name in body if name != "suffix"})
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    assert events and all("text" in event["choices"][0] for event in events)
-
-
-def test_cohere(server: Running) -> None:
-    cohere = pytest.importorskip("cohere")
-    with cohere.ClientV2(api_key="any", base_url=server.url) as client:
-        reply = client.rerank(model="judge", query=QUERY, documents=TEXTS, top_n=2)
-    assert len(reply.results) == 2 and reply.meta.tokens.input_tokens > 0
 
 
 def test_the_example_of_the_page_answers(server: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,18 +30,12 @@ def server() -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def engine(server: Running) -> FakeEncoders:
     engine: FakeEncoders = server.engine
     engine.play, engine.refuse = encoded, None
     engine.requests.clear()
     return engine
-
-
-@pytest.fixture
-def http(server: Running, engine: FakeEncoders) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def embed(http: httpx.Client, **fields: Any) -> Any:
@@ -225,19 +219,6 @@ def test_a_client_that_leaves_ends_its_request(server: Running, http: httpx.Clie
     with pytest.raises(httpx.ReadTimeout):
         http.post(EMBEDDINGS, json={"input": "a"}, timeout=0.5)
     eventually(lambda: len(engine.aborted) == 1)
-
-
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/embeddings", EMBEDDINGS),
-        ("/v1/v1/embeddings", EMBEDDINGS),
-        ("/v1/v2/rerank", RERANK),
-        ("/v1/v1/rerank", RERANK),
-    ],
-)
-def test_a_base_url_that_is_slightly_wrong_is_told(http: httpx.Client, path: str, meant: str) -> None:
-    assert f"Did you mean {meant}?" in http.post(path, json={}).json()["error"]["message"]
 
 
 def test_openai_reads_the_vectors(server: Running, engine: FakeEncoders) -> None:

@@ -1,11 +1,11 @@
 """A request that was cancelled or took too long is not sent again: what Codex and the vendors' packages go by."""
 
-import json
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.support.running import serving
+from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.errors import Cancelled, InvalidParameter, ShuttingDown, TimeLimit, VLLMMLXError
 from vllm_mlx.core.events import Failed, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStart
 from vllm_mlx.core.request import Request
@@ -25,27 +25,22 @@ def half(error: VLLMMLXError) -> Any:
 
 
 def events(text: str) -> list[Any]:
-    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+    return list(events_of(text.splitlines()))
 
 
 @pytest.mark.parametrize("error", ENDED)
-def test_a_status_and_a_code_after_which_codex_ends_its_turn(error: VLLMMLXError) -> None:
-    with serving(FakeEngine(refuse=error)) as running, running.http() as http:
-        for fields in ({}, {"stream": True}):
-            refused = http.post(RESPONSES, json={"input": "hi", **fields})
-            assert refused.status_code == 400 and refused.json()["error"]["code"]
-    with serving(FakeEngine(play=half(error))) as running, running.http() as http:
-        assert http.post(RESPONSES, json={"input": "hi"}).status_code == 400
-        *_, last = events(http.post(RESPONSES, json={"input": "hi", "stream": True}).text)
-        assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "invalid_prompt")
-
-
-def test_other_protocols_keep_their_status() -> None:
-    with serving(FakeEngine(refuse=ENDED[0])) as running, running.http() as http:
-        body: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-        assert [http.post(f"/v1/{path}", json=body).status_code for path in ("chat/completions", "messages")] == [
-            499
-        ] * 2
+def test_a_status_and_a_code_after_which_codex_ends_its_turn(
+    http: httpx.Client, engine: FakeEngine, error: VLLMMLXError
+) -> None:
+    """`tests/golden` has the statuses of the other protocols."""
+    engine.refuse = error
+    for fields in ({}, {"stream": True}):
+        refused = http.post(RESPONSES, json={"input": "hi", **fields})
+        assert refused.status_code == 400 and refused.json()["error"]["code"]
+    engine.play, engine.refuse = half(error), None
+    assert http.post(RESPONSES, json={"input": "hi"}).status_code == 400
+    *_, last = events(http.post(RESPONSES, json={"input": "hi", "stream": True}).text)
+    assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "invalid_prompt")
 
 
 TALK: tuple[Any, ...] = (Started(7, 2), ReasoningDelta("why"), TextDelta("Hello"))
@@ -54,16 +49,18 @@ CALL: tuple[Any, ...] = (ToolCallStart(0, "call_1", "ls"), ToolCallDelta(0, '{"a
 
 @pytest.mark.parametrize("error", [ENDED[0], ShuttingDown()])
 @pytest.mark.parametrize("written", [(), (TALK[0], *CALL), (*TALK, *CALL)])
-def test_claude_code_sends_no_message_again_and_runs_no_cut_call(error: VLLMMLXError, written: Any) -> None:
+def test_claude_code_sends_no_message_again_and_runs_no_cut_call(
+    http: httpx.Client, engine: FakeEngine, error: VLLMMLXError, written: Any
+) -> None:
     """It asks again, without a stream, unless a block has ended; and it runs each call whose block has ended."""
     played = (*written, Pause(until=lambda: head), Failed(error))
     head: list[bool] = []
-    with serving(FakeEngine(play=lambda request, index: played)) as running, running.http() as http:
-        body: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "stream": True}
-        body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-        with http.stream("POST", "/v1/messages", json=body) as reply:
-            head.append(True)
-            sent = events("\n".join(reply.iter_lines()))
+    engine.play = lambda request, index: played
+    body: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "stream": True}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    with http.stream("POST", "/v1/messages", json=body) as reply:
+        head.append(True)
+        sent = list(events_of(reply.iter_lines()))
     started = {each["index"]: each["content_block"] for each in sent if each["type"] == "content_block_start"}
     ended = [started[each["index"]]["type"] for each in sent if each["type"] == "content_block_stop"]
     talk = ["thinking", "text"][: sum(isinstance(each, ReasoningDelta | TextDelta) for each in written)]
@@ -73,14 +70,14 @@ def test_claude_code_sends_no_message_again_and_runs_no_cut_call(error: VLLMMLXE
     assert list(started) == list(range(len(started)))
 
 
-def test_a_failed_response_keeps_its_text_and_ends_all_but_a_cut_call() -> None:
-    with serving(FakeEngine(play=half(ENDED[0]))) as running, running.http() as http:
-        sent = events(http.post(RESPONSES, json={"input": "hi", "stream": True}).text)
-        failed = sent[-1]["response"]
-        kept = http.get(f"{RESPONSES}/{failed['id']}").json()
-        stored = http.post(RESPONSES, json={"input": "hi", "background": True}).json()["id"]
-        while (later := http.get(f"{RESPONSES}/{stored}").json())["status"] == "in_progress":
-            pass
+def test_a_failed_response_keeps_its_text_and_ends_all_but_a_cut_call(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.play = half(ENDED[0])
+    sent = events(http.post(RESPONSES, json={"input": "hi", "stream": True}).text)
+    failed = sent[-1]["response"]
+    kept = http.get(f"{RESPONSES}/{failed['id']}").json()
+    stored = http.post(RESPONSES, json={"input": "hi", "background": True}).json()["id"]
+    while (later := http.get(f"{RESPONSES}/{stored}").json())["status"] == "in_progress":
+        pass
     added = [event["item"]["id"] for event in sent if event["type"] == "response.output_item.added"]
     done = [event["item"]["id"] for event in sent if event["type"] == "response.output_item.done"]
     assert added == [*done, failed["output"][-1]["id"]] == [item["id"] for item in failed["output"]] and len(done) == 2

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from tests.support.running import Running, eventually, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.media import processes
 from vllm_mlx.server import bodies
 
 from ..media.pdf_samples import pdf, show
 from .fakes import FakeEngine
+from .watched import engine_served
 
 
 def test_a_body_is_read_before_the_bodies_of_a_key_that_sent_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +64,7 @@ def test_a_key_rests_after_a_long_body_where_others_share_the_server(
 
 @pytest.fixture
 def reading(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=1024))
-    with serving(engine, api_keys=("ann", "ben")) as running:
+    with engine_served(checkpoint("qwen3"), max_model_len=1024, options={"api_keys": ("ann", "ben")}) as running:
         yield running
 
 

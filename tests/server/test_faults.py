@@ -3,20 +3,17 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from tests.support.running import Running, serving
+from tests.support.protocols import PROTOCOLS, SEEING, Messages, Protocol
+from tests.support.running import Running
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.cli.remote import events_of
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.formats.pipeline import OutputPipeline
 from vllm_mlx.formats.tokenizer import Detokenizer, Tokenizer
 from vllm_mlx.media.vision import VisionProcessor
@@ -29,13 +26,12 @@ from vllm_mlx.runner.sampler import Sampler
 
 from ..media.samples import corners, encode
 from .test_images import data_url
+from .watched import engine_served
 
-HI: Any = [{"role": "user", "content": "Tell me something that is long enough to be kept, please. " * 4}]
-CHAT: Any = {"model": "tiny", "messages": HI, "max_tokens": 8, "temperature": 0}
+HI = "Tell me something that is long enough to be kept, please. " * 4
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-GUIDED: Any = {**CHAT, "guided_json": SCHEMA, "chat_template_kwargs": {"enable_thinking": False}}
-RESPONSE: Any = {"model": "tiny", "input": HI, "max_output_tokens": 8, "temperature": 0}
-BODIES: Any = {"/v1/chat/completions": CHAT, "/v1/messages": CHAT, "/v1/responses": RESPONSE}
+GUIDED: Any = {"guided_json": SCHEMA, "chat_template_kwargs": {"enable_thinking": False}}
+CHAT = PROTOCOLS["chat"]
 
 
 @dataclass(frozen=True)
@@ -71,35 +67,17 @@ SEAMS = {
 
 
 PICTURE = data_url(encode(corners()))
-PART: Any = {"type": "image_url", "image_url": {"url": PICTURE}}
-BLOCK: Any = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": PICTURE.partition(",")[2]},
-}
-ITEM: Any = {"type": "input_image", "image_url": PICTURE}
-SHOWN: Any = {
-    "/v1/chat/completions": {**CHAT, "messages": [{"role": "user", "content": [PART]}]},
-    "/v1/messages": {**CHAT, "messages": [{"role": "user", "content": [BLOCK]}]},
-    "/v1/responses": {**RESPONSE, "input": [{"role": "user", "content": [ITEM]}]},
-}
-
-
-@contextmanager
-def served(path: Path) -> Iterator[Running]:
-    config = EngineConfig(model=str(path), max_model_len=1024, memory_budget_bytes=2 << 30)
-    with serving(start_engine(config)) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
 def text_server(checkpoint: Any) -> Iterator[Running]:
-    with served(checkpoint("qwen3")) as running:
+    with engine_served(checkpoint("qwen3"), max_model_len=1024) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def image_server(checkpoint: Any) -> Iterator[Running]:
-    with served(checkpoint("vision:qwen3_vl")) as running:
+    with engine_served(checkpoint("vision:qwen3_vl"), max_model_len=1024) as running:
         yield running
 
 
@@ -126,51 +104,46 @@ def wait_for_afterthoughts(server: Running) -> None:
     barrier.wait()
 
 
-def ask(server: Running, path: str, body: Any, *, stream: bool = False) -> tuple[int, str]:
+def ask(server: Running, protocol: Protocol, body: Any, *, stream: bool = False) -> tuple[int, str]:
     with server.http() as client:
-        answer = client.post(path, json={**body, "stream": stream})
+        answer = client.post(protocol.path, json={**body, "stream": stream})
         return answer.status_code, answer.text
 
 
-def said(reply: str) -> Any:
-    """What of a whole reply does not differ from one request to the next."""
-    found = json.loads(reply)
-    if "choices" in found:
-        return found["choices"]
-    return found["content"] if "content" in found else [item.get("content") for item in found["output"]]
-
-
-def check_error(path: str, status: int, text: str, *, stream: bool) -> None:
+def check_error(protocol: Protocol, status: int, text: str, *, stream: bool) -> None:
     """In the protocol's own words, in the body or as the last event."""
     if not stream or status != 200:
         assert status >= 500
-        error = json.loads(text)
+        told = json.loads(text)
     else:
-        *_, error = events_of(text.splitlines())
-    if path == "/v1/messages":
-        assert error["type"] == "error" and error["error"]["type"] == "api_error"
-    elif path == "/v1/responses" and stream and status == 200:
-        assert error["type"] == "response.failed" and error["response"]["error"]["code"] == "server_error"
-    else:
-        assert error["error"]["type"] == "server_error" and error["error"]["message"]
+        *_, told = events_of(text.splitlines())
+    error = protocol.error(told)
+    assert error["message"] and ("response" not in told or told["type"] == "response.failed")
+    kind = error["code"] if "response" in told else error["type"]
+    assert kind == ("api_error" if isinstance(protocol, Messages) else "server_error")
 
 
-def seams_and_paths() -> Iterator[Any]:
+def seams_and_protocols() -> Iterator[Any]:
     """Every run has each seam with one protocol, and one of them with all."""
     for name, seam in SEAMS.items():
-        for number, path in enumerate(BODIES if not seam.guided else ["/v1/chat/completions"]):
+        for number, protocol in enumerate(SEEING if not seam.guided else ["chat"]):
             is_usual = not number or name == "forward of a reply"
-            yield pytest.param(name, path, marks=() if is_usual else pytest.mark.full)
+            yield pytest.param(name, protocol, marks=() if is_usual else pytest.mark.full)
 
 
-@pytest.mark.parametrize(("name", "path"), seams_and_paths())
+@pytest.mark.parametrize(("name", "spoken"), seams_and_protocols())
 def test_a_fault_ends_its_own_request_and_the_next_is_right(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, path: str
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, spoken: str
 ) -> None:
-    seam = SEAMS[name]
+    seam, protocol = SEAMS[name], PROTOCOLS[spoken]
     server = request.getfixturevalue("image_server" if seam.shows else "text_server")
-    body = GUIDED if seam.guided else (SHOWN if seam.shows else BODIES)[path]
-    expected = said(ask(server, path, body)[1])
+    shown: Any = [protocol.image_part(PICTURE)] if seam.shows else HI
+    body = protocol.body(shown, temperature=0, **(GUIDED if seam.guided else {}))
+
+    def said(text: str) -> Any:
+        return protocol.content(json.loads(text))
+
+    expected = said(ask(server, protocol, body)[1])
     for stream in (False, True):
         if name in (
             "forward of a prompt",
@@ -184,15 +157,15 @@ def test_a_fault_ends_its_own_request_and_the_next_is_right(
         wait_for_afterthoughts(server)
         with monkeypatch.context() as patch:
             happened = break_once(patch, seam)
-            status, text = ask(server, path, body, stream=stream)
+            status, text = ask(server, protocol, body, stream=stream)
             assert happened.wait(60), "the seam was not touched"
         if not seam.harmless:
-            check_error(path, status, text, stream=stream)
+            check_error(protocol, status, text, stream=stream)
         elif not stream:
             assert (status, said(text)) == (200, expected)
         else:
             assert status == 200 and "error" not in text.replace('"error":null', "")
-        assert said(ask(server, path, body)[1]) == expected
+        assert said(ask(server, protocol, body)[1]) == expected
     with server.http() as client:
         assert client.get("/health").status_code == 200
         assert client.get("/v1/status").json()["num_running"] == 0
@@ -201,8 +174,8 @@ def test_a_fault_ends_its_own_request_and_the_next_is_right(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_write_that_fails_leaves_no_row(text_server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     server = text_server
-    path = "/v1/chat/completions"
-    expected = said(ask(server, path, CHAT)[1])
+    body = CHAT.body(HI, temperature=0)
+    expected = CHAT.content(json.loads(ask(server, CHAT, body)[1]))
     send = RequestResponseCycle.send
     num_sent = []
 
@@ -215,10 +188,10 @@ def test_a_write_that_fails_leaves_no_row(text_server: Running, monkeypatch: pyt
     with monkeypatch.context() as patch, server.http() as client:
         patch.setattr(RequestResponseCycle, "send", failing)
         try:
-            client.post(path, json={**CHAT, "stream": stream})
+            client.post(CHAT.path, json={**body, "stream": stream})
         except Exception as error:
             assert "RemoteProtocolError" in type(error).__name__ or "ReadError" in type(error).__name__
     assert len(num_sent) >= 2
-    assert said(ask(server, path, CHAT)[1]) == expected
+    assert CHAT.content(json.loads(ask(server, CHAT, body)[1])) == expected
     with server.http() as client:
         assert client.get("/v1/status").json()["num_running"] == 0

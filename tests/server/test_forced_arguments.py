@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from .watched import engine_served
 
 DIGIT: Any = {"type": "integer", "minimum": 0, "maximum": 9}
 INNER: Any = {"type": "object", "properties": {"b": DIGIT}}
@@ -26,10 +24,12 @@ def names_in(arguments: str) -> list[str]:
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_xml", "lfm2"])
 def test_over_http(checkpoint: Callable[..., Path], parser: str) -> None:
     """As JSON, as tags and as Python calls; a name comes once in the text that the client gets."""
-    config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=2048, tool_call_parser=parser)
     choice = {"type": "function", "function": {"name": "f"}}
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    with serving(start_engine(config)) as running, running.http() as http:
+    with (
+        engine_served(checkpoint("qwen3"), max_model_len=2048, tool_call_parser=parser) as running,
+        running.http() as http,
+    ):
         for seed in range(2):
             asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "tool_choice": choice}
             reply = http.post("/v1/chat/completions", json={**asked, **off, "max_tokens": 400, "seed": seed})

@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from tests.support.tokenizers import sentencepiece_backend
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+
+from .watched import engine_served
 
 PARTS = (
     "e\u0301", "a\u030a\u0323", "\u212b", "\u1100\u1161\u11a8", "가", "ﬁ", "①", "ｆｕｌｌ", "ß", "İ", "Get", "_",
@@ -58,15 +58,8 @@ def server(
         (folder / name).write_text(json.dumps({**settings, "eos_token_id": [eos_id]}))
     names = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**names, "eos_token": eos, "pad_token": eos}))
-    engine = start_engine(EngineConfig(model=str(folder), max_model_len=2048, tool_call_parser="qwen3_xml"))
-    with serving(engine) as running:
+    with engine_served(folder, max_model_len=2048, tool_call_parser="qwen3_xml") as running:
         yield running
-
-
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def chat_tool(name: str) -> Any:

@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -73,11 +74,10 @@ def parts_of(request: Request, kind: type) -> list[Any]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_request_in_the_form_of_a_front_end_is_answered_and_nothing_of_it_is_left_out(
-    server: Running, form: str
+    server: Running, http: httpx.Client, form: str
 ) -> None:
     body = {"model": "org/tiny", **FORMS[form]}
-    with server.http() as client:
-        answer = client.post(CHAT, json=body)
+    answer = http.post(CHAT, json=body)
     assert answer.status_code == 200 and UNKNOWN_HEADER not in answer.headers, answer.text
     if body["stream"]:
         assert '"usage":{"prompt_tokens":7' in answer.text and answer.text.endswith("data: [DONE]\n\n")

@@ -1,8 +1,6 @@
 """Typed objects and forced calls through the vendors' own clients, from a checkpoint that knows nothing."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
@@ -12,13 +10,12 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.rows import row
-from tests.support.running import Running, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.cli.remote import events_of
 
 HI: Any = [{"role": "user", "content": "hi"}]
 WITH_USAGE: Any = {"stream_options": {"include_usage": True}}
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+MODEL, SETTINGS = "qwen3_5", {"max_model_len": 2048}
 
 
 class Person(BaseModel):
@@ -32,13 +29,6 @@ class Person(BaseModel):
 SCHEMA = Person.model_json_schema()
 FUNCTION: Any = {"type": "function", "function": {"name": "save", "parameters": SCHEMA, "strict": True}}
 CUSTOM: Any = {"name": "save", "input_schema": SCHEMA}
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3_5")), max_model_len=2048))
-    with serving(engine) as running:
-        yield running
 
 
 def test_openai_parses_a_chat_whole_and_streamed(gpt: openai.OpenAI) -> None:
@@ -83,13 +73,12 @@ def test_a_named_tool_behind_a_thought_of_nine_tokens(gpt: openai.OpenAI) -> Non
 
 @row("S1-1", "S2-14")
 @pytest.mark.parametrize("stream", [False, True])
-def test_hidden_reasoning_is_reasoning_all_the_same(server: Running, stream: bool) -> None:
+def test_hidden_reasoning_is_reasoning_all_the_same(http: httpx.Client, stream: bool) -> None:
     """The grammar bounds the answer alone: the same tokens are sampled, and the thought is not sent."""
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
     body = {"messages": HI, "response_format": form, "thinking_token_budget": 7, "temperature": 0, "max_tokens": 300}
-    with server.http() as client:
-        shown = client.post("/v1/chat/completions", json=body).json()
-        hidden = hidden_reply(client, {**body, "include_reasoning": False}, stream)
+    shown = http.post("/v1/chat/completions", json=body).json()
+    hidden = hidden_reply(http, {**body, "include_reasoning": False}, stream)
     message, usage = shown["choices"][0]["message"], shown["usage"]
     assert message["reasoning_content"] and usage["completion_tokens_details"]["reasoning_tokens"] == 7
     assert hidden == {"content": message["content"], "reasoning": "", "usage": usage["completion_tokens"]}
@@ -102,7 +91,7 @@ def hidden_reply(client: httpx.Client, body: dict[str, Any], stream: bool) -> di
         pieces = [reply["choices"][0]["message"]]
     else:
         answer = client.post("/v1/chat/completions", json={**body, "stream": True, **WITH_USAGE})
-        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        events = list(events_of(answer.text.splitlines()))
         reply, pieces = events[-1], [choice["delta"] for event in events for choice in event["choices"]]
     return {
         "content": "".join(piece.get("content") or "" for piece in pieces),

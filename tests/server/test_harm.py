@@ -39,7 +39,7 @@ def document(gate: Gate) -> Document:
 
 
 def chat(content: Any = "Hi", **fields: Any) -> Any:
-    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
+    return PROTOCOLS["chat"].say(content) | fields
 
 
 def response(**fields: Any) -> Any:

@@ -1,26 +1,16 @@
 """A grammar that is slow to step is refused over HTTP, and others are served; tests/server/test_harm.py has more."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.running import Running, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from tests.support.running import Running
 from vllm_mlx.runner import row_constraint
 
 HI: Any = [{"role": "user", "content": "hi"}]
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}
 ANN, BEN = ({"Authorization": f"Bearer {key}"} for key in ("ann", "ben"))
-
-
-@pytest.fixture
-def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=2048, tool_call_parser="hermes"))
-    with serving(engine, api_keys=("ann", "ben")) as running:
-        yield running
+MODEL, SETTINGS, OPTIONS = "qwen3", {"max_model_len": 2048}, {"api_keys": ("ann", "ben")}
 
 
 def test_a_grammar_that_was_too_slow_is_refused_and_others_are_served(

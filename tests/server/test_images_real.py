@@ -10,16 +10,16 @@ import pytest
 from PIL import Image
 
 from tests.support.rows import row
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from tests.support.shapes import draw_shape
 from vllm_mlx import LLM, MediaConfig
-from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.engine.loading import start_engine
 
 from ..media.hosts import HERE, Host, host, image, reply
 from ..media.samples import encode
-from .test_images import JSON, chat, data_url
+from .test_images import JSON, data_url
+from .watched import engine_served
 
 MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow_private_media=True)
 MAX_MODEL_LEN = 256  # of the checkpoint that knows nothing
@@ -27,8 +27,7 @@ MAX_MODEL_LEN = 256  # of the checkpoint that knows nothing
 
 @pytest.fixture(scope="module")
 def tiny(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    config = EngineConfig(model=str(checkpoint("vision:qwen3_vl")), max_model_len=MAX_MODEL_LEN, media=MEDIA)
-    with serving(start_engine(config)) as running:
+    with engine_served(checkpoint("vision:qwen3_vl"), max_model_len=MAX_MODEL_LEN, media=MEDIA) as running:
         yield running
 
 
@@ -39,6 +38,11 @@ def pictures() -> Iterator[Host]:
         yield running
 
 
+def chat(*sources: str, **image_fields: Any) -> tuple[str, dict[str, Any]]:
+    content = [{"type": "image_url", "image_url": {"url": source, **image_fields}} for source in sources]
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}
+
+
 def post(running: Running, path: str, body: dict[str, Any]) -> httpx.Response:
     with running.http() as http:
         return http.post(path, content=json.dumps(body), headers=JSON)
@@ -46,18 +50,10 @@ def post(running: Running, path: str, body: dict[str, Any]) -> httpx.Response:
 
 def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(tiny: Running, pictures: Host) -> None:
     url = pictures.url("/red.png", HERE)
-    shown = {
-        "role": "user",
-        "content": [
-            {"type": "text", "text": "What is in this image?"},
-            {"type": "image_url", "image_url": {"url": url}},
-        ],
-    }
-    first = post(tiny, "/v1/chat/completions", {"messages": [shown], "temperature": 0, "max_tokens": 8}).json()
-    said = first["choices"][0]["message"]["content"]
-    messages = [shown, {"role": "assistant", "content": said}, {"role": "user", "content": "What is 3 + 4?"}]
-    body = {"messages": messages, "temperature": 0, "max_tokens": 8}
-    second = post(tiny, "/v1/chat/completions", body).json()
+    asked: Any = {"temperature": 0, "max_tokens": 8}
+    first = post(tiny, "/v1/chat/completions", {"messages": conversation(url), **asked}).json()
+    answer = first["choices"][0]["message"]["content"]
+    second = post(tiny, "/v1/chat/completions", {"messages": conversation(url, answer), **asked}).json()
     assert pictures.paths() == ["/red.png"]
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     suffix = 12  # the end of the turn and the empty thought before a reply, which later turns do not contain
@@ -80,7 +76,7 @@ KEPT_NOT = MediaConfig(media_cache_bytes=0, allow_private_media=True)  # pixels 
 @pytest.fixture(scope="module")
 def forgetful(checkpoint: Callable[..., Path]) -> Iterator[Running]:
     """Keeps no pixels, and knows nothing of what it sees."""
-    with serving(start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=KEPT_NOT))) as running:
+    with engine_served(checkpoint("vision:qwen3_vl"), media=KEPT_NOT) as running:
         yield running
 
 
@@ -130,8 +126,8 @@ def error_of(answer: httpx.Response, *, stream: bool) -> dict[str, Any]:
     if not stream:
         assert answer.status_code == 400, answer.text
         return dict(answer.json()["error"])
-    [error] = [line[6:] for line in answer.text.splitlines() if line.startswith('data: {"error"')]
-    return dict(json.loads(error)["error"])
+    [error] = [event["error"] for event in events_of(answer.text.splitlines()) if "error" in event]
+    return dict(error)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +163,8 @@ def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(
 ) -> None:
     """By nothing that takes time: it is fetched, decoded and encoded anew."""
     url = pictures.url("/red.png", HERE)
-    engine = start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))
-    with serving(engine, api_keys=("first", "second")) as running:
+    keys = {"api_keys": ("first", "second")}
+    with engine_served(checkpoint("vision:qwen3_vl"), options=keys, media=MEDIA) as running:
         replies, runs = [], []
         for key in ("first", "second", "first", "second"):
             replies.append(said(running, conversation(url), authorization=f"Bearer {key}"))
@@ -249,8 +245,7 @@ def test_the_python_api_shows_images_too(tmp_path: Path, checkpoint: Callable[..
 
 
 def test_a_text_model_refuses_images_before_it_fetches_any(checkpoint: Callable[..., Path], pictures: Host) -> None:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256, media=MEDIA))
-    with serving(engine) as running:
+    with engine_served(checkpoint("qwen3"), max_model_len=256, media=MEDIA) as running:
         answer = post(running, *chat(pictures.url("/red.png", HERE)))
     assert answer.status_code == 400 and "takes no images" in answer.json()["error"]["message"]
     assert pictures.requests == []

@@ -30,13 +30,7 @@ SCHEMA: Any = {"type": "object", "properties": {"x": {"enum": ["y" * 300]}}}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TOOLS: Any = [{**TOOL, "function": {**TOOL["function"], "name": name}} for name in ("f", "g", "h")]
 TREE: Any = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    limits = RequestLimits(max_messages=3, max_tools=2, max_schema_bytes=200, max_choices=5)
-    with serving(FakeEngine(), limits=limits) as running:
-        yield running
+OPTIONS = {"limits": RequestLimits(max_messages=3, max_tools=2, max_schema_bytes=200, max_choices=5)}
 
 
 @pytest.mark.parametrize(
@@ -47,11 +41,12 @@ def server() -> Iterator[Running]:
         ("/v1/messages/count_tokens", {"messages": MESSAGES * 4}, None, "--max-messages"),
     ],
 )
-def test_more_than_a_request_may_hold(server: Running, path: str, body: Any, param: str | None, flag: str) -> None:
+def test_more_than_a_request_may_hold(
+    server: Running, http: httpx.Client, path: str, body: Any, param: str | None, flag: str
+) -> None:
     """`tests/golden/refusals.py` has the other limits."""
     num_before = len(server.engine.requests)
-    with server.http() as client:
-        refused = client.post(path, json={"model": "tiny", **body})
+    refused = http.post(path, json={"model": "tiny", **body})
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert flag in error["message"] and error.get("param") == param
@@ -66,10 +61,9 @@ def test_a_schema_far_beyond_its_limit_is_not_written_out(monkeypatch: pytest.Mo
             RequestLimits(max_schema_bytes=200).check(Request(request_id="a", prompt="b", tools=(tool,)))
 
 
-def test_what_is_within_the_limits_is_taken(server: Running) -> None:
-    with server.http() as client:
-        for body in ({"messages": MESSAGES * 3, "n": 5}, {**CHAT, "tools": TOOLS[:2]}):
-            assert client.post("/v1/chat/completions", json=body).status_code == 200
+def test_what_is_within_the_limits_is_taken(http: httpx.Client) -> None:
+    for body in ({"messages": MESSAGES * 3, "n": 5}, {**CHAT, "tools": TOOLS[:2]}):
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
 def test_depth_is_counted_exactly() -> None:

@@ -3,13 +3,13 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, eventually, post_bytes
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
 from vllm_mlx.core.receipt import ChangeCause, PromptChange
@@ -22,11 +22,10 @@ SECRET = "xyzzy-secret"
 CHAT: Any = {"messages": [{"role": "user", "content": SECRET}]}
 
 
-@pytest.fixture
-def server(caplog: pytest.LogCaptureFixture) -> Iterator[Running]:
+@pytest.fixture(autouse=True)
+def logged(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with serving(FakeEngine(play=lambda request, index: (Started(7, 2), TextDelta(SECRET), finished()))) as running:
-        yield running
+    engine.play = lambda request, index: (Started(7, 2), TextDelta(SECRET), finished())
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
@@ -59,7 +58,7 @@ def test_a_reply(server: Running, caplog: pytest.LogCaptureFixture, stream: bool
     assert SECRET not in caplog.text
 
 
-def test_what_altered_a_prompt(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_altered_a_prompt(server: Running, http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     server.engine.prompt_change = PromptChange(
         cause=ChangeCause.MESSAGE,
         num_common_tokens=5,
@@ -69,8 +68,7 @@ def test_what_altered_a_prompt(server: Running, caplog: pytest.LogCaptureFixture
         message=2,
         role="user",
     )
-    with server.http() as client:
-        client.post("/v1/chat/completions", json=CHAT)
+    http.post("/v1/chat/completions", json=CHAT)
     assert only_line(caplog)["altered"] == "'message at token 5 of 6 (70 -> 71), message 2 (user)'"
 
 
@@ -90,18 +88,16 @@ def test_a_long_prompt_tells_how_far_it_is(
     assert 0 < float(last["prompt_tokens_per_s"]) < 5 / 0.06
 
 
-def test_a_refused_request(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    with server.http() as client:
-        client.post("/v1/chat/completions", json={**CHAT, "audio": SECRET})
+def test_a_refused_request(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    http.post("/v1/chat/completions", json={**CHAT, "audio": SECRET})
     line = only_line(caplog)
     assert (line["status"], line["error"]) == ("400", "unsupported_parameter")
     assert SECRET not in caplog.text
 
 
-def test_a_failed_stream(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_stream(server: Running, http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     server.engine.play = lambda request, index: (TextDelta("a"), Failed(GenerationError("Broke.")))
-    with server.http() as client:
-        client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    http.post("/v1/chat/completions", json={**CHAT, "stream": True})
     assert only_line(caplog)["error"] == "generation_failed"
 
 
@@ -123,9 +119,8 @@ def test_a_client_that_went_inside_its_body(server: Running, caplog: pytest.LogC
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
-def test_a_probe_is_not_worth_a_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    with server.http() as client:
-        client.get("/health")
+def test_a_probe_is_not_worth_a_line(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    http.get("/health")
     assert lines(caplog) == []
 
 
@@ -147,9 +142,8 @@ def test_a_bug_of_ours_is_logged_with_its_trace_and_told_without(
         assert answer.status_code == 500 and "mine" in answer.json()["error"]["message"]
 
 
-def test_a_hostile_path_stays_one_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    with server.http() as client:
-        client.get("/a%0Aid=fake%20x")
+def test_a_hostile_path_stays_one_line(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    http.get("/a%0Aid=fake%20x")
     eventually(lambda: bool(lines(caplog)))
     [record] = [record for record in caplog.records if record.name == "vllm_mlx.requests"]
     assert "\n" not in record.getMessage()

@@ -19,14 +19,17 @@ from tests.support.checkpoints import checkpoint
 from tests.support.commands import address
 from tests.support.commands import served as command
 from tests.support.encoders import make_encoder
-from tests.support.running import eventually
+from tests.support.running import eventually, serving
+from vllm_mlx.cli.options import load_settings
+from vllm_mlx.engine.found_models import FoundModels
+from vllm_mlx.engine.loading import start_engine
 
 FAMILIES = (
     "llama", "qwen3", "qwen3_5", "gpt_oss", "smollm3", "gemma3_text", "cohere2", "granitemoehybrid", "jamba",
     "falcon_h1", "qwen3_next", "vision:qwen3_vl",
 )  # fmt: skip
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "asks", "what", "is", "new")
-TIGHT = ("--max-model-len", "1024", "--max-prefill-chunk", "64", "--max-num-seqs", "8")
+TIGHT: Any = {"max_model_len": 1024, "max_prefill_chunk": 64, "max_num_seqs": 8}
 
 
 def place(folder: Path, name: str, family: str = "qwen3") -> Path:
@@ -60,14 +63,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(*arguments: str | Path, **variables: str) -> Iterator[httpx.Client]:
-    options: dict[str, Any] = variables
-    with command(*map(str, arguments), **options) as (_, printed), http(printed) as client:
+def served(folder: Path, **given: Any) -> Iterator[httpx.Client]:
+    """A server of a folder, with other settings as a settings file names them."""
+    settings = load_settings({"models_from": [str(folder)], **given}, with_variables=False)
+    config, models = settings.engine_config(), settings.catalogue()
+    engine = start_engine(config, None, models)
+    found = FoundModels(engine, models, config, None)
+    with serving(engine, models=models, found=found) as running, running.http() as client:
         yield client
-
-
-def http(printed: str) -> httpx.Client:
-    return httpx.Client(base_url=address(printed), timeout=240, trust_env=False)
 
 
 def cards(client: httpx.Client) -> dict[str, Any]:
@@ -90,10 +93,10 @@ def check_many(shelf: Path, num_models: int, num_requests: int, budget: str) -> 
     """Random requests, by both names, to models of which two have room: every reply is as alone."""
     draw, names = random.Random(7), [f"{family.partition(':')[2] or family}-1" for family in FAMILIES[:num_models]]
     texts = [" ".join(draw.choice(WORDS) for _ in range(10 + 10 * number)) for number in range(3)]
-    with served("--models-from", shelf, *TIGHT) as client:
+    with served(shelf, **TIGHT) as client:
         alone = {(name, text): said(ask(client, name, text)) for name in names for text in texts}
     asked = [(draw.choice(names), draw.choice(texts), draw.choice(("", "org/"))) for _ in range(num_requests)]
-    with served("--models-from", shelf, "--memory-budget", budget, *TIGHT) as client, ThreadPoolExecutor(8) as pool:
+    with served(shelf, memory_budget=budget, **TIGHT) as client, ThreadPoolExecutor(8) as pool:
         replies = pool.map(lambda one: said(ask(client, one[2] + one[0], one[1])), asked)
         for (name, text, _), reply in zip(asked, replies, strict=True):
             assert reply == alone[name, text]
@@ -113,7 +116,7 @@ def test_three_hundred_requests_for_eight_models_of_which_two_have_room(shelf: P
 
 
 def test_each_checkpoint_is_listed_with_its_size_its_task_and_its_state(shelf: Path) -> None:
-    with served("--models-from", shelf) as client:
+    with served(shelf) as client:
         listed = cards(client)
         assert len(listed) == 40 and not client.get("/v1/status").json()["models"], "nothing is loaded"
         assert listed["qwen3-0"]["aliases"] == ["org/qwen3-0"] and listed["qwen3-0"]["load_bytes"] > 1_000_000
@@ -136,7 +139,7 @@ def test_each_checkpoint_is_listed_with_its_size_its_task_and_its_state(shelf: P
 
 
 def test_a_model_leaves_by_idleness_and_by_command(shelf: Path) -> None:
-    with served("--models-from", shelf, "--idle-unload-s", "0.3") as client:
+    with served(shelf, idle_unload_s=0.3) as client:
         reply = said(ask(client, "qwen3-0"))
         eventually(lambda: cards(client)["qwen3-0"]["state"] == "unloaded")
         assert said(ask(client, "qwen3-0")) == reply
@@ -145,7 +148,7 @@ def test_a_model_leaves_by_idleness_and_by_command(shelf: Path) -> None:
 
 
 def test_what_came_and_what_went_is_seen_at_the_next_look_and_what_comes_back_serves(tmp_path: Path) -> None:
-    with served("--models-from", tmp_path) as client:
+    with served(tmp_path) as client:
         assert cards(client) == {} and ask(client, "one").status_code == 404
         place(tmp_path, "one")
         assert list(cards(client)) == ["one"]
@@ -173,7 +176,8 @@ def test_what_came_and_what_went_is_seen_at_the_next_look_and_what_comes_back_se
 def test_named_models_keep_their_settings_and_are_found_as_themselves(tmp_path: Path) -> None:
     place(tmp_path, "org/one")
     place(tmp_path, "org/two", "llama")
-    with served(f"main={tmp_path}/org/one", "--max-model-len", "512", "--models-from", tmp_path) as client:
+    own = {"model": f"{tmp_path}/org/one", "served_model_name": ["main"], "max_model_len": 512}
+    with served(tmp_path, **own) as client:
         assert list(cards(client)) == ["main", "two"]
         assert (
             said(ask(client, "one"))
@@ -191,7 +195,7 @@ def test_a_name_of_a_named_model_stands_for_that_one_alone(tmp_path: Path) -> No
     place(tmp_path, "org/one")
     place(tmp_path, "org/two", "llama")
     away = place(tmp_path / "far/from/here", "away", "smollm3")
-    with served(f"org/one={away}", "--models-from", tmp_path) as client:
+    with served(tmp_path, model=str(away), served_model_name=["org/one"]) as client:
         listed = client.get("/v1/models").json()["data"]
         assert [(card["id"], Path(card["root"]).name) for card in listed] == [
             ("org/one", "away"), ("one", "one"), ("two", "two"),
@@ -204,7 +208,7 @@ def test_a_name_of_a_named_model_stands_for_that_one_alone(tmp_path: Path) -> No
 
 def test_a_model_that_changed_on_disk_is_loaded_as_it_is_now(tmp_path: Path) -> None:
     place(tmp_path, "one")
-    with served("--models-from", tmp_path) as client:
+    with served(tmp_path) as client:
         first = said(ask(client, "one"))
         shutil.rmtree(tmp_path / "one")
         place(tmp_path, "one", "llama")
@@ -226,7 +230,7 @@ def test_a_model_that_changed_on_disk_is_loaded_as_it_is_now(tmp_path: Path) -> 
 def test_a_fault_that_a_load_met_is_forgotten_when_the_files_are_mended(tmp_path: Path) -> None:
     tokenizer = place(tmp_path, "one") / "tokenizer.json"
     whole, stat = tokenizer.read_bytes(), tokenizer.stat()
-    with served("--models-from", tmp_path) as client:
+    with served(tmp_path) as client:
         for content, code in ((whole[:-1] + b" ", 503), (whole, 200)):
             tokenizer.write_bytes(content)
             os.utime(tokenizer, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -239,26 +243,27 @@ def test_entries_that_lead_nowhere_and_names_without_text_disturb_no_other_check
     (tmp_path / "self").symlink_to("self")
     if sys.platform == "linux":  # other systems have no such names
         shutil.copytree(tmp_path / "one", tmp_path / os.fsdecode(b"no\xfftext"))
-    with served("--models-from", tmp_path) as client:
+    with served(tmp_path) as client:
         listed = cards(client)
         assert listed.keys() == {"one", "loop"} and "leads to itself" in listed["loop"]["cause"]
         assert ask(client, "loop").status_code == 503 and said(ask(client, "one"))
 
 
-def test_a_folder_that_is_not_there_yet_is_named_at_the_start_and_serves_once_it_comes(tmp_path: Path) -> None:
-    folder, log = tmp_path / "later", tmp_path / "log"
-    with log.open("w") as stderr, command("--models-from", str(folder), stderr=stderr) as (_, printed):
-        assert f"{folder}: there is no such folder now" in log.read_text()
+def test_a_folder_that_is_not_there_yet_is_named_at_the_start_and_serves_once_it_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "later"
+    with served(folder) as client:
+        assert f"{folder}: there is no such folder now" in caplog.text
         place(folder, "one")
-        with http(printed) as client:
-            assert cards(client).keys() == {"one"} and said(ask(client, "one"))
+        assert cards(client).keys() == {"one"} and said(ask(client, "one"))
 
 
 def test_encoders_are_found_with_their_tasks(tmp_path: Path) -> None:
     make_encoder(tmp_path / "vectors", "bert")
     make_encoder(tmp_path / "scores", "bert", task="rerank", pooling=None)
     make_encoder(tmp_path / "silent", "bert", pooling=None)
-    with served("--models-from", tmp_path) as client:
+    with served(tmp_path) as client:
         listed = cards(client)
         assert {name: card["task"] for name, card in listed.items()} == {
             "vectors": "embedding", "scores": "rerank", "silent": "not served",
@@ -280,7 +285,7 @@ def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(tmp_path: Pat
     place(tmp_path, "small", "llama")
     large = checkpoint("qwen3", hidden_size=256, intermediate_size=1024)
     shutil.copytree(large, tmp_path / "large")
-    with served("--models-from", tmp_path, "--memory-budget", "5MB", *TIGHT) as client:
+    with served(tmp_path, memory_budget="5MB", **TIGHT) as client:
         answer = ask(client, "large")
         assert answer.status_code == 400 and "the budget is 5.0 MB" in answer.text
         assert "The largest that fits is small." in answer.text
@@ -308,7 +313,7 @@ def traced(folder: Path, watched: Path, log: Path) -> Iterator[httpx.Client]:
     with (
         log.open("w") as stderr,
         command("--models-from", str(folder), stderr=stderr, command=code) as (_, printed),
-        http(printed) as client,
+        httpx.Client(base_url=address(printed), timeout=240, trust_env=False) as client,
     ):
         yield client
 
@@ -395,7 +400,7 @@ def test_a_conversation_that_changes_its_model_is_read_once_by_each(shelf: Path)
         usage = answer["usage"]
         return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
 
-    with served("--models-from", shelf) as client:
+    with served(shelf) as client:
         first = [turn(client, "qwen3-0") for _ in range(2)]
         second = [turn(client, "smollm3-0") for _ in range(2)]
         again = turn(client, "qwen3-0")

@@ -1,6 +1,5 @@
 """The `openai` package against the server, over a real socket."""
 
-import asyncio
 from typing import Any
 
 import openai
@@ -8,7 +7,6 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from tests.support.rows import row
-from tests.support.running import Running
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import (
     Failed,
@@ -97,14 +95,3 @@ def test_a_choice_that_fails_ends_its_siblings(client: openai.OpenAI, engine: Fa
     with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(model="tiny", messages=HI, n=2)
     assert len(engine.aborted) == 1
-
-
-async def _ask_all(url: str) -> list[str | None]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
-        asked = [client.chat.completions.create(model="tiny", messages=HI) for _ in range(20)]
-        return [reply.choices[0].message.content for reply in await asyncio.gather(*asked)]
-
-
-def test_many_at_once(server: Running, engine: FakeEngine) -> None:
-    assert asyncio.run(_ask_all(server.url)) == ["Hello"] * 20
-    assert engine.running == set() and engine.aborted == []

@@ -4,20 +4,18 @@ import asyncio
 import gc
 import json
 import weakref
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.running import Running, eventually, post_bytes, serving, slowly
 from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.openai.encode import ChatStream
 from vllm_mlx.api.replies import ReplyFold
-from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
-from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server import routes
 from vllm_mlx.server.log import Receipts, RequestRecord, error_of
 from vllm_mlx.server.response_store import ResponseStore
@@ -25,6 +23,7 @@ from vllm_mlx.server.response_store import ResponseStore
 from .fakes import FakeEngine, FakeGeneration
 
 MAX_OPEN = 3  # requests that the server under test holds at once
+MODEL, SETTINGS = "qwen3", {"max_model_len": 512, "max_num_seqs": 1, "max_queue": MAX_OPEN - 1}
 HI: Any = [{"role": "user", "content": "Hello"}]
 CHAT: Any = {"messages": HI, "max_tokens": 3}
 COMPLETION: Any = {"prompt": ["a", "b"], "max_tokens": 3}
@@ -60,40 +59,26 @@ SEAMS: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(checkpoint: Any) -> Iterator[Running]:
-    config = EngineConfig(
-        model=str(checkpoint("qwen3")),
-        max_model_len=512,
-        memory_budget_bytes=2 << 30,
-        max_num_seqs=1,
-        max_queue=MAX_OPEN - 1,
-    )
-    with serving(start_engine(config)) as running:
-        yield running
-
-
 @pytest.mark.parametrize("name", SEAMS)
 def test_a_fault_behind_the_submission_leaves_nothing(
-    server: Running, monkeypatch: pytest.MonkeyPatch, name: str
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("injected fault")
 
     owner, method, kinds = SEAMS[name]
-    with server.http() as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, method, broken)
-            for kind in kinds:
-                path, body = REQUESTS[kind]
-                for _ in range(MAX_OPEN):
-                    answer = client.post(path, json=body)
-                    assert answer.status_code != 429
-        eventually(lambda: client.get("/v1/status").json()["requests"] == [])
-        assert not server.engine.queue.num_preparing and not server.engine.queue.timers
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, broken)
         for kind in kinds:
             path, body = REQUESTS[kind]
-            assert client.post(path, json=body).status_code == 200
+            for _ in range(MAX_OPEN):
+                answer = http.post(path, json=body)
+                assert answer.status_code != 429
+    eventually(lambda: http.get("/v1/status").json()["requests"] == [])
+    assert not server.engine.queue.num_preparing and not server.engine.queue.timers
+    for kind in kinds:
+        path, body = REQUESTS[kind]
+        assert http.post(path, json=body).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages?beta=true", "/v1/responses"])
@@ -111,7 +96,7 @@ def test_a_full_queue_refuses_before_the_body_comes(server: Running, path: str) 
 
 
 def test_a_background_response_that_cannot_be_stored_never_runs(
-    server: Running, monkeypatch: pytest.MonkeyPatch
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("injected fault")
@@ -121,12 +106,13 @@ def test_a_background_response_that_cannot_be_stored_never_runs(
 
     monkeypatch.setattr(ResponseStore, "put", broken)
     monkeypatch.setattr(server.engine, "submit", submitted)
-    with server.http() as client:
-        answer = client.post("/v1/responses", json={**RESPONSE, "background": True})
+    answer = http.post("/v1/responses", json={**RESPONSE, "background": True})
     assert answer.status_code == 500 and answer.json()["error"]["message"]
 
 
-def test_a_background_response_that_is_refused_is_not_stored(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_background_response_that_is_refused_is_not_stored(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored: list[str] = []
     put = ResponseStore.put
 
@@ -136,10 +122,9 @@ def test_a_background_response_that_is_refused_is_not_stored(server: Running, mo
         put(self, response)
 
     monkeypatch.setattr(ResponseStore, "put", noting)
-    with server.http() as client:
-        answer = client.post("/v1/responses", json={**RESPONSE, "input": "word " * 1000, "background": True})
-        assert answer.status_code == 400 and "context length" in answer.json()["error"]["message"]
-        assert client.get(f"/v1/responses/{stored[0]}").status_code == 404
+    answer = http.post("/v1/responses", json={**RESPONSE, "input": "word " * 1000, "background": True})
+    assert answer.status_code == 400 and "context length" in answer.json()["error"]["message"]
+    assert http.get(f"/v1/responses/{stored[0]}").status_code == 404
 
 
 class Preparing(FakeEngine):

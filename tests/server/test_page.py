@@ -4,31 +4,22 @@ import re
 
 import pytest
 
-from tests.support.running import serving
-
-from .fakes import FakeEngine
-
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+OPTIONS = {"api_keys": ("right",)}
 
 
-@pytest.fixture(scope="module")
-def client():
-    with serving(FakeEngine(), api_keys=("right",)) as running, running.http() as client:
-        yield client
-
-
-def test_browsers_get_the_page_and_programs_json(client) -> None:
-    page = client.get("/", headers=BROWSER)
+def test_browsers_get_the_page_and_programs_json(http) -> None:
+    page = http.get("/", headers=BROWSER)
     assert page.headers["content-type"].startswith("text/html") and "<main hidden>" in page.text
-    assert client.get("/").json()["name"] == "vllm-mlx"
-    assert client.head("/", headers=BROWSER).status_code == 200
+    assert http.get("/").json()["name"] == "vllm-mlx"
+    assert http.head("/", headers=BROWSER).status_code == 200
 
 
-def test_all_that_the_page_names_is_here_and_needs_no_key(client) -> None:
+def test_all_that_the_page_names_is_here_and_needs_no_key(http) -> None:
     named, found = ["/"], {}
     while named:
         path = named.pop()
-        answer = client.get(path, headers=BROWSER)
+        answer = http.get(path, headers=BROWSER)
         assert answer.status_code == 200, path
         found[path] = answer
         parts = re.findall(r'(?:src|href)="(/page/[^"]+)"', answer.text)
@@ -39,9 +30,9 @@ def test_all_that_the_page_names_is_here_and_needs_no_key(client) -> None:
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", answer.text)
         assert "innerHTML" not in answer.text and "eval(" not in answer.text
-    assert client.get("/v1/status").status_code == 401
+    assert http.get("/v1/status").status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/page/", "/page/../app.py", "/page/%2e%2e/app.py", "/page/app.py"])
-def test_nothing_else_of_the_package_is_sent(client, path: str) -> None:
-    assert client.get(path).status_code in (401, 404)
+def test_nothing_else_of_the_package_is_sent(http, path: str) -> None:
+    assert http.get(path).status_code in (401, 404)

@@ -1,7 +1,7 @@
 """Documents from the socket to the model: the same prompt as their text, and no conversation that cannot go on."""
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +10,14 @@ import httpx
 import openai
 import pytest
 
-from tests.support.running import Running, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
-
 from ..media.pdf_samples import encrypted, pdf, show
+from .watched import engine_served
 
 HELLO = base64.b64encode(pdf(show("Hello"), show("World"))).decode()
 LOCKED = base64.b64encode(encrypted()).decode()
 TEXT = "[PDF of 2 pages]\n\n[Page 1]\nHello\n\n[Page 2]\nWorld\n"
 ASK: Any = {"type": "text", "text": "What does it say?"}
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=1024))
-    with serving(engine) as running:
-        yield running
+MODEL, SETTINGS = "qwen3", {"max_model_len": 1024}
 
 
 def block(data: str, **fields: Any) -> Any:
@@ -131,8 +122,7 @@ def test_images_in_documents_of_blocks_need_a_model_that_sees(claude: anthropic.
 
 
 def test_a_model_that_sees_gets_images_and_text(checkpoint: Callable[..., Path]) -> None:
-    engine = start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), max_model_len=1024))
-    with serving(engine) as running, running.http() as http:
+    with engine_served(checkpoint("vision:qwen3_vl"), max_model_len=1024) as running, running.http() as http:
         page = pdf(show("Hello"), box="0 0 112 112")
         shown = _prompt_tokens(http, {"type": "file", "file": {"file_data": base64.b64encode(page).decode()}})
         text = _prompt_tokens(http, {"type": "text", "text": "[PDF of 1 page]\n\n[Page 1]\nHello\n"})

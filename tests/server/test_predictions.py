@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from tests.support.checkpoints import checkpoint
-from tests.support.running import Running, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from tests.support.running import Running
+
+from .watched import engine_served
 
 ASKED: Any = {
     "model": "tiny",
@@ -25,7 +25,7 @@ ASKED: Any = {
 
 @contextmanager
 def served(**settings: Any) -> Iterator[Running]:
-    with serving(start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=512, **settings))) as running:
+    with engine_served(checkpoint("qwen3"), max_model_len=512, **settings) as running:
         yield running
         assert not asyncio.run(running.engine.ask(lambda engine: engine.report().lanes[0].num_restarts))
 
@@ -40,12 +40,6 @@ def client_of(server: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
 
 
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with client_of(server) as client:
-        yield client
-
-
 def predicted(content: Any) -> Any:
     return {"type": "content", "content": content}
 
@@ -55,51 +49,51 @@ def counts(usage: Any) -> tuple[int | None, int | None]:
     return details.accepted_prediction_tokens, details.rejected_prediction_tokens
 
 
-def test_a_right_prediction_is_accepted_and_changes_no_reply(client: openai.OpenAI) -> None:
-    plain = client.chat.completions.create(**ASKED)
+def test_a_right_prediction_is_accepted_and_changes_no_reply(gpt: openai.OpenAI) -> None:
+    plain = gpt.chat.completions.create(**ASKED)
     text = plain.choices[0].message.content or ""
     assert counts(plain.usage) == (None, None)
     middle = len(text) // 2
     parts = [{"type": "text", "text": text[:middle]}, {"type": "text", "text": text[middle:]}]
     for content in (text, parts):
-        reply = client.chat.completions.create(**ASKED, prediction=predicted(content))
+        reply = gpt.chat.completions.create(**ASKED, prediction=predicted(content))
         assert reply.choices == plain.choices
         accepted, rejected = counts(reply.usage)
         assert reply.usage is not None and accepted is not None and rejected is not None
         assert reply.usage.completion_tokens // 4 < accepted <= reply.usage.completion_tokens
 
 
-def test_the_last_chunk_of_a_stream_counts_too(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(**ASKED)
+def test_the_last_chunk_of_a_stream_counts_too(gpt: openai.OpenAI) -> None:
+    whole = gpt.chat.completions.create(**ASKED)
     prediction = predicted(whole.choices[0].message.content)
-    *_, last = client.chat.completions.create(
+    *_, last = gpt.chat.completions.create(
         **ASKED, prediction=prediction, stream=True, stream_options={"include_usage": True}
     )
     accepted, _ = counts(last.usage)
     assert accepted
 
 
-def test_a_wrong_prediction_is_rejected_and_changes_no_reply(client: openai.OpenAI) -> None:
-    plain = client.chat.completions.create(**ASKED)
-    reply = client.chat.completions.create(**ASKED, prediction=predicted("import os\n\nprint(os.getcwd())\n"))
+def test_a_wrong_prediction_is_rejected_and_changes_no_reply(gpt: openai.OpenAI) -> None:
+    plain = gpt.chat.completions.create(**ASKED)
+    reply = gpt.chat.completions.create(**ASKED, prediction=predicted("import os\n\nprint(os.getcwd())\n"))
     assert reply.choices == plain.choices
     accepted, rejected = counts(reply.usage)
     assert accepted == 0 and rejected
 
 
-def test_all_replies_to_a_request_are_counted(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(**ASKED)
+def test_all_replies_to_a_request_are_counted(gpt: openai.OpenAI) -> None:
+    whole = gpt.chat.completions.create(**ASKED)
     prediction = predicted(whole.choices[0].message.content)
-    one = client.chat.completions.create(**ASKED, prediction=prediction)
-    two = client.chat.completions.create(**ASKED, prediction=prediction, n=2)
+    one = gpt.chat.completions.create(**ASKED, prediction=prediction)
+    two = gpt.chat.completions.create(**ASKED, prediction=prediction, n=2)
     assert [choice.message.content for choice in two.choices] == [whole.choices[0].message.content] * 2
     assert (counts(two.usage)[0] or 0) > (counts(one.usage)[0] or 0) > 0
 
 
-def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: openai.OpenAI) -> None:
+def test_status_and_metrics_say_what_drafts_were_worth(server: Running, gpt: openai.OpenAI) -> None:
     before = httpx.get(f"{server.url}/v1/status", timeout=60).json()["drafts"]
-    whole = client.chat.completions.create(**ASKED)
-    reply = client.chat.completions.create(**ASKED, prediction=predicted(whole.choices[0].message.content))
+    whole = gpt.chat.completions.create(**ASKED)
+    reply = gpt.chat.completions.create(**ASKED, prediction=predicted(whole.choices[0].message.content))
     drafts = httpx.get(f"{server.url}/v1/status", timeout=60).json()["drafts"]
     assert (drafts["enabled"], drafts["off_reason"], drafts["parked"]) == (True, None, None)
     accepted, drafted = drafts["accepted_tokens"], drafts["drafted_tokens"]
@@ -127,8 +121,8 @@ def test_status_and_metrics_say_what_drafts_were_worth(server: Running, client: 
     ],
 )
 def test_without_drafts_a_prediction_counts_zero(settings: dict[str, Any]) -> None:
-    with served(**settings) as server, client_of(server) as client:
-        reply = client.chat.completions.create(**ASKED, prediction=predicted("Once upon a time"))
+    with served(**settings) as server, client_of(server) as gpt:
+        reply = gpt.chat.completions.create(**ASKED, prediction=predicted("Once upon a time"))
         drafts = httpx.get(f"{server.url}/v1/status", timeout=60).json()["drafts"]
         assert "spec_decode" not in httpx.get(f"{server.url}/metrics", timeout=60).text
     assert counts(reply.usage) == (0, 0)
@@ -156,7 +150,7 @@ def test_other_forms_are_refused_by_name(server: Running, prediction: Any, param
     assert answer.json()["error"]["param"] == param and "prompt" not in answer.text
 
 
-def test_completions_ignore_it(client: openai.OpenAI) -> None:
+def test_completions_ignore_it(gpt: openai.OpenAI) -> None:
     extra = {"prediction": predicted("a")}
-    reply = client.completions.create(model="tiny", prompt="Once", max_tokens=5, extra_body=extra)
+    reply = gpt.completions.create(model="tiny", prompt="Once", max_tokens=5, extra_body=extra)
     assert reply.usage is not None and counts(reply.usage) == (None, None)

@@ -3,47 +3,35 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from tests.support.rows import cases, row
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from vllm_mlx.api.openai.replies import CompletionLogprobs
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.formats import logprobs, pipeline
+
+from .watched import engine_served
 
 HI: Any = [{"role": "user", "content": "hi"}]
 GREEDY: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(scope="module")
-def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
-    with serving(engine) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
+MODEL, SETTINGS = "qwen3", {"max_model_len": 256}
 CONTINUOUS: Any = {"include_usage": True, "continuous_usage_stats": True}
 
 
 @pytest.mark.parametrize(("path", "num_prompts"), [("chat/completions", 1), ("completions", 2)])
-def test_every_chunk_says_what_its_choice_has_used(server: Running, path: str, num_prompts: int) -> None:
+def test_every_chunk_says_what_its_choice_has_used(http: httpx.Client, path: str, num_prompts: int) -> None:
     asked = {"messages": HI} if "chat" in path else {"prompt": ["Once", "Once upon a time"]}
     body = {**asked, "n": 2, "max_tokens": 6, "ignore_eos": True, "stream": True, "stream_options": CONTINUOUS}
-    with server.http() as http:
-        lines = http.post(f"/v1/{path}", json=body).text.split("\n\n")
-        plain = http.post(f"/v1/{path}", json=body | {"stream_options": {"continuous_usage_stats": True}}).text
+    lines = http.post(f"/v1/{path}", json=body).text.split("\n\n")
+    plain = http.post(f"/v1/{path}", json=body | {"stream_options": {"continuous_usage_stats": True}}).text
     *chunks, total = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
     usages: dict[int, list[Any]] = {index: [] for index in range(2 * num_prompts)}
     for chunk in chunks:
@@ -59,11 +47,11 @@ def test_every_chunk_says_what_its_choice_has_used(server: Running, path: str, n
     assert '"usage"' not in plain, "only with `include_usage`, as in vLLM"
 
 
-def test_completions_echo_and_logprobs(client: openai.OpenAI) -> None:
-    plain = client.completions.create(prompt="Once", **GREEDY).choices[0]
-    echoed = client.completions.create(prompt="Once", echo=True, **GREEDY).choices[0]
+def test_completions_echo_and_logprobs(gpt: openai.OpenAI) -> None:
+    plain = gpt.completions.create(prompt="Once", **GREEDY).choices[0]
+    echoed = gpt.completions.create(prompt="Once", echo=True, **GREEDY).choices[0]
     assert echoed.text == f"Once{plain.text}"
-    logprobs = client.completions.create(prompt="Once", logprobs=2, **GREEDY).choices[0].logprobs
+    logprobs = gpt.completions.create(prompt="Once", logprobs=2, **GREEDY).choices[0].logprobs
     assert logprobs is not None and logprobs.tokens and logprobs.top_logprobs is not None
     assert "".join(logprobs.tokens) == plain.text
     assert all(0 < len(top) <= 2 for top in logprobs.top_logprobs)
@@ -74,14 +62,14 @@ TOKENS: Any = {**GREEDY, "echo": True, "logprobs": 2}
 
 @pytest.mark.parametrize("prompt", ["Once upon a 東京 🙂 time", "<|im_end|> x", [[5, 6, 7], [9]], [300] * 40], ids=str)
 @pytest.mark.parametrize("num", [0, 3])
-def test_an_echo_with_logprobs_has_every_token_of_the_prompt(client: openai.OpenAI, prompt: Any, num: int) -> None:
+def test_an_echo_with_logprobs_has_every_token_of_the_prompt(gpt: openai.OpenAI, prompt: Any, num: int) -> None:
     asked = {**TOKENS, "prompt": prompt, "n": 2, "max_tokens": num}
-    whole = client.completions.create(**asked)
+    whole = gpt.completions.create(**asked)
     assert whole.usage is not None
     assert whole.usage.completion_tokens == num * len(whole.choices)
     texts: dict[int, str] = defaultdict(str)
     found: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    for chunk in client.completions.create(stream=True, **asked):
+    for chunk in gpt.completions.create(stream=True, **asked):
         for choice in chunk.choices:
             texts[choice.index] += choice.text
             for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
@@ -136,8 +124,7 @@ def test_many_log_probabilities_are_written_beside_the_event_loop(
 
     monkeypatch.setattr(pipeline, "echo_logprobs", place_slowly)
     monkeypatch.setattr(CompletionLogprobs, "of", write_slowly)
-    config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=2048)
-    with serving(start_engine(config)) as running, running.http() as http:
+    with engine_served(checkpoint("qwen3"), max_model_len=2048) as running, running.http() as http:
         asked = {"prompt": [300] * 1500, "echo": True, "logprobs": 0, "max_tokens": 2, "stream": stream}
         text = http.post("/v1/completions", json=asked, timeout=60).text
     offsets = re.findall(r'"text_offset":\[([\d,]+)\]', text)  # a stream may have several chunks
@@ -145,10 +132,10 @@ def test_many_log_probabilities_are_written_beside_the_event_loop(
     assert health == [200, 200]
 
 
-def test_an_echo_shows_the_token_that_ends_the_reply(client: openai.OpenAI, server: Running) -> None:
+def test_an_echo_shows_the_token_that_ends_the_reply(gpt: openai.OpenAI, server: Running) -> None:
     """A client that reads all but the last token has the whole prompt."""
     eos = min(server.engine.processor.tokenizer.eos_token_ids)
-    ended = client.completions.create(
+    ended = gpt.completions.create(
         model="tiny", prompt=[5, 6, 7], echo=True, logprobs=1, max_tokens=1, logit_bias={str(eos): 100}
     ).choices[0]
     assert ended.finish_reason == "stop" and ended.logprobs is not None
@@ -157,24 +144,24 @@ def test_an_echo_shows_the_token_that_ends_the_reply(client: openai.OpenAI, serv
     assert (ended.logprobs.text_offset or [])[3] == len(ended.text)
 
 
-def test_too_many_logprobs_of_a_prompt_are_refused_before_any_stream(client: openai.OpenAI) -> None:
+def test_too_many_logprobs_of_a_prompt_are_refused_before_any_stream(gpt: openai.OpenAI) -> None:
     for fields in ({"n": 128, "logprobs": 20}, {"prompt": [[5] * 100] * 900, "logprobs": 2}):
         with pytest.raises(openai.BadRequestError) as caught:
-            client.completions.create(**{**TOKENS, "prompt": [5] * 110, "stream": True, **fields})
+            gpt.completions.create(**{**TOKENS, "prompt": [5] * 110, "stream": True, **fields})
         assert caught.value.param == "logprobs"
         assert "the limit is" in caught.value.message
 
 
 @row("S0-14")
-def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(client: openai.OpenAI) -> None:
+def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(gpt: openai.OpenAI) -> None:
     long: Any = [{"role": "user", "content": "word " * 2000}]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(messages=long, stream=True, **GREEDY)
+        gpt.chat.completions.create(messages=long, stream=True, **GREEDY)
     assert caught.value.code == "context_length_exceeded"
     assert "maximum context length is 256 tokens. However" in caught.value.message
 
 
-def test_a_limit_beyond_the_context_is_cut_and_said(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=32000, seed=1)
+def test_a_limit_beyond_the_context_is_cut_and_said(gpt: openai.OpenAI) -> None:
+    reply = gpt.chat.completions.create(model="tiny", messages=HI, max_tokens=32000, seed=1)
     usage: Any = reply.usage
     assert usage.max_completion_tokens == 256 - usage.prompt_tokens

@@ -1,7 +1,6 @@
 """Messages and Responses over a tiny random checkpoint: from the socket to the tokens and back."""
 
 import logging
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,15 @@ import pytest
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from tests.support.rote import rote_checkpoint
 from tests.support.rows import row
-from tests.support.running import Running, eventually, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from tests.support.running import eventually
+
+from .watched import engine_served
 
 HI: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": "tiny", "max_tokens": 12, "messages": HI, "extra_body": {"temperature": 0}}
 
 
-@pytest.fixture(scope="module")
-def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
-    with serving(engine) as running:
-        yield running
+MODEL, SETTINGS = "qwen3", {"max_model_len": 256}
 
 
 @pytest.mark.parametrize("fields", [{}, {"system": "Be brief."}, {"thinking": {"type": "disabled"}}])
@@ -39,14 +34,9 @@ def test_what_is_counted_is_what_runs(claude: anthropic.Anthropic, fields: Any) 
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, stream: bool) -> None:
     """The model's template keeps the reasoning of a turn that called a tool, and so does the prefix cache."""
-    config = EngineConfig(
-        model=str(rote_checkpoint(tmp_path, "qwen3", thought_tokens=40)),
-        chat_template=TEMPLATE_VARIANTS["after the last question"],
-        reasoning_parser="qwen3",
-        tool_call_parser="hermes",
-        tool_grammar="off",
-        memory_budget_bytes=4 << 30,
-    )
+    path = rote_checkpoint(tmp_path, "qwen3", thought_tokens=40)
+    template = TEMPLATE_VARIANTS["after the last question"]
+    formats: Any = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", "tool_grammar": "off"}
     ask: Any = {
         "model": "tiny",
         "max_tokens": 100,
@@ -54,7 +44,7 @@ def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, strea
         "tools": [{"name": "edit", "input_schema": {"type": "object"}}],
     }
     with (
-        serving(start_engine(config)) as server,
+        engine_served(path, chat_template=template, **formats) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as claude,
     ):
         if stream:
@@ -75,14 +65,9 @@ def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, strea
 def test_a_reply_that_only_reasons_ends_at_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It ends as at `max_tokens`, in the words of each protocol, and its row is free for others."""
     caplog.set_level(logging.INFO)
-    config = EngineConfig(
-        model=str(rote_checkpoint(tmp_path, "qwen3", thought_tokens=40)),
-        reasoning_parser="qwen3",
-        max_silent_tokens=10,
-        memory_budget_bytes=4 << 30,
-    )
+    path = rote_checkpoint(tmp_path, "qwen3", thought_tokens=40)
     with (
-        serving(start_engine(config)) as server,
+        engine_served(path, reasoning_parser="qwen3", max_silent_tokens=10) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as claude,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as gpt,
     ):

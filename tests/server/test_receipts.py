@@ -3,16 +3,15 @@
 import logging
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.support.protocols import PROTOCOLS, SEEING, Protocol
 from tests.support.rows import cases
 from tests.support.running import Running, eventually
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.receipt import CacheReceipt, ChangeCause, Expectation, PromptChange, Shortfall
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.runner.checkpoint import DEMO_PATH
-
-from .watched import engine_served
 
 CHANGE = PromptChange(
     cause=ChangeCause.MESSAGE, num_common_tokens=40, num_previous_tokens=90, previous_token_id=1, token_id=2
@@ -41,65 +40,46 @@ def test_why_less_was_cached_than_expected(cached, stored, expected, change, sho
     assert (receipt.why is None) == (shortfall is None)
 
 
-@pytest.fixture(scope="module")
-def server():
-    with engine_served(DEMO_PATH, text_only=True) as running:
-        yield running
-
-
+MODEL, SETTINGS = "demo", {"text_only": True}
 FIRST = "Say: hello"
-PROTOCOLS = {
-    "/v1/chat/completions": ("messages", lambda reply: reply["choices"][0]["message"]["content"]),
-    "/v1/messages": ("messages", lambda reply: next(b["text"] for b in reply["content"] if b["type"] == "text")),
-    "/v1/responses": (
-        "input",
-        lambda reply: next(i for i in reply["output"] if i["type"] == "message")["content"][0]["text"],
-    ),
-}
 
 
-def ask(server: Running, path: str, conversation: list, **fields: object):
-    field, text_of = PROTOCOLS[path]
-    body = {"model": "tiny", "max_tokens": 200, "temperature": 0, field: conversation, **fields}
-    if path == "/v1/responses":
-        body["max_output_tokens"] = body.pop("max_tokens")
-    with server.http() as client:
-        answer = client.post(path, json=body)
+def ask(http: httpx.Client, protocol: Protocol, conversation: list):
+    answer = http.post(protocol.path, json=protocol.body(*conversation, max_tokens=200, temperature=0))
     assert answer.status_code == 200, answer.text
-    return answer, text_of(answer.json())
+    return answer, protocol.text(answer.json())
 
 
-@pytest.mark.parametrize("path", cases(PROTOCOLS, ["/v1/chat/completions", "/v1/messages"]))
-def test_each_reply_tells_what_was_reused_and_why_not_more(server: Running, path: str, caplog) -> None:
+@pytest.mark.parametrize("name", cases(SEEING, ["chat", "messages"]))
+def test_each_reply_tells_what_was_reused_and_why_not_more(http: httpx.Client, name: str, caplog) -> None:
     caplog.set_level(logging.INFO, "vllm_mlx.requests")
-    start = [{"role": "system", "content": "You count."}, {"role": "user", "content": f"{FIRST} {path}"}]
-    if path == "/v1/messages":  # this protocol's conversations begin with the user
+    protocol = PROTOCOLS[name]
+    start = [{"role": "system", "content": "You count."}, {"role": "user", "content": f"{FIRST} {name}"}]
+    if name == "messages":  # this protocol's conversations begin with the user
         start = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1"}, start[1]]
-    first, said = ask(server, path, start)
+    first, said = ask(http, protocol, start)
     assert "cache_shortfall" not in first.json()["usage"] and "expected=0" in first.headers["x-cache-receipt"]
     second = [*start, {"role": "assistant", "content": said}, {"role": "user", "content": "What is 2 + 3?"}]
-    good, _ = ask(server, path, second)
+    good, _ = ask(http, protocol, second)
     assert "cache_shortfall" not in good.json()["usage"] and "reason" not in good.headers["x-cache-receipt"]
     assert "expected=0" not in good.headers["x-cache-receipt"]
 
     at = len(start) - 1
     altered = [*start[:at], {"role": "user", "content": "Count to 5."}, *second[at + 1 :]]
-    answer, _ = ask(server, path, altered)
+    answer, _ = ask(http, protocol, altered)
     shortfall = answer.json()["usage"]["cache_shortfall"]
     assert shortfall["reason"] == "altered" and f"message {at} (user)" in shortfall["detail"]
     assert "reason=altered" in answer.headers["x-cache-receipt"]
-    with server.http() as client:
-        status = client.get("/v1/status").json()
-        assert "cache_shortfalls_total" in client.get("/metrics").text
+    status = http.get("/v1/status").json()
+    assert "cache_shortfalls_total" in http.get("/metrics").text
     last = status["last_replies"][0]
     assert last["why"] == shortfall["detail"] and last["expected_tokens"] == shortfall["expected_tokens"]
     assert status["cache"]["shortfalls"]["altered"] >= 1
     eventually(lambda: "altered=" in caplog.text)
     assert FIRST not in caplog.text
 
-    with server.http() as client:
-        client.delete("/v1/cache")
-    cleared, _ = ask(server, path, second)
+    http.delete("/v1/cache")
+    cleared, _ = ask(http, protocol, second)
     assert cleared.json()["usage"]["cache_shortfall"]["reason"] == "not_stored"
     eventually(lambda: "not_cached=" in caplog.text)
 
@@ -113,24 +93,23 @@ def test_a_stream_has_the_header_too(server: Running) -> None:
     assert f"prompt={usage['prompt_tokens']}; cached={cached};" in reply.headers["x-cache-receipt"]
 
 
-def test_several_prompts_have_one_receipt_their_sum(server: Running) -> None:
+def test_several_prompts_have_one_receipt_their_sum(http: httpx.Client) -> None:
     body = {"prompt": [f"{word} and so on and so forth" for word in ("One", "Two", "Three")], "max_tokens": 4, "n": 2}
-    with server.http() as client:
-        for is_warm in (False, True):
-            reply = client.post("/v1/completions", json=body)
-            usage = reply.json()["usage"]
-            cached = usage["prompt_tokens_details"]["cached_tokens"]
-            assert (cached > 0) == is_warm
-            tier = "; tier=memory" if is_warm else ""
-            said = f"prompt={usage['prompt_tokens']}; cached={cached}; expected=0{tier}; prompts=3"
-            assert reply.headers["x-cache-receipt"] == said
-        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as streamed:
-            texts = [event["choices"][0] for event in events_of(streamed.iter_lines())]
-        assert streamed.headers["x-cache-receipt"] == said
-        assert {choice["index"] for choice in texts if choice["finish_reason"]} == set(range(6))
+    for is_warm in (False, True):
+        reply = http.post("/v1/completions", json=body)
+        usage = reply.json()["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert (cached > 0) == is_warm
+        tier = "; tier=memory" if is_warm else ""
+        said = f"prompt={usage['prompt_tokens']}; cached={cached}; expected=0{tier}; prompts=3"
+        assert reply.headers["x-cache-receipt"] == said
+    with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as streamed:
+        texts = [event["choices"][0] for event in events_of(streamed.iter_lines())]
+    assert streamed.headers["x-cache-receipt"] == said
+    assert {choice["index"] for choice in texts if choice["finish_reason"]} == set(range(6))
 
 
-def test_counting_renders_a_conversation_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_renders_a_conversation_once(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Count me."}]}
     renderings, render = [], Tokenizer.apply_chat_template
 
@@ -138,9 +117,8 @@ def test_counting_renders_a_conversation_once(server: Running, monkeypatch: pyte
         renderings.append(kwargs)
         return render(*args, **kwargs)
 
-    with server.http() as client:
-        client.post("/v1/messages/count_tokens", json=body)  # what the template takes is known from now on
-        monkeypatch.setattr(Tokenizer, "apply_chat_template", rendered)
-        answer = client.post("/v1/messages/count_tokens", json=body)
+    http.post("/v1/messages/count_tokens", json=body)  # what the template takes is known from now on
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", rendered)
+    answer = http.post("/v1/messages/count_tokens", json=body)
     assert answer.status_code == 200, answer.text
     assert len(renderings) == 1

@@ -7,29 +7,33 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.running import Running
+from tests.golden.streams import ASKED as BODIES
+from tests.golden.streams import PATHS
+from tests.support.running import Running, serving
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
+from vllm_mlx.api.encoders.schema import EMBEDDING_FIELDS, RERANK_FIELDS, EmbeddingBody, RerankBody
 from vllm_mlx.api.openai.schema import BODY_FIELDS as OPENAI_FIELDS
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.replies import MAX_ERROR_CHARS
 from vllm_mlx.api.responses.schema import BODY_FIELDS as RESPONSES_FIELDS
 from vllm_mlx.api.responses.schema import ResponsesBody
 
+from .encoding import FakeEncoders
+
 LONG = "b" * 100_000
-CHAT, COMPLETIONS, MESSAGES, RESPONSES = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/responses",
-)
-ASKED: Any = {
-    CHAT: {"messages": [{"role": "user", "content": "Hi."}]},
-    COMPLETIONS: {"prompt": "Hi."},
-    MESSAGES: {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 5},
-    RESPONSES: {"input": "Hi."},
-}
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = PATHS.values()
+EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
+ASKED: Any = {PATHS[name]: {**body, "model": "coder"} for name, body in BODIES.items()}
+ASKED |= {EMBEDDINGS: {"input": "a"}, RERANK: {"query": "a", "documents": ["a"]}}
 TOOL: Any = {"type": "function", "function": {"name": "f"}}
 TAG: Any = {"structures": [{"begin": LONG, "schema": {}, "end": "x"}], "triggers": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    engine = FakeEncoders()
+    with serving(engine, models=engine.models) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,8 @@ FIELDS: Any = {
     MESSAGES: (MessagesBody, {"metadata": None, "service_tier": None}),
     f"{MESSAGES}/count_tokens": (CountTokensBody, {}),
     RESPONSES: (ResponsesBody, RESPONSES_FIELDS),
+    EMBEDDINGS: (EmbeddingBody, EMBEDDING_FIELDS),
+    RERANK: (RerankBody, RERANK_FIELDS),
 }
 
 

@@ -1,10 +1,12 @@
 """A response says what was used: its settings as they were applied, in every snapshot."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
-from tests.support.running import serving
+import httpx
+import pytest
+
+from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.events import Finished, ReasoningDelta, Started, TextDelta, TokenLogprob
 
 from .fakes import FakeEngine, says
@@ -18,18 +20,16 @@ def snapshots(http: Any, **fields: Any) -> list[Any]:
     """The response whole, as it is stored, and in each event of a stream."""
     whole = http.post(RESPONSES, json={"input": "hi", **fields}).json()
     streamed = http.post(RESPONSES, json={"input": "hi", "stream": True, **fields}).text
-    sent = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
-    found = [event["response"] for event in sent if "response" in event]
+    found = [event["response"] for event in events_of(streamed.splitlines()) if "response" in event]
     queued = http.post(RESPONSES, json={"input": "hi", "background": True, **fields}).json()
     return [whole, http.get(f"{RESPONSES}/{whole['id']}").json(), queued, *found]
 
 
-def test_what_a_request_leaves_out_is_told() -> None:
-    engine = FakeEngine()
-    engine.info = replace(engine.info, temperature=0.6, top_p=0.95)
-    with serving(engine) as running, running.http() as http:
-        every = snapshots(http, tools=[TOOL])
-    for response in every:
+def test_what_a_request_leaves_out_is_told(
+    http: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "info", replace(engine.info, temperature=0.6, top_p=0.95))
+    for response in snapshots(http, tools=[TOOL]):
         assert response | {
             "temperature": 0.6, "top_p": 0.95, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": 0,
             "max_tool_calls": None, "service_tier": "default", "safety_identifier": None, "prompt_cache_key": None,
@@ -41,36 +41,21 @@ def test_what_a_request_leaves_out_is_told() -> None:
         assert not is_complete or response["completed_at"] >= response["created_at"]
 
 
-def test_what_a_request_asks_for_is_told() -> None:
+def test_what_a_request_asks_for_is_told(http: httpx.Client) -> None:
     fields: Any = {
         "temperature": 0.0, "top_p": 0.5, "presence_penalty": 1.0, "frequency_penalty": -1.0, "max_tool_calls": 3,
         "safety_identifier": "s", "prompt_cache_key": "k", "user": "u",
         "tools": [{**TOOL, "description": "x", "parameters": {"type": "object"}, "strict": True}],
     }  # fmt: skip
-    with serving(FakeEngine()) as running, running.http() as http:
-        for response in snapshots(http, **fields, text={"format": SCHEMA, "verbosity": "low"}):
-            assert response | fields == response
-            assert response["text"] == {"format": {**SCHEMA, "description": None, "strict": True}, "verbosity": "low"}
+    for response in snapshots(http, **fields, text={"format": SCHEMA, "verbosity": "low"}):
+        assert response | fields == response
+        assert response["text"] == {"format": {**SCHEMA, "description": None, "strict": True}, "verbosity": "low"}
 
 
-def test_errors_of_messages_name_their_request() -> None:
-    with serving(FakeEngine()) as running, running.http() as http:
-        for path, body in (("messages", {}), ("messages/nowhere", {}), ("messages", [])):
-            refused = http.post(f"/v1/{path}", json=body)
-            assert refused.json()["request_id"] == refused.headers["request-id"]
-
-
-def test_the_likeliest_token_alone() -> None:
-    """`top_p` 0 is within the vendors' limits."""
-    with serving(FakeEngine()) as running, running.http() as http:
-        for path, body in (
-            ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-            ("messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
-            ("responses", {"input": "hi"}),
-        ):
-            assert http.post(f"/v1/{path}", json={**body, "top_p": 0}).status_code == 200
-            assert http.post(f"/v1/{path}", json={**body, "top_p": -0.1}).status_code == 400
-    assert [request.sampling.top_p for request in running.engine.requests] == [0] * 3
+def test_errors_of_messages_name_their_request(http: httpx.Client) -> None:
+    for path, body in (("messages", {}), ("messages/nowhere", {}), ("messages", [])):
+        refused = http.post(f"/v1/{path}", json=body)
+        assert refused.json()["request_id"] == refused.headers["request-id"]
 
 
 FIRST, SECOND = TokenLogprob(72, -0.5, ((72, -0.5), (65, -1.5))), TokenLogprob(105, -0.25, ((105, -0.25),))
@@ -90,16 +75,15 @@ def with_logprobs(request: Any, index: int) -> Any:
     )
 
 
-def test_log_probabilities_where_they_are_asked_for() -> None:
+def test_log_probabilities_where_they_are_asked_for(http: httpx.Client, engine: FakeEngine) -> None:
     asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    with serving(FakeEngine(play=with_logprobs)) as running, running.http() as http:
-        whole = http.post(RESPONSES, json={"input": "hi", **asked}).json()
-        streamed = http.post(RESPONSES, json={"input": "hi", "stream": True, **asked}).text
-        kept = http.get(f"{RESPONSES}/{whole['id']}").json()
-        assert http.post(RESPONSES, json={"input": "hi", "top_logprobs": 2}).status_code == 400
-        plain = http.post(RESPONSES, json={"input": "hi"}).json()
-    assert [request.sampling.logprobs for request in running.engine.requests] == [2, 2, None]
-    sent = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    engine.play = with_logprobs
+    whole = http.post(RESPONSES, json={"input": "hi", **asked}).json()
+    sent = list(events_of(http.post(RESPONSES, json={"input": "hi", "stream": True, **asked}).text.splitlines()))
+    kept = http.get(f"{RESPONSES}/{whole['id']}").json()
+    assert http.post(RESPONSES, json={"input": "hi", "top_logprobs": 2}).status_code == 400
+    plain = http.post(RESPONSES, json={"input": "hi"}).json()
+    assert [request.sampling.logprobs for request in engine.requests] == [2, 2, None]
     first, second = (item["content"][0]["logprobs"] for item in whole["output"] if item["type"] == "message")
     assert [(each["token"], each["logprob"]) for each in (*first, *second)] == [("H", -0.5), ("i", -0.25), ("H", -0.5)]
     assert first[0]["top_logprobs"][1] == {"token": "A", "logprob": -1.5, "bytes": [65]}

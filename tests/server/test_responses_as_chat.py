@@ -4,10 +4,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.support.running import Running
+from tests.api.streams import chunks, folded_choice
 from vllm_mlx.core.events import (
     FinishReason,
     GenerationEvent,
@@ -62,47 +63,21 @@ def script(*events: GenerationEvent, reason: FinishReason = FinishReason.TOOL_CA
     return lambda request, index: said
 
 
-def streamed(server: Running, body: Any) -> tuple[dict[str, Any], list[Any]]:
-    """The message that the deltas make, and all chunks."""
-    with server.http() as client:
-        answer = client.post(CHAT, json=body | {"stream": True})
+def streamed(http: httpx.Client, body: Any) -> tuple[dict[str, Any], list[Any]]:
+    """The choice that the chunks make, and all chunks."""
+    answer = http.post(CHAT, json=body | {"stream": True})
     assert answer.status_code == 200, answer.text
-    *events, end = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert end == "[DONE]"
-    chunks = [json.loads(event) for event in events]
-    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": {}}
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            delta = choice["delta"]
-            message["content"] += delta.get("content") or ""
-            message["reasoning_content"] += delta.get("reasoning_content") or ""
-            for call in delta.get("tool_calls", ()):
-                known = message["tool_calls"].setdefault(call["index"], {"arguments": ""})
-                known.update({key: call[key] for key in ("id", "type") if key in call})
-                known["name"] = call["function"].get("name", known.get("name"))
-                known["arguments"] += call["function"]["arguments"]
-            message["finish_reason"] = choice["finish_reason"]
-    return message, chunks
+    found = chunks(answer.content)
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in found)
+    return folded_choice(answer.content, 0), found
 
 
-def complete(server: Running, body: Any) -> dict[str, Any]:
+def complete(http: httpx.Client, body: Any) -> dict[str, Any]:
     unasked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-    with server.http() as client:
-        answer = client.post(CHAT, json=unasked).json()
+    answer = http.post(CHAT, json=unasked).json()
     assert answer["object"] == "chat.completion" and answer["usage"]["prompt_tokens"] == 7
     [choice] = answer["choices"]
-    message = choice["message"]
-    found = {
-        number: {"id": call["id"], "type": call["type"], **call["function"]}
-        for number, call in enumerate(message.get("tool_calls") or ())
-    }
-    return {
-        "content": message["content"] or "",
-        "reasoning_content": message["reasoning_content"] or "",
-        "tool_calls": found,
-        "finish_reason": choice["finish_reason"],
-    }
+    return dict(choice)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +92,24 @@ def complete(server: Running, body: Any) -> dict[str, Any]:
         (calls("ApplyPatch", '{"input": "*** Beg')[:-1], ("ApplyPatch", '{"input": "*** Beg')),  # cut off
     ],
 )  # fmt: skip
-def test_the_answer_is_a_chat_completion(server: Running, engine: FakeEngine, events: Any, written: Any) -> None:
+def test_the_answer_is_a_chat_completion(http: httpx.Client, engine: FakeEngine, events: Any, written: Any) -> None:
     reason = FinishReason.TOOL_CALLS if events and isinstance(events[-1], ToolCallEnd) else FinishReason.LENGTH
     engine.play = script(*events, reason=reason)
-    message, chunks = streamed(server, CURSOR)
-    assert message == complete(server, CURSOR)
+    choice, sent = streamed(http, CURSOR)
+    message = choice["message"]
+    assert choice == complete(http, CURSOR)
     assert (message["content"], message["reasoning_content"]) == ("".join(TEXTS), "Let me see.")
-    assert message["finish_reason"] == reason.value
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["total_tokens"] == 10
+    assert choice["finish_reason"] == reason.value
+    assert sent[-1]["choices"] == [] and sent[-1]["usage"]["total_tokens"] == 10
     if written is not None:
-        name, arguments = written
-        [call] = message["tool_calls"].values()
-        assert call == {"id": "call_1", "type": "function", "name": name, "arguments": arguments}
+        function = dict(zip(("name", "arguments"), written, strict=True))
+        assert message["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
 
 
-def test_the_request_is_that_of_responses(server: Running, engine: FakeEngine) -> None:
+def test_the_request_is_that_of_responses(http: httpx.Client, engine: FakeEngine) -> None:
     body = {name: value for name, value in CURSOR.items() if name not in ("stream", "stream_options")}
-    with server.http() as client:
-        for path in (CHAT, RESPONSES):
-            client.post(path, json=body).raise_for_status()
+    for path in (CHAT, RESPONSES):
+        http.post(path, json=body).raise_for_status()
     chat, response = (replace(request, request_id="", arrived_s=0.0, path="") for request in engine.requests)
     assert chat == response and chat.tools[1].name == "ApplyPatch"
 
@@ -143,14 +117,15 @@ def test_the_request_is_that_of_responses(server: Running, engine: FakeEngine) -
 NESTED: Any = {"type": "function", "function": {name: value for name, value in READ.items() if name != "type"}}
 
 
-def test_tools_of_both_forms_among_messages(server: Running, engine: FakeEngine) -> None:
+def test_tools_of_both_forms_among_messages(http: httpx.Client, engine: FakeEngine) -> None:
     """As Cursor's ask mode sends them: a chat whose custom tools have the form of Responses."""
     asked = {"role": "user", "content": "Add a file."}
     engine.play = script(*calls("ApplyPatch", json.dumps({"input": PATCH}), 5))
-    message, _ = streamed(server, {"messages": [asked], "tools": [NESTED, APPLY]})
-    assert message == complete(server, {"messages": [asked], "tools": [READ, APPLY]})
-    assert message["tool_calls"][0]["arguments"] == PATCH and message["tool_calls"][0]["type"] == "function"
-    streamed(server, {"input": [asked], "tools": [READ, APPLY]})
+    choice, _ = streamed(http, {"messages": [asked], "tools": [NESTED, APPLY]})
+    assert choice == complete(http, {"messages": [asked], "tools": [READ, APPLY]})
+    [called] = choice["message"]["tool_calls"]
+    assert called["function"]["arguments"] == PATCH and called["type"] == "function"
+    streamed(http, {"input": [asked], "tools": [READ, APPLY]})
     assert len({request.tools[0].name for request in engine.requests}) == 1
     first, second, third = (request.tools for request in engine.requests)
     assert [tool.to_openai() for tool in first] == [tool.to_openai() for tool in second]
@@ -159,12 +134,12 @@ def test_tools_of_both_forms_among_messages(server: Running, engine: FakeEngine)
     call = {"id": "call_1", "type": "function", "function": {"name": "ApplyPatch", "arguments": PATCH}}
     result = {"role": "tool", "tool_call_id": "call_1", "content": "Done."}
     past = [asked, {"role": "assistant", "tool_calls": [call]}, result]
-    streamed(server, {"messages": past, "tools": [NESTED, APPLY]})
+    streamed(http, {"messages": past, "tools": [NESTED, APPLY]})
     assert engine.requests[-1].messages is not None
     assert engine.requests[-1].messages[1].parts == (ToolCallPart("call_1", "ApplyPatch", {"input": PATCH}),)
 
 
-def test_a_conversation_comes_back_in_either_form_of_calls(server: Running, engine: FakeEngine) -> None:
+def test_a_conversation_comes_back_in_either_form_of_calls(http: httpx.Client, engine: FakeEngine) -> None:
     """Cursor was given the call of a custom tool as a function, and may send it back so."""
     called = [
         {"type": "custom_tool_call", "call_id": "call_1", "name": "ApplyPatch", "input": PATCH},
@@ -175,7 +150,7 @@ def test_a_conversation_comes_back_in_either_form_of_calls(server: Running, engi
     seen = []
     for call in called:
         reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
-        streamed(server, CURSOR | {"input": [*CURSOR["input"], reasoning, call, result]})
+        streamed(http, CURSOR | {"input": [*CURSOR["input"], reasoning, call, result]})
         assert engine.requests[-1].messages is not None
         seen.append(engine.requests[-1].messages[2:])
     assert seen[0] == seen[1] == seen[2]
@@ -184,10 +159,10 @@ def test_a_conversation_comes_back_in_either_form_of_calls(server: Running, engi
     assert tool.parts == (ToolResultPart("call_1", (TextPart("Done."),), "ApplyPatch"),)
 
 
-def test_text_format_and_instructions(server: Running, engine: FakeEngine) -> None:
+def test_text_format_and_instructions(http: httpx.Client, engine: FakeEngine) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    streamed(server, {"input": "Hi.", "instructions": "Be brief.", "text": form, "max_output_tokens": 9})
+    streamed(http, {"input": "Hi.", "instructions": "Be brief.", "text": form, "max_output_tokens": 9})
     [request] = engine.requests
     assert request.messages is not None and request.sampling.guide is not None
     assert [message.role for message in request.messages] == ["system", "user"]
@@ -227,31 +202,25 @@ def test_openais_client_reads_the_stream(gpt: openai.OpenAI, engine: FakeEngine)
         ({"stream": False}, "stream_options", "`stream=True`"),
     ],
 )  # fmt: skip
-def test_what_does_not_belong_is_refused_by_name(server: Running, fields: Any, param: str, advice: str) -> None:
-    with server.http() as client:
-        answer = client.post(
-            CHAT, json={"input": "hi", "stream_options": {"include_usage": True}, "stream": True} | fields
-        )
+def test_what_does_not_belong_is_refused_by_name(http: httpx.Client, fields: Any, param: str, advice: str) -> None:
+    body = {"input": "hi", "stream_options": {"include_usage": True}, "stream": True}
+    answer = http.post(CHAT, json=body | fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
     assert advice in error["message"]
 
 
-def test_a_null_is_as_good_as_no_field(server: Running, engine: FakeEngine) -> None:
+def test_a_null_is_as_good_as_no_field(http: httpx.Client, engine: FakeEngine) -> None:
     hi = [{"role": "user", "content": "hi"}]
-    with server.http() as client:
-        for body in ({"messages": hi, "input": None}, {"messages": None, "input": hi}):
-            assert client.post(CHAT, json=body).status_code == 200
-            assert [message.role for message in engine.requests[-1].messages or ()] == ["user"]
-        error = client.post(CHAT, json={"messages": [{"role": "ghost"}], "input": "hi"}).json()["error"]
-        assert error["param"] == "messages[0].role"  # the fault of the form that was meant
+    for body in ({"messages": hi, "input": None}, {"messages": None, "input": hi}):
+        assert http.post(CHAT, json=body).status_code == 200
+        assert [message.role for message in engine.requests[-1].messages or ()] == ["user"]
+    error = http.post(CHAT, json={"messages": [{"role": "ghost"}], "input": "hi"}).json()["error"]
+    assert error["param"] == "messages[0].role"  # the fault of the form that was meant
 
 
-def test_a_body_with_neither_is_asked_for_messages(server: Running) -> None:
-    with server.http() as client:
-        for body in ({}, {"tools": [READ]}):
-            error = client.post(CHAT, json=body).json()["error"]
-            assert (error["param"], error["code"]) in (
-                ("messages", "missing_required_parameter"),
-                ("tools[0].function", "missing_required_parameter"),
-            )
+def test_a_body_with_neither_is_asked_for_messages(http: httpx.Client) -> None:
+    for body in ({}, {"tools": [READ]}):
+        error = http.post(CHAT, json=body).json()["error"]
+        assert error["param"] in ("messages", "tools[0].function")
+        assert error["code"] == "missing_required_parameter"

@@ -10,17 +10,14 @@ from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import (
     Failed,
     FinishReason,
-    ReasoningDelta,
     Started,
-    TextDelta,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
-from vllm_mlx.core.request import Request
+from vllm_mlx.core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 
-from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says
+from .fakes import PROMPT_TOKENS, REPLY, FakeEngine, Pause, finished, hello, says, thinks_and_calls
 
 TOOLS: Any = [
     {"type": "function", "name": "ls", "parameters": {"type": "object"}},
@@ -33,29 +30,6 @@ ASK: Any = {"model": "tiny", "input": "hi"}
 @pytest.fixture
 def client(engine: FakeEngine, gpt: openai.OpenAI) -> openai.OpenAI:
     return gpt
-
-
-def thinks_and_calls(request: Request, index: int) -> Script:
-    return (
-        Started(PROMPT_TOKENS, 2),
-        ReasoningDelta("Need files.\n"),
-        TextDelta("Looking."),
-        ToolCallStart(0, "call_1", "ls"),
-        ToolCallDelta(0, '{"path":'),
-        ToolCallDelta(0, ' "/"}'),
-        ToolCallEnd(0),
-        ToolCallStart(1, "call_2", "multi__wait"),
-        ToolCallEnd(1),
-        finished(FinishReason.TOOL_CALLS),
-    )
-
-
-REPLY = (
-    ReasoningPart("Need files.\n"),
-    TextPart("Looking."),
-    ToolCallPart("call_1", "ls", {"path": "/"}),
-    ToolCallPart("call_2", "multi__wait", {}),
-)
 
 
 def messages_of(engine: FakeEngine) -> tuple[Message, ...]:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import httpx
 import pytest
 
+from tests.support.protocols import PROTOCOLS
 from tests.support.rows import cases
 from tests.support.running import Running, eventually, post_bytes, serving, start_python
 from vllm_mlx.core.errors import ConfigError
@@ -93,19 +94,13 @@ def test_what_does_not_finish_in_time_is_told(stream: bool) -> None:
     assert answer.status_code == (200 if stream else 503)
 
 
-PATHS = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/messages": {**CHAT, "model": "tiny", "max_tokens": 9},
-    "/v1/responses": {"input": "hi"},
-}
+PATHS = {protocol.path: protocol.body("hi") for protocol in PROTOCOLS.values()}
 
 
 def _code(answer: dict[str, Any]) -> str:
     """In each protocol's place."""
     error = answer["error"]
-    found: str = error["details"]["error_code"] if answer.get("type") == "error" else error["code"]
-    return found
+    return str(error["details"]["error_code"] if answer.get("type") == "error" else error["code"])
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -139,7 +134,7 @@ def test_a_request_whose_body_has_not_come_is_refused_at_once(path: str, caplog:
 
 
 SERVE = """
-import logging
+import gc, logging, sys
 from tests.server.fakes import FakeEngine, Pause, hello
 from tests.support.running import named
 from vllm_mlx.core.events import TextDelta
@@ -148,23 +143,36 @@ from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import listen, run
 
+loaded = [[] for _ in range(100_000)]
+
+def started():
+    [changed], intervals = engine.watchers, []
+    for is_busy in (True, False):
+        changed(is_busy)
+        intervals.append(sys.getswitchinterval())
+    print(sock.getsockname()[1], gc.get_freeze_count(), len(gc.get_objects()), *intervals, flush=True)
+
 sock = listen("127.0.0.1", 0)
 engine = FakeEngine(play=lambda request, index: hello(request, index) if engine.requests[1:] else endless)
 app = create_app(engine, ServerConfig(models=named("tiny")))
 endless = (TextDelta("a"), Pause())
 logging.basicConfig(level="INFO", format="%(name)s %(message)s")
-run(app, engine, sock, drain_s={drain_s}, started=lambda: print(sock.getsockname()[1], flush=True))
+run(app, engine, sock, drain_s={drain_s}, started=started)
 print(engine.shutdowns)
 """
 
 
 @contextlib.contextmanager
 def process(drain_s: float) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server, and its port."""
+    """A server, and its port. Its process is set up for threads, and for what is loaded at its start."""
     started = start_python(SERVE.format(drain_s=drain_s))
     assert started.stdout is not None
     try:
-        yield started, int(started.stdout.readline())
+        port, left_out, looked_through, busy_s, usual_s = map(float, started.stdout.readline().split())
+        assert left_out > 100_000 > looked_through, "what is loaded is left out of garbage collections"
+        assert busy_s == pytest.approx(run.SWITCH_S), "while prompts are prepared"
+        assert usual_s == sys.getswitchinterval()
+        yield started, int(port)
     finally:
         started.kill()
         started.communicate()
@@ -227,42 +235,6 @@ def test_a_server_under_nohup_outlives_its_terminal() -> None:
             assert (code, out) == (0, "[0]") and "SIGTERM: " in line
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-COLLECTING = """
-import gc, os, signal, sys
-from tests.server.fakes import FakeEngine
-from tests.support.running import named
-from vllm_mlx.server.app import create_app
-from vllm_mlx.server.config import ServerConfig
-from vllm_mlx.server.run import listen, run
-
-loaded = [[] for _ in range(100_000)]
-
-def started():
-    print(gc.get_freeze_count(), len(gc.get_objects()), *intervals())
-
-def intervals():
-    [changed] = engine.watchers
-    for is_busy in (True, False):
-        changed(is_busy)
-        yield sys.getswitchinterval()
-    os.kill(os.getpid(), signal.SIGINT)
-
-engine = FakeEngine()
-app = create_app(engine, ServerConfig(models=named("tiny")))
-run(app, engine, listen("127.0.0.1", 0), drain_s=0, started=started)
-"""
-
-
-def test_the_process_of_a_server_is_set_up_for_threads_and_for_what_is_loaded() -> None:
-    process = start_python(COLLECTING)
-    out, err = process.communicate(timeout=120)
-    assert err == ""
-    left_out, looked_through, busy_s, usual_s = map(float, out.split())
-    assert left_out > 100_000 > looked_through
-    assert busy_s == pytest.approx(run.SWITCH_S), "while prompts are prepared"
-    assert usual_s == sys.getswitchinterval()
 
 
 def _is_draining(port: int) -> bool:

@@ -12,9 +12,7 @@ import pytest
 
 from tests.support.promised import PROMISED, check_types
 from tests.support.rows import row
-from tests.support.running import Running, eventually, serving, slowly, start_python
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from tests.support.running import Running, eventually, slowly, start_python
 from vllm_mlx.server import log
 
 from .documents import documented_reply
@@ -26,8 +24,7 @@ NAMES = PROMISED["S4-32"]
 
 @pytest.fixture(scope="module")
 def running(checkpoint):
-    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30)
-    with serving(start_engine(config)) as running:
+    with engine_served(checkpoint("qwen3")) as running:
         yield running
 
 
@@ -116,8 +113,7 @@ def test_the_page_of_the_api_names_every_field(server):
 
 
 def test_the_document_fits_a_server_without_a_prefix_cache(checkpoint):
-    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, prefix_cache=False)
-    with serving(start_engine(config)) as running, running.http() as client:
+    with engine_served(checkpoint("qwen3"), prefix_cache=False) as running, running.http() as client:
         assert documented_reply(client, "/v1/status")["cache"]["enabled"] is False
         assert documented_reply(client, "/v1/cache")["data"] == []
 
@@ -143,10 +139,7 @@ def test_a_request_under_way_is_shown(server, running):
 @pytest.fixture
 def narrow(checkpoint):
     """A server with one place, which reads prompts in small chunks."""
-    config = EngineConfig(
-        model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_num_seqs=1, max_prefill_chunk=16
-    )
-    with serving(start_engine(config)) as running:
+    with engine_served(checkpoint("qwen3"), max_num_seqs=1, max_prefill_chunk=16) as running:
         yield running
 
 

@@ -7,9 +7,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from tests.support.running import Running, eventually, serving, slowly
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from tests.support.running import Running, eventually, slowly
 from vllm_mlx.engine.monitoring.schema import EngineStatus
 from vllm_mlx.server.status import Recent
 from vllm_mlx.util.tenants import APIKey
@@ -25,13 +23,7 @@ ENDLESS: Any = {
     "ignore_eos": True,
     "stream": True,
 }
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint: Any) -> Iterator[Running]:
-    config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=4096, memory_budget_bytes=2 << 30)
-    with serving(start_engine(config), api_keys=("ann", "ben")) as running:
-        yield running
+MODEL, SETTINGS, OPTIONS = "qwen3", {"max_model_len": 4096}, {"api_keys": ("ann", "ben")}
 
 
 @pytest.fixture

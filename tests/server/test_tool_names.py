@@ -2,9 +2,8 @@
 
 from typing import Any
 
+import httpx
 import pytest
-
-from tests.support.running import Running
 
 from .fakes import FakeEngine
 
@@ -40,18 +39,16 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any], tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_tools_of_one_name_are_refused(server: Running, engine: FakeEngine, name: str) -> None:
+def test_two_tools_of_one_name_are_refused(http: httpx.Client, engine: FakeEngine, name: str) -> None:
     path, body, tools, (first, second) = CASES[name]
-    with server.http() as http:
-        answer = http.post(f"/v1/{path}", json={**body, "tools": tools})
-        assert answer.status_code == 400 and f"`{first}` and `{second}`" in answer.json()["error"]["message"]
-        assert answer.json()["error"].get("param", second) == second
-        assert not engine.requests
-        assert http.post(f"/v1/{path}", json={**body, "tools": tools[:1]}).status_code == 200
+    answer = http.post(f"/v1/{path}", json={**body, "tools": tools})
+    assert answer.status_code == 400 and f"`{first}` and `{second}`" in answer.json()["error"]["message"]
+    assert answer.json()["error"].get("param", second) == second
+    assert not engine.requests
+    assert http.post(f"/v1/{path}", json={**body, "tools": tools[:1]}).status_code == 200
 
 
-def test_one_name_in_two_namespaces_is_two_tools(server: Running, engine: FakeEngine) -> None:
+def test_one_name_in_two_namespaces_is_two_tools(http: httpx.Client, engine: FakeEngine) -> None:
     tools = [NAMESPACE, {**NAMESPACE, "name": "m"}, FUNCTION]
-    with server.http() as http:
-        assert http.post("/v1/responses", json={"input": "hi", "tools": tools}).status_code == 200
+    assert http.post("/v1/responses", json={"input": "hi", "tools": tools}).status_code == 200
     assert [tool.name for tool in engine.requests[-1].tools] == ["n__f", "m__f", "f"]

@@ -1,16 +1,11 @@
 """A template that takes less than the API allows, over HTTP: the conversation is served, and the receipt says how."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.prompt.needs import NEEDS
-from tests.support.running import Running, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
 
 SCHEMA: Any = {"type": "object", "properties": {"path": {"type": "string"}}}
 CHAT: Any = {"max_tokens": 4, "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
@@ -42,14 +37,8 @@ RESPONSE: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def http(checkpoint: Callable[..., Path]) -> Iterator[httpx.Client]:
-    config = EngineConfig(
-        model=str(checkpoint("qwen3")), chat_template=NEEDS["alternation"], tool_call_parser="hermes", max_model_len=512
-    )
-    running: Running
-    with serving(start_engine(config)) as running, running.http() as client:
-        yield client
+MODEL = "qwen3"
+SETTINGS = {"chat_template": NEEDS["alternation"], "tool_call_parser": "hermes", "max_model_len": 512}
 
 
 @pytest.mark.parametrize(

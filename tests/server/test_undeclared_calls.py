@@ -11,9 +11,9 @@ import pytest
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from tests.support.rote import CALL, rote_checkpoint
 from tests.support.rows import row
-from tests.support.running import Running, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
+from tests.support.running import Running
+
+from .watched import engine_served
 
 SCHEMA: Any = {"type": "object"}
 Counts = tuple[int, int]  # tokens of the first turn, cached tokens of the second
@@ -26,29 +26,11 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def server(mode: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    config = EngineConfig(
-        model=str(rote_checkpoint(tmp_path_factory.mktemp("rote"), "qwen3", thought_tokens=4)),
-        chat_template=TEMPLATE_VARIANTS["keeps reasoning"],
-        reasoning_parser="qwen3",
-        tool_call_parser="hermes",
-        tool_grammar="off",
-        undeclared_calls=mode,
-        memory_budget_bytes=4 << 30,
-    )
-    with serving(start_engine(config)) as running:
+    path = rote_checkpoint(tmp_path_factory.mktemp("rote"), "qwen3", thought_tokens=4)
+    formats = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", "tool_grammar": "off"}
+    template = TEMPLATE_VARIANTS["keeps reasoning"]
+    with engine_served(path, chat_template=template, undeclared_calls=mode, **formats) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def gpt(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def claude(server: Running) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
-        yield client
 
 
 def messages(claude: anthropic.Anthropic, start: str, mode: str, stream: bool) -> Counts:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.protocols import PROTOCOLS
 from tests.support.rows import cases
 from tests.support.running import Running, eventually, slowly
 from tests.support.unloading import hold_loads
@@ -19,12 +20,7 @@ from .watched import engine_served
 
 USER, ADMIN = APIKey("ann", "a-secret"), APIKey("root", "r-secret", is_admin=True)
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
-REQUESTS = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"prompt": "hi", "max_tokens": 4},
-    "/v1/messages": CHAT,
-    "/v1/responses": {"input": "hi", "max_output_tokens": 4},
-}
+REQUESTS = {protocol.path: protocol.body("hi", max_tokens=4) for protocol in PROTOCOLS.values()}
 
 
 @pytest.fixture

@@ -1,16 +1,11 @@
 """Tools that the chat template does not show are refused by name, in every protocol and before any output."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
-from tests.support.running import Running, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
 
 HI: Any = [{"role": "user", "content": "hi get_weather"}]
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -22,18 +17,9 @@ RESPONSE: Any = {"input": "hi", "max_output_tokens": 16, "tools": [{"type": "fun
 NONE: Any = {"/v1/messages": {"type": "none"}}
 
 
-@pytest.fixture(scope="module")
-def http(checkpoint: Callable[..., Path]) -> Iterator[httpx.Client]:
-    template = TEMPLATE_VARIANTS["gemma"].partition("{{- bos_token")
-    config = EngineConfig(
-        model=str(checkpoint("qwen3")),
-        chat_template="".join(template[1:]),
-        tool_call_parser="hermes",
-        max_model_len=512,
-    )
-    running: Running
-    with serving(start_engine(config)) as running, running.http() as client:
-        yield client
+MODEL = "qwen3"
+TEMPLATE = "".join(TEMPLATE_VARIANTS["gemma"].partition("{{- bos_token")[1:])
+SETTINGS = {"chat_template": TEMPLATE, "tool_call_parser": "hermes", "max_model_len": 512}
 
 
 @pytest.mark.parametrize(

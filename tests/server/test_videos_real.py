@@ -10,15 +10,15 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from tests.support.shapes import draw_shape
-from vllm_mlx.core.config import EngineConfig, MediaConfig
-from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.core.config import MediaConfig
 
 from ..media.hostile_videos import HOSTILE
 from ..media.hosts import HERE, Host, host, reply
 from ..media.samples import encode as encode_picture
 from ..media.video_samples import encode, sound
+from .watched import engine_served
 
 VIDEO = encode(num_frames=20, size=(96, 64))
 FRAMES = [draw_shape(color, "circle", 64) for color in ("red", "green", "blue")]
@@ -34,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path, checkpoint: Callable[..., Path]) -> Iterator[Running]:
     media = MediaConfig(max_video_bytes=100_000, max_videos=2, allow_private_media=True, media_root=str(root))
-    with serving(start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=media))) as running:
+    with engine_served(checkpoint("vision:qwen3_vl"), media=media) as running:
         yield running
 
 
@@ -61,11 +61,10 @@ def frames(*files: bytes) -> dict[str, Any]:
     return {"type": "video", "video": [url(file, "image/jpeg") for file in files]}
 
 
-def post(server: Running, *parts: Any, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+def post(http: httpx.Client, *parts: Any, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
     content = [*parts, {"type": "text", "text": "What is in this image?"}]
     body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8, **fields}
-    with server.http() as http:
-        return http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    return http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
 
 
 def usage(answer: httpx.Response) -> tuple[int, int]:
@@ -76,34 +75,34 @@ def usage(answer: httpx.Response) -> tuple[int, int]:
 
 
 def test_a_video_is_one_whichever_way_it_comes_and_its_frames_are_prompt_tokens(
-    server: Running, videos: Host, root: Path
+    http: httpx.Client, videos: Host, root: Path
 ) -> None:
-    num_tokens, num_cached = usage(post(server, video(url(VIDEO))))
+    num_tokens, num_cached = usage(post(http, video(url(VIDEO))))
     assert num_cached < num_tokens // 2
     for source in (*[videos.url("/clip", HERE)] * 2, str(root / "clip.mp4")):
-        assert usage(post(server, video(source))) == (num_tokens, num_tokens - 1)
+        assert usage(post(http, video(source))) == (num_tokens, num_tokens - 1)
     assert videos.paths() == ["/clip"]
-    more, _ = usage(post(server, video(url(VIDEO), fps=5)))
+    more, _ = usage(post(http, video(url(VIDEO), fps=5)))
     assert more > num_tokens
-    assert usage(post(server, video(url(VIDEO)), mm_processor_kwargs={"fps": 5})) == (more, more - 1)
-    two, _ = usage(post(server, video(url(VIDEO)), video(url(encode(num_frames=8, size=(96, 64))))))
+    assert usage(post(http, video(url(VIDEO)), mm_processor_kwargs={"fps": 5})) == (more, more - 1)
+    two, _ = usage(post(http, video(url(VIDEO)), video(url(encode(num_frames=8, size=(96, 64))))))
     assert two > num_tokens + 30
 
 
-def test_a_video_may_come_as_its_frames(server: Running) -> None:
+def test_a_video_may_come_as_its_frames(http: httpx.Client) -> None:
     given = [encode_picture(frame, "JPEG") for frame in FRAMES]
     listed = frames(*given)
     joined = video("data:video/jpeg;base64," + ",".join(map(encoded, given)))
-    num_tokens, _ = usage(post(server, listed))
-    assert usage(post(server, joined)) == (num_tokens, num_tokens - 1)
-    _, num_cached = usage(post(server, {**listed, "fps": 0.5}))
+    num_tokens, _ = usage(post(http, listed))
+    assert usage(post(http, joined)) == (num_tokens, num_tokens - 1)
+    _, num_cached = usage(post(http, {**listed, "fps": 0.5}))
     assert num_cached < num_tokens // 2, "other times are another video"
 
 
-def test_an_animation_is_a_video_where_it_is_sent_as_one(server: Running) -> None:
+def test_an_animation_is_a_video_where_it_is_sent_as_one(http: httpx.Client) -> None:
     data = encode("gif", "gif", pixels="rgb8", num_frames=6)
-    as_video, _ = usage(post(server, video(url(data, "image/gif"))))
-    as_image, _ = usage(post(server, {"type": "image_url", "image_url": {"url": url(data, "image/gif")}}))
+    as_video, _ = usage(post(http, video(url(data, "image/gif"))))
+    as_image, _ = usage(post(http, {"type": "image_url", "image_url": {"url": url(data, "image/gif")}}))
     assert as_video > as_image
 
 
@@ -127,19 +126,19 @@ def test_an_animation_is_a_video_where_it_is_sent_as_one(server: Running) -> Non
         ),
     ],
 )
-def test_what_is_wrong_with_a_video_is_said(server: Running, part: dict[str, Any], words: str) -> None:
-    answer = post(server, part)
+def test_what_is_wrong_with_a_video_is_said(http: httpx.Client, part: dict[str, Any], words: str) -> None:
+    answer = post(http, part)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert words in error["message"] and error["code"] == "invalid_video"
 
 
-def test_too_many_and_unknown_options_are_refused(server: Running) -> None:
-    assert "--limit-mm-per-prompt video=3" in post(server, *[video(url(VIDEO))] * 3).text
+def test_too_many_and_unknown_options_are_refused(http: httpx.Client) -> None:
+    assert "--limit-mm-per-prompt video=3" in post(http, *[video(url(VIDEO))] * 3).text
     for fields in ({"mm_processor_kwargs": {"fps": 0}}, {"mm_processor_kwargs": {"num_frames": 3}}):
-        answer = post(server, video(url(VIDEO)), **fields)
+        answer = post(http, video(url(VIDEO)), **fields)
         assert answer.status_code == 400 and "mm_processor_kwargs" in answer.text
 
 
-def test_other_protocols_take_none(server: Running) -> None:
-    assert post(server, video(url(VIDEO)), path="/v1/messages").status_code == 400
+def test_other_protocols_take_none(http: httpx.Client) -> None:
+    assert post(http, video(url(VIDEO)), path="/v1/messages").status_code == 400

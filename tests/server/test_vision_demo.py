@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,10 +10,7 @@ import openai
 import pytest
 
 from tests.support.rows import cases, row
-from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.loading import start_engine
 
 QUESTION = "What is in this image?"
 SHOWN = (
@@ -21,18 +18,7 @@ SHOWN = (
     ("purple", "circle"), ("orange", "square"), ("red", "star"), ("blue", "triangle"),
 )  # fmt: skip
 SIDE = 112
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False))) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def gpt(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
+MODEL, SETTINGS = "demo", {"enable_thinking": False}
 
 
 def encoded(color: str, shape: str, side: int = SIDE) -> str:

@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from tests.support.running import Running, eventually, serving
-from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.events import (
     Finished,
@@ -20,11 +19,11 @@ from vllm_mlx.core.events import (
 )
 from vllm_mlx.core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.engine.loading import start_engine
 
 from .fakes import FakeEngine, Script
 from .searching import TEXT, as_codex_sends, calls, results
 from .searx import PAGES, Searx
+from .watched import engine_served
 
 ASK: Any = [{"role": "user", "content": "What is new?"}]
 TOOL: Any = {"type": "web_search_20250305", "name": "web_search"}
@@ -239,6 +238,10 @@ def test_without_a_search_server_a_request_for_one_names_the_setting() -> None:
         for body in responses:
             answer = http.post("/v1/responses", json={"input": "x", **body})
             assert answer.status_code == 400 and "--web-search" in answer.json()["error"]["message"]
+        for body in ({"messages": ASK, "web_search_options": {}}, {"input": "x", "tools": [{"type": "web_search"}]}):
+            error = http.post("/v1/chat/completions", json=body).json()["error"]
+            assert "start the server with --web-search" in error["message"]
+            assert error["param"] in ("web_search_options", "tools")
         assert http.post("/v1/messages", json={**MESSAGE, "tools": [TOOL, other]}).status_code == 200
         assert [tool.name for tool in running.engine.requests[-1].tools] == ["ls"]
 
@@ -251,8 +254,8 @@ def hit_tokens(http: httpx.Client) -> int:
 
 
 def test_the_second_generation_and_the_next_turn_begin_in_the_prefix_cache(web: Searx) -> None:
-    engine = start_engine(EngineConfig(model="demo", text_only=True, enable_thinking=False))
-    with serving(engine, web_search=web.url) as running, running.http() as http:
+    settings: Any = {"text_only": True, "enable_thinking": False}
+    with engine_served("demo", options={"web_search": web.url}, **settings) as running, running.http() as http:
         ask = [{"role": "user", "content": "Search the web for news."}]
         body = {**MESSAGE, "messages": ask, "max_tokens": 400, "tools": [TOOL], "temperature": 0}
         forced = {"tool_choice": {"type": "tool", "name": "web_search"}}

@@ -1,18 +1,17 @@
 """Web searches in chat completions: the reply holds what was found in the model's words, and no call of a search."""
 
-import json
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.support.running import Running, serving
+from tests.api.streams import chunks
 from vllm_mlx.core.events import Counted
 
 from .fakes import FakeEngine, usage
 from .searching import calls, once
-from .searx import PAGES, Searx
+from .searx import Searx
 
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "What is new?"}]}
 
@@ -61,18 +60,16 @@ def test_calls_of_the_client_s_own_tools_are_numbered_as_if_there_were_no_search
     assert whole.finish_reason == reason == "tool_calls" and len(web.queries) == 4
 
 
-def test_counts_so_far_include_the_generation_before_a_search(server: Running, engine: FakeEngine) -> None:
+def test_counts_so_far_include_the_generation_before_a_search(http: httpx.Client, engine: FakeEngine) -> None:
     def play(request: Any, index: int) -> Any:
         script = once(request, index)
         return script[0], Counted(usage(1)), *script[1:]
 
     engine.play = play
     options = {"include_usage": True, "continuous_usage_stats": True}
-    with server.http() as http:
-        body = {**CHAT, "web_search_options": {}, "stream": True, "stream_options": options}
-        wire = http.post("/v1/chat/completions", json=body)
-    sent = [json.loads(line.removeprefix("data: "))["usage"] for line in wire.text.split("\n\n")[:-2]]
-    counts = [each["completion_tokens"] for each in sent]
+    body = {**CHAT, "web_search_options": {}, "stream": True, "stream_options": options}
+    sent = chunks(http.post("/v1/chat/completions", json=body).content)
+    counts = [each["usage"]["completion_tokens"] for each in sent]
     assert counts == sorted(counts) and counts[-1] == counts[-2] and counts[-3] == 10 + 1
     assert all(request.counts for request in engine.requests)
 
@@ -101,18 +98,8 @@ def test_several_replies_to_one_request_run_no_searches(gpt: openai.OpenAI) -> N
         gpt.completions.create(model="tiny", prompt="x", extra_body={"web_search_options": {}})
 
 
-def test_a_body_in_the_form_of_responses_has_its_search_too(server: Running, web: Searx) -> None:
+def test_a_body_in_the_form_of_responses_has_its_search_too(http: httpx.Client, web: Searx) -> None:
     body = {"input": "What is new?", "tools": [{"type": "web_search", "filters": {"allowed_domains": ["example.com"]}}]}
-    with server.http() as http:
-        choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["message"]["content"] == "Let me look. It is new." and web.queries == ["news site:example.com"]
-    assert PAGES and choice["finish_reason"] == "stop"
-
-
-def test_without_a_search_server_the_setting_is_named() -> None:
-    with serving(FakeEngine()) as running, running.http() as http:
-        for body in ({**CHAT, "web_search_options": {}}, {"input": "x", "tools": [{"type": "web_search"}]}):
-            answer: httpx.Response = http.post("/v1/chat/completions", json=body)
-            error = answer.json()["error"]
-            assert answer.status_code == 400 and "start the server with --web-search" in error["message"]
-            assert error["param"] in ("web_search_options", "tools")
+    assert choice["finish_reason"] == "stop"

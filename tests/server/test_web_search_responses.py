@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -134,20 +135,19 @@ def test_a_search_that_is_not_live_is_refused_if_the_request_is_about_it(gpt: op
 
 
 def test_tools_that_the_model_does_not_see_are_named_in_the_answer_and_in_the_log(
-    server: Running, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+    server: Running, http: httpx.Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = {"type": "namespace", "name": "n", "tools": [LS, {"type": "custom", "name": "c"}]}
     tools = [NOT_LIVE, {"type": "image_generation"}, inner]
     names = ("tools[].web_search.external_web_access", "tools[].image_generation", "tools[].tools[].custom")
-    with server.http() as http:
-        for path in ("responses", "chat/completions"):
-            answer = http.post(f"/v1/{path}", json={"input": "x", "tools": tools})
-            assert answer.status_code == 200 and answer.headers["x-unknown-fields"] == ", ".join(names)
-        search = {"type": "web_search_20250305", "name": "web_search"}
-        fetch = {"type": "web_fetch_20250910", "name": "web_fetch"}
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "tools": [search, fetch]}
-        answer = http.post("/v1/messages", json=body)
-        assert answer.headers["x-unknown-fields"] == "tools[].web_fetch_20250910"
+    for path in ("responses", "chat/completions"):
+        answer = http.post(f"/v1/{path}", json={"input": "x", "tools": tools})
+        assert answer.status_code == 200 and answer.headers["x-unknown-fields"] == ", ".join(names)
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    fetch = {"type": "web_fetch_20250910", "name": "web_fetch"}
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "tools": [search, fetch]}
+    answer = http.post("/v1/messages", json=body)
+    assert answer.headers["x-unknown-fields"] == "tools[].web_fetch_20250910"
     assert [tool.name for request in engine.requests[:2] for tool in request.tools] == ["n__ls", "n__ls"]
     for name in names:
         assert f"{name} to /v1/responses, which this server does not know or cannot run" in caplog.text

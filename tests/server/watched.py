@@ -17,8 +17,8 @@ from vllm_mlx.engine.loading import open_disk, start_engine
 
 
 @contextlib.contextmanager
-def engine_served(path: Path, *, options: dict | None = None, **settings: object) -> Iterator[Running]:
-    config = EngineConfig(model=str(path), memory_budget_bytes=2 << 30, **settings)
+def engine_served(path: Path | str, *, options: dict | None = None, **settings: object) -> Iterator[Running]:
+    config = EngineConfig(**{"model": str(path), "memory_budget_bytes": 2 << 30, **settings})
     disk = open_disk(config) if config.cache_dir is not None else None
     name, *aliases = (options or {}).get("served_model_names", NAMES)
     models = Catalogue((Entry(config=config, name=name, aliases=tuple(aliases)),))

@@ -51,191 +51,97 @@ CORPUS = (
 )
 
 BASE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": MAX_POSITIONS,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "max_position_embeddings": MAX_POSITIONS, "tie_word_embeddings": False,
+}  # fmt: skip
 GATED_DELTA: dict[str, Any] = {
-    "head_dim": 32,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-}
+    "head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+}  # fmt: skip
 MAMBA: dict[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 32,  # Metal's kernel takes multiples of 32 only, and does not say so
-    "mamba_d_conv": 4,
-    "mamba_n_groups": 1,
+    # Metal's kernel takes states in multiples of 32 only, and does not say so
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 32, "mamba_d_conv": 4, "mamba_n_groups": 1,
     "mamba_expand": 2,
-}
+}  # fmt: skip
 MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 # Architecture → config.json, on top of BASE. The names are config.json's model_type.
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen3": {"head_dim": 16},
+    "llama": {}, "qwen3": {"head_dim": 16},
     "qwen3_next": {
-        **GATED_DELTA,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "decoder_sparse_step": 1,
-        "shared_expert_intermediate_size": 64,
-        "moe_intermediate_size": 32,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-        "partial_rotary_factor": 0.25,
+        **GATED_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 64, "moe_intermediate_size": 32, "mlp_only_layers": [],
+        "norm_topk_prob": True, "partial_rotary_factor": 0.25,
     },
     "qwen3_5": {
         **GATED_DELTA,
         "rope_parameters": {
-            "type": "default",
-            "mrope_section": [2, 1, 1],
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.25,
+            "type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
         },
     },
     "nemotron_h": {
-        "attention_bias": False,
-        "mlp_bias": False,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "head_dim": 16,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "mamba_proj_bias": False,
-        "ssm_state_size": 32,
-        "conv_kernel": 4,
-        "n_groups": 2,
-        "layer_norm_epsilon": 1e-5,
-        "hybrid_override_pattern": ["M", "-", "M", "*", "M", "-"],
+        "attention_bias": False, "mlp_bias": False, "use_bias": False, "use_conv_bias": True, "head_dim": 16,
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "mamba_proj_bias": False, "ssm_state_size": 32, "conv_kernel": 4,
+        "n_groups": 2, "layer_norm_epsilon": 1e-05, "hybrid_override_pattern": ["M", "-", "M", "*", "M", "-"],
     },
     "falcon_h1": {**MAMBA, "num_hidden_layers": 3, "head_dim": 16, "mamba_d_ssm": 128, "lm_head_multiplier": 1.0},
     "granitemoehybrid": {
-        **MAMBA,
-        **MOE,
-        "intermediate_size": 64,
-        "shared_intermediate_size": 64,
-        "attention_bias": False,
-        "mamba_proj_bias": False,
-        "mamba_conv_bias": True,
-        "layer_types": ["mamba", "mamba", "attention", "mamba"],
-        "embedding_multiplier": 1.0,
-        "attention_multiplier": 0.25,
-        "logits_scaling": 1.0,
-        "residual_multiplier": 1.0,
+        **MAMBA, **MOE, "intermediate_size": 64, "shared_intermediate_size": 64, "attention_bias": False,
+        "mamba_proj_bias": False, "mamba_conv_bias": True, "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "embedding_multiplier": 1.0, "attention_multiplier": 0.25, "logits_scaling": 1.0, "residual_multiplier": 1.0,
         "position_embedding_type": "nope",
     },
     "jamba": {
-        "attn_layer_offset": 1,
-        "attn_layer_period": 3,
-        "expert_layer_offset": 1,
-        "expert_layer_period": 2,
-        "mamba_d_conv": 4,
-        "mamba_d_state": 16,
-        "mamba_expand": 2,
-        "num_experts": 2,
-        "num_experts_per_tok": 1,
+        "attn_layer_offset": 1, "attn_layer_period": 3, "expert_layer_offset": 1, "expert_layer_period": 2,
+        "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2, "num_experts": 2, "num_experts_per_tok": 1,
     },
     "gemma3_text": {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
-        "rope_local_base_freq": 1000.0,
-        "sliding_window": 24,
+        "head_dim": 16, "query_pre_attn_scalar": 16, "rope_local_base_freq": 1000.0, "sliding_window": 24,
         "sliding_window_pattern": 3,
     },
     "gpt_oss": {
-        **MOE,
-        "intermediate_size": 64,
-        "head_dim": 16,
-        "sliding_window": 24,
-        "max_position_embeddings": 131072,  # what its YaRN defaults reach
+        **MOE, "intermediate_size": 64, "head_dim": 16, "sliding_window": 24, "max_position_embeddings": 131072,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-}
+}  # fmt: skip
 ARCHITECTURES = tuple(CONFIGS)
 OWN_ATTENTION: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 16}}  # not MLX's function
 # Architectures some of whose layers have no rotary embedding, so that they never read a row's length.
 PARTLY_ROTARY: dict[str, dict[str, Any]] = {
     "smollm3": {"head_dim": 16},
     "exaone4": {
-        "head_dim": 16,
-        "rope_scaling": {"rope_type": "default"},
-        "sliding_window": 24,
+        "head_dim": 16, "rope_scaling": {"rope_type": "default"}, "sliding_window": 24,
         "sliding_window_pattern": "LLLG",
     },
-    "cohere2": {"head_dim": 16, "layer_norm_eps": 1e-5, "sliding_window": 24, "sliding_window_pattern": 4},
-    "llama4_text": {
-        "head_dim": 16,
-        "intermediate_size_mlp": 128,
-        "no_rope_layers": [1, 1, 1, 0],
-        "use_qk_norm": True,
-    },
-}
+    "cohere2": {"head_dim": 16, "layer_norm_eps": 1e-05, "sliding_window": 24, "sliding_window_pattern": 4},
+    "llama4_text": {"head_dim": 16, "intermediate_size_mlp": 128, "no_rope_layers": [1, 1, 1, 0], "use_qk_norm": True},
+}  # fmt: skip
 # Latent attention: keys and values are one vector a token, and positional keys another.
 _LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 48,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 24,
-    "n_shared_experts": 1,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "v_head_dim": 24, "n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
 LATENT: dict[str, dict[str, Any]] = {"deepseek_v3": _LATENT, "glm4_moe_lite": _LATENT}  # Kimi K2 is a deepseek_v3
 # Architectures with cache classes that cannot be batched, or layers that read others' keys and values.
 OWN_STATE: dict[str, dict[str, Any]] = {
     "llama4": {
-        "head_dim": 16,
-        "attention_bias": False,
-        "attention_chunk_size": 24,
-        "interleave_moe_layer_step": 2,
-        "intermediate_size_mlp": 128,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 1,
-        "rope_scaling": None,
+        "head_dim": 16, "attention_bias": False, "attention_chunk_size": 24, "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 128, "num_local_experts": 4, "num_experts_per_tok": 1, "rope_scaling": None,
         "use_qk_norm": True,
     },
     "afm7": {
-        "hidden_dim": 64,
-        "num_layers": 4,
-        "num_kv_reuse_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
+        "hidden_dim": 64, "num_layers": 4, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2,
         "hidden_dim_scale_factor": 2.0,
     },
     "deepseek_v41": {
-        "head_dim": 32,
-        "q_lora_rank": 32,
-        "qk_rope_head_dim": 8,
-        "o_groups": 2,
-        "o_lora_rank": 16,
-        "moe_intermediate_size": 32,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 24,
-        "compress_ratios": [0, 4, 4, 4],
-        "kv_source_layer_ids": [1],
-        "index_source_layer_ids": [1],
-        "index_n_heads": 2,
-        "index_head_dim": 32,
-        "index_topk": 8,
+        "head_dim": 32, "q_lora_rank": 32, "qk_rope_head_dim": 8, "o_groups": 2, "o_lora_rank": 16,
+        "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24,
+        "compress_ratios": [0, 4, 4, 4], "kv_source_layer_ids": [1], "index_source_layer_ids": [1], "index_n_heads": 2,
+        "index_head_dim": 32, "index_topk": 8,
     },
-}
+}  # fmt: skip
 ALSO_CUT = {"qwen2": {}, "qwen3_moe": {**CONFIGS["qwen3_next"], "head_dim": 16}}  # over ranks, by mlx-lm
 _TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "llama4": "llama4_text"}  # config.json has the text's settings apart
 VISION = "vision:"  # before the name of a family of `vision_checkpoints`

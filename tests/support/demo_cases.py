@@ -35,11 +35,7 @@ class Asker:
 
     def reply(self, case: Case) -> str:
         prompt = self.processor.tokenizer.apply_chat_template(
-            case.messages,
-            tools=case.tools,
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=case.thinking,
+            case.messages, tools=case.tools, tokenize=False, add_generation_prompt=True, enable_thinking=case.thinking
         )
         images = [draw_shape(*described) for described in case.pictures] or None
         result = generate(self.model, self.processor, prompt, image=images, max_tokens=MAX_TOKENS, temperature=0.0)

@@ -22,7 +22,7 @@ from vllm_mlx.scheduler.scheduler import Scheduler
 
 from .device_catalogue import CHIPS, SHAPES
 from .device_model import Device
-from .device_runner import Clock, Manner, SimulatedRunner, footprint
+from .device_runner import Clock, SimulatedRunner, footprint
 from .device_serving import BUDGET_SHARE, TRANSIENT_BYTES, pacer_of
 
 
@@ -70,7 +70,7 @@ class Lanes:
         facts = EngineFacts(info=info, memory=memory, footprint=row, calibration=calibration)
 
         def run(_: object = None) -> Any:
-            return SimulatedRunner(device, Manner.TOGETHER, lambda seq, position: position % 1000, self.clock)
+            return SimulatedRunner(device, lambda seq, position: position % 1000, self.clock)
 
         assembly = Assembly(
             scheduler=scheduler,

@@ -4,7 +4,6 @@ A row is the number of its tokens. Copies are those of joins, leaves, captures a
 while its samples of the step before are read, as on a device.
 """
 
-import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,13 +15,6 @@ from .device_model import Device, Shape
 
 EVAL_S = 0.2e-3  # one wait for the device with nothing under way
 _Groups = list[tuple[Sequence, ...]]
-
-
-class Manner(enum.Enum):
-    """How decode groups run."""
-
-    APART = "one forward pass for each group; rows join and leave by copies of the whole group, layer by layer"
-    TOGETHER = "one forward pass for all groups; a row begins as a group of its own, and groups merge by one copy"
 
 
 def footprint(shape: Shape) -> RowFootprint:
@@ -78,9 +70,7 @@ class Clock:
 class SimulatedRunner:
     media = None
 
-    def __init__(
-        self, device: Device, manner: Manner, next_token: Callable[[Sequence, int], int], clock: Clock | None = None
-    ):
+    def __init__(self, device: Device, next_token: Callable[[Sequence, int], int], clock: Clock | None = None):
         """`next_token`: the token of a row at a position. `clock` is that of all models of the device."""
         self._clock = clock or Clock()
         self.copied_bytes = 0  # of joins, leaves and merges
@@ -88,7 +78,6 @@ class SimulatedRunner:
         self.longest_decode_s = 0.0  # with copies, of a step that also has prefill
         self._device = device
         self._state_bytes = device.shape.num_recurrent * device.shape.state_bytes  # of one row
-        self._manner = manner
         self._next_token = next_token
         self._groups: list[dict[int, int]] = []  # seq_id -> tokens
         self._launched: Launch | None = None
@@ -182,46 +171,32 @@ class SimulatedRunner:
         self._wait(self._device.copy_s(self._device.shape.row_bytes(restore.match.length)))
 
     def _arrange(self, groups: _Groups) -> None:
-        """Count the copies that lead from the groups of the last plan to these."""
+        """Count the copies that lead from the groups of the last plan to these. A row that begins moves nothing."""
         wanted = [{seq.seq_id: seq.num_computed_tokens for seq in group} for group in groups]
         free = list(self._groups)
         copied = num_waits = 0
         for group in wanted:
             base = max(free, key=lambda held: len(held.keys() & group.keys()), default=None)
             if base is None or not base.keys() & group.keys():
-                base = None
+                base = {}
             else:
                 free.remove(base)
-            some_bytes, some_waits = self._moved(base or {}, group)
-            copied, num_waits = copied + some_bytes, num_waits + some_waits
-        if self._manner is Manner.TOGETHER and _rows(wanted) != _rows(self._groups):
+            kept = base.keys() & group.keys()
+            if kept and kept != base.keys() and len(base) > 1:
+                copied, num_waits = copied + self._bytes(group[seq_id] for seq_id in kept), num_waits + 2
+            if len(group) > 1 and kept != group.keys():
+                copied, num_waits = copied + self._bytes(group.values()), num_waits + 1
+        if _rows(wanted) != _rows(self._groups):
             copied += len(_rows(wanted)) * self._state_bytes  # recurrent layers hold one batch of all rows' states
         self._groups = wanted
         if copied:
             self.copied_bytes += copied
             self._wait(self._device.copy_s(copied) + num_waits * EVAL_S)
 
-    def _moved(self, base: dict[int, int], group: dict[int, int]) -> tuple[int, int]:
-        """Bytes copied to make a group of one before, and how often the device is waited for.
-
-        A row that begins moves nothing. Apart, a row that joins makes the group's rows be padded and then put together,
-        twice all of their bytes; together, groups are put together once.
-        """
-        num_layers = self._device.shape.num_layers if self._manner is Manner.APART else 1
-        kept = base.keys() & group.keys()
-        copied = waits = 0
-        if kept and kept != base.keys() and len(base) > 1:
-            copied, waits = self._bytes(group[seq_id] for seq_id in kept), 2 * num_layers
-        if len(group) > 1 and kept != group.keys():
-            times = 2 if self._manner is Manner.APART else 1
-            copied, waits = copied + times * self._bytes(group.values()), waits + num_layers
-        return copied, waits
-
     def _bytes(self, lengths: Iterable[int]) -> int:
         """Bytes of rows in one buffer, which is as long as the longest."""
         lengths = list(lengths)
-        states = self._state_bytes if self._manner is Manner.TOGETHER else 0
-        return len(lengths) * (self._device.shape.row_bytes(max(lengths)) - states)
+        return len(lengths) * (self._device.shape.row_bytes(max(lengths)) - self._state_bytes)
 
 
 def _rows(groups: Iterable[dict[int, int]]) -> set[int]:

@@ -18,7 +18,7 @@ from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 from vllm_mlx.scheduler.scheduler import Scheduler
 
 from .device_model import Device
-from .device_runner import Manner, SimulatedRunner, footprint
+from .device_runner import SimulatedRunner, footprint
 
 BUDGET_SHARE = 0.7  # of the chip's memory
 TRANSIENT_BYTES = 10**9
@@ -71,7 +71,7 @@ def pacer_of(
 class Serving:
     """A server without a model: requests come in, the scheduler plans, and the device's clock runs."""
 
-    def __init__(self, device: Device, manner: Manner, *, with_cache: bool):
+    def __init__(self, device: Device, *, with_cache: bool):
         config = EngineConfig(model="simulated")
         memory = MemoryBudget(
             total_bytes=int(BUDGET_SHARE * device.chip.memory_bytes),
@@ -87,15 +87,8 @@ class Serving:
             cache = PrefixPlanner(
                 tree, "simulated", rule, row, max_bytes=memory.rows_bytes, snapshot_every=config.snapshot_every
             )
-        self.scheduler = Scheduler(
-            config,
-            memory=memory,
-            footprint=row,
-            pacer=self.pacer,
-            shares_forward=manner is Manner.TOGETHER,
-            prefix_cache=cache,
-        )
-        self.runner = SimulatedRunner(device, manner, lambda seq, position: _token(seq.seq_id >> 16, position))
+        self.scheduler = Scheduler(config, memory=memory, footprint=row, pacer=self.pacer, prefix_cache=cache)
+        self.runner = SimulatedRunner(device, lambda seq, position: _token(seq.seq_id >> 16, position))
         self.heard: dict[int, Heard] = {}
         self.num_tokens = 0
 
@@ -149,12 +142,12 @@ class Result:
     stall_s: float
 
 
-def decode_rows(device: Device, manner: Manner, lengths: Iterable[int], num_steps: int = 256) -> Result:
+def decode_rows(device: Device, lengths: Iterable[int], num_steps: int = 256) -> Result:
     """Rows of these lengths decode beside each other for so many steps. Their prefill is not counted.
 
     Each is sent once the one before it decodes: a row that waited would grow meanwhile.
     """
-    serving = Serving(device, manner, with_cache=False)
+    serving = Serving(device, with_cache=False)
     for agent, length in enumerate(lengths):
         seq = serving.send(agent, 0, length, 1 << 20)
         while seq.status is not SequenceStatus.DECODING:
@@ -177,9 +170,9 @@ def decode_rows(device: Device, manner: Manner, lengths: Iterable[int], num_step
     )
 
 
-def serve_agents(device: Device, manner: Manner, agents: Iterable[Iterable[Turn]]) -> Result:
+def serve_agents(device: Device, agents: Iterable[Iterable[Turn]]) -> Result:
     """All agents at once: each sends its next request when the last reply has ended and its pause is over."""
-    serving = Serving(device, manner, with_cache=True)
+    serving = Serving(device, with_cache=True)
     turns = [list(agent) for agent in agents]
     due = [(0.0, agent, 0) for agent in range(len(turns))]
     waited: dict[int, tuple[Sequence, int, int]] = {}

@@ -168,12 +168,7 @@ def squeezed(config: EngineConfig, model: Model, engine: LLMEngine, rows_bytes: 
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
     cache = PrefixPlanner(
-        tree,
-        "model",
-        model.resume_rule,
-        model.footprint,
-        max_bytes=rows_bytes,
-        snapshot_every=config.snapshot_every,
+        tree, "model", model.resume_rule, model.footprint, max_bytes=rows_bytes, snapshot_every=config.snapshot_every
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
     facts, runner = replace(engine.default.facts, memory=memory), engine.runner

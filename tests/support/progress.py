@@ -29,13 +29,13 @@ class TimeLeft:
     def __init__(self, known_s: Mapping[str, float], num_workers: int) -> None:
         self._known_s = known_s
         self._num_workers = num_workers
-        self._average_s = sum(known_s.values()) / len(known_s) if known_s else 1.0
+        self.average_s = sum(known_s.values()) / len(known_s) if known_s else 1.0
         self._left: dict[str, float] = {}
         self._done_s = 0.0
         self.num_tests = 0
 
     def plan(self, names: Iterable[str]) -> None:
-        self._left = {name: self._known_s.get(name, self._average_s) for name in names}
+        self._left = {name: self._known_s.get(name, self.average_s) for name in names}
         self.num_tests = len(self._left)
 
     def finish(self, name: str) -> None:
@@ -76,12 +76,15 @@ class Progress:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Begins a run on several workers with the longest files, so that all workers end at about the same time."""
+        """Begins a run on several workers with the longest files, so that all workers end at about the same time.
+
+        In a new checkout, where nothing is known, those are the files with the most tests.
+        """
         if self._worker_output is None:
             return
         files_s: dict[str, float] = defaultdict(float)
         for item in items:
-            files_s[file_of(item.nodeid)] += self._known_s.get(item.nodeid, 0.0)
+            files_s[file_of(item.nodeid)] += self._known_s.get(item.nodeid, self._time_left.average_s)
         items.sort(key=lambda item: -files_s[file_of(item.nodeid)])
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:

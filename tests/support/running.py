@@ -19,6 +19,7 @@ from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import ModelConfig
 from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.disk.kept import NO_MEMORIES
+from vllm_mlx.engine.found_models import FoundModels
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.recorder import open_recorder
@@ -46,7 +47,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(engine: Any, *, drain_s: float = 0, **settings: Any) -> Iterator[Running]:
+def serving(engine: Any, *, drain_s: float = 0, found: FoundModels | None = None, **settings: Any) -> Iterator[Running]:
     """Keys may be given as strings: `key1`, `key2` and so on are their names. `models` are those of the engine."""
     given = settings.get("api_keys", ())
     if all(isinstance(key, str) for key in given):
@@ -56,7 +57,7 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: Any) -> Iterator[Run
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
     memories = getattr(engine, "memories", NO_MEMORIES)  # an engine of tests may have none
-    app = create_app(engine, config, memories.responses, open_recorder(config))
+    app = create_app(engine, config, memories.responses, open_recorder(config), found)
     server = EngineServer(app, engine, drain_s=drain_s, started=started.set)
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()

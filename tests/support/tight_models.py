@@ -18,6 +18,7 @@ from vllm_mlx.engine.engine import LLMEngine
 from vllm_mlx.engine.loading import start_engine
 
 from .checkpoints import checkpoint
+from .protocols import PROTOCOLS, Completions, Protocol
 from .running import Running, serving
 from .shapes import draw_shape
 
@@ -34,7 +35,7 @@ SEES = ("images", "demo")
 BUDGET = 27_000_000  # two models take 12 MB, a step 6 MB, what stays of all five 5 MB, and rows the rest
 NUM_TOKENS = 10
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "asks", "what", "is", "new")
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+PATHS = tuple(protocol.path for protocol in PROTOCOLS.values())
 
 
 def path_of(name: str) -> str:
@@ -62,59 +63,39 @@ class Asked:
     text: int
 
     @property
+    def protocol(self) -> Protocol:
+        return next(protocol for protocol in PROTOCOLS.values() if protocol.path == self.path)
+
+    @property
     def body(self) -> dict[str, Any]:
-        text, fields = self._words, {"model": self.model, "temperature": 0}
-        if self.path == "/v1/completions":
-            return {**fields, "prompt": text, "max_tokens": NUM_TOKENS, "ignore_eos": True}
-        content = [*self._image, self._part(text)] if self.text % 2 == 0 and self.model in SEES else text
-        said = [{"role": "user", "content": content}]
-        if self.path == "/v1/responses":
-            return {**fields, "input": said, "max_output_tokens": NUM_TOKENS, "store": False}
-        return {**fields, "messages": said, "max_tokens": NUM_TOKENS}
+        fields: dict[str, Any] = {"model": self.model, "temperature": 0, "max_tokens": NUM_TOKENS}
+        if isinstance(self.protocol, Completions):
+            return self.protocol.body(self._words, **fields, ignore_eos=True)
+        if self.text % 2 or self.model not in SEES:
+            return self.protocol.body(self._words, **fields)
+        return self.protocol.body(
+            [self.protocol.image_part(_image(self.text)), self.protocol.text_part(self._words)], **fields
+        )
 
     @property
     def _words(self) -> str:
         draw = random.Random(self.text)
         return " ".join(draw.choice(WORDS) for _ in range(20 + 10 * (self.text % 4)))
 
-    @property
-    def _image(self) -> list[dict[str, Any]]:
-        data = _image(self.text)
-        if self.path == "/v1/messages":
-            source = {"type": "base64", "media_type": "image/png", "data": data}
-            return [{"type": "image", "source": source}]
-        url = f"data:image/png;base64,{data}"
-        if self.path == "/v1/responses":
-            return [{"type": "input_image", "image_url": url}]
-        return [{"type": "image_url", "image_url": {"url": url}}]
-
-    def _part(self, text: str) -> dict[str, Any]:
-        return {"type": "input_text" if self.path == "/v1/responses" else "text", "text": text}
-
     def ask(self, client: httpx.Client) -> Any:
         """Return what the model said, why it ended, and how many tokens prompt and reply have."""
         answer = client.post(self.path, json=self.body, timeout=240)
         assert answer.status_code == 200, answer.text
         reply = answer.json()
-        usage = reply["usage"]
-        match self.path:
-            case "/v1/messages":
-                read = usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
-                return reply["content"], reply["stop_reason"], read, usage["output_tokens"]
-            case "/v1/responses":
-                said = [item.get("content") for item in reply["output"]]
-                return said, reply["status"], usage["input_tokens"], usage["output_tokens"]
-            case _:
-                [choice] = reply["choices"]
-                said = choice.get("message") or choice["text"]
-                return said, choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
+        counts = self.protocol.counts(reply)
+        return self.protocol.content(reply), self.protocol.end(reply), counts.prompt, counts.completion
 
 
 @lru_cache
 def _image(number: int) -> str:
     file = io.BytesIO()
     draw_shape(("red", "blue", "green")[number % 3], ("circle", "square")[number // 3 % 2], 112).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @dataclass

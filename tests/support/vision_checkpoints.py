@@ -60,12 +60,7 @@ def write_vision_checkpoint(
     config.get("text_config", config).update(text)
     config["vision_config"].update(tower or {})
     processed.update(images or {})
-    config |= {
-        "model_type": family,
-        "vocab_size": VOCAB_SIZE,
-        "torch_dtype": dtype,
-        **_token_ids(tokenizer, family),
-    }
+    config |= {"model_type": family, "vocab_size": VOCAB_SIZE, "torch_dtype": dtype, **_token_ids(tokenizer, family)}
     eos = [config["eos_token_id"]]
     _write_tokenizer(folder, tokenizer, family)
     _write_json(folder / "config.json", config)

@@ -5,14 +5,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_mlx.api.anthropic.decode import MessageSpec, ThinkingPolicy, decode_count_request, decode_messages_request
-from vllm_mlx.api.anthropic.encode import MessageStream
-from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
+from vllm_mlx.api.anthropic.decode import MessageSpec, ThinkingPolicy, decode_messages_request
+from vllm_mlx.api.anthropic.encode import MessageStream, message_fold
+from vllm_mlx.api.anthropic.schema import MessagesBody
 from vllm_mlx.api.error_replies import ANTHROPIC
+from vllm_mlx.api.parameters import Decoded
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import GenerationEvent
 from vllm_mlx.core.messages import Message
 from vllm_mlx.core.request import Request
+
+from ..streams import alone, fold, stream
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOL: Any = {"name": "ls", "description": "List.", "input_schema": {"type": "object"}}
@@ -22,19 +25,13 @@ def body(fields: dict[str, Any]) -> dict[str, Any]:
     return {"model": "tiny", "max_tokens": 100, "messages": HI, **fields}
 
 
+def decoded(*, messages_thinking: ThinkingPolicy = "asked", **fields: Any) -> Decoded[MessageSpec]:
+    wire = MessagesBody.model_validate(body(fields))
+    return decode_messages_request(wire, reply_id="msg_1", model="tiny", messages_thinking=messages_thinking)
+
+
 def decode(**fields: Any) -> Request:
-    wire = MessagesBody.model_validate(body(fields))
-    return decode_messages_request(wire, reply_id="msg_1", model="tiny").request
-
-
-def spec_of(*, messages_thinking: ThinkingPolicy = "asked", **fields: Any) -> MessageSpec:
-    wire = MessagesBody.model_validate(body(fields))
-    return decode_messages_request(wire, reply_id="msg_1", model="tiny", messages_thinking=messages_thinking).reply
-
-
-def counted(**fields: Any) -> Request:
-    wire = CountTokensBody.model_validate(body(fields))
-    return decode_count_request(wire, request_id="msg_1").request
+    return decoded(**fields).request
 
 
 def conversation(*wire: Any, **fields: Any) -> tuple[Message, ...]:
@@ -63,7 +60,9 @@ def spec(**fields: Any) -> MessageSpec:
     return MessageSpec(**{"reply_id": "msg_1", "model": "tiny", **fields})
 
 
-def streamed(events: Iterable[GenerationEvent], **fields: Any) -> str:
-    stream = MessageStream(spec(stream=True, **fields), prompt_tokens=20)
-    wire = stream.open() + b"".join(stream.feed(0, event) for event in events) + stream.close()
-    return wire.decode()
+def streamed(events: Iterable[GenerationEvent], **fields: Any) -> bytes:
+    return stream(MessageStream(spec(stream=True, **fields), prompt_tokens=20), alone(events))
+
+
+def folded(events: Iterable[GenerationEvent], **fields: Any) -> Any:
+    return fold(message_fold(spec(**fields)), alone(events))

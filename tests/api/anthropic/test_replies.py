@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from vllm_mlx.api.anthropic.encode import MessageStream, message_fold
+from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import Cancelled, GenerationError, Overloaded
 from vllm_mlx.core.events import (
@@ -25,35 +25,17 @@ from vllm_mlx.core.events import (
 )
 
 from ..events import USAGE, cut_anywhere, finished, replies
-from .bodies import spec, streamed
+from ..streams import named_events
+from .bodies import folded, spec, streamed
 
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
 
-def folded(events: list[GenerationEvent], **fields: Any) -> Any:
-    fold = message_fold(spec(**fields))
-    for event in events:
-        fold.feed(0, event)
-    return json.loads(fold.finish())
-
-
-def events_of(wire: str) -> list[Any]:
-    """The data of each event, whose name is the data's type."""
-    *events, rest = wire.split("\n\n")
-    assert rest == ""
-    result = []
-    for event in events:
-        name, data = event.split("\n")
-        result.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {result[-1]['type']}"
-    return result
-
-
-def accumulated(wire: str) -> Any:
+def accumulated(wire: bytes) -> Any:
     """What the vendor's own package makes of a stream."""
     message: Any = None
     buffers: dict[int, bytes] = {}
-    for data in events_of(wire):
+    for data in named_events(wire):
         if data["type"] == "ping":
             continue
         message = accumulate_event(event=EVENT.validate_python(data), current_snapshot=message, json_bufs=buffers)
@@ -91,7 +73,7 @@ def test_a_streamed_message_is_the_folded_one(data: Any, events: list[Generation
 def test_ends(end: Finished, reason: str, sequence: str | None) -> None:
     message = folded([TextDelta("x"), end])
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
-    *_, delta, stop = events_of(streamed([TextDelta("x"), end]))
+    *_, delta, stop = named_events(streamed([TextDelta("x"), end]))
     assert delta["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
     assert stop == {"type": "message_stop"}
 
@@ -99,7 +81,7 @@ def test_ends(end: Finished, reason: str, sequence: str | None) -> None:
 def test_a_start_that_is_not_known_after_a_silence_is_sent_without_the_cache() -> None:
     stream = MessageStream(spec(), prompt_tokens=20)
     assert stream.open() == b""
-    start, ping = events_of(stream.keep_alive().decode())
+    start, ping = named_events(stream.keep_alive())
     assert start["message"]["usage"] == {
         "input_tokens": 20,
         "cache_creation_input_tokens": 0,
@@ -109,19 +91,18 @@ def test_a_start_that_is_not_known_after_a_silence_is_sent_without_the_cache() -
     assert ping == {"type": "ping"}
     assert stream.keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'
     assert stream.feed(0, Started(20, 12)) == b""
-    assert events_of(stream.feed(0, finished()).decode())[-1]["usage"]["cache_read_input_tokens"] == 12
+    assert named_events(stream.feed(0, finished()))[-1]["usage"]["cache_read_input_tokens"] == 12
 
 
 def test_an_error_comes_after_the_end_of_the_open_block() -> None:
     stream = MessageStream(spec(), prompt_tokens=20)
     stream.feed(0, Started(20, 12))
     stream.feed(0, ReasoningDelta("why"))
-    signed, stop, error = events_of(stream.fail(GenerationError("It broke.")).decode())
+    signed, stop, error = named_events(stream.fail(GenerationError("It broke.")))
     assert signed["delta"]["type"] == "signature_delta" and stop["type"] == "content_block_stop"
     assert error == {"type": "error", "error": {"type": "api_error", "message": "It broke."}}
-    [overloaded] = events_of(
-        MessageStream(spec(), prompt_tokens=1).fail(Overloaded("Later.", retry_after_s=1)).decode()
-    )
+    later = Overloaded("Later.", retry_after_s=1)
+    [overloaded] = named_events(MessageStream(spec(), prompt_tokens=1).fail(later))
     assert overloaded["error"]["type"] == "overloaded_error"
 
 
@@ -141,7 +122,7 @@ def test_before_an_error_that_forbids_to_send_again_a_block_has_ended(
     stream = MessageStream(spec(), prompt_tokens=20)
     for event in begun:
         stream.feed(0, event)
-    events = events_of(stream.fail(Cancelled()).decode())
+    events = named_events(stream.fail(Cancelled()))
     assert [event["type"] for event in events] == [*sent, "content_block_stop", "error"]
     assert {event["index"] for event in events if "index" in event} == {index}
 
@@ -149,7 +130,7 @@ def test_before_an_error_that_forbids_to_send_again_a_block_has_ended(
 def test_omitted_thinking_travels_in_the_signature() -> None:
     events: list[GenerationEvent] = [Started(20, 12), ReasoningDelta("why "), ReasoningDelta("so"), finished()]
     wire = streamed(events, thinking="sealed")
-    assert "why" not in wire
+    assert b"why" not in wire
     [block] = accumulated(wire)["content"]
     assert block == folded(events, thinking="sealed")["content"][0]
     assert block["thinking"] == "" and Unsealer().unseal(block["signature"], "a") == "why so"

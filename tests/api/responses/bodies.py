@@ -7,13 +7,15 @@ from pydantic import ValidationError
 
 from vllm_mlx.api.error_replies import HTTPError, OpenAIEnvelope
 from vllm_mlx.api.responses.decode import DecodedResponse, decode_response
-from vllm_mlx.api.responses.encode import ResponseStream
+from vllm_mlx.api.responses.encode import ResponseStream, response_fold
 from vllm_mlx.api.responses.replies import ResponseSpec
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import GenerationEvent
 from vllm_mlx.core.messages import Message
 from vllm_mlx.core.request import Request
+
+from ..streams import alone, fold, stream
 
 TOOL: Any = {"type": "function", "name": "ls", "description": "List.", "parameters": {"type": "object"}}
 NAMESPACE: Any = {"type": "namespace", "name": "multi", "tools": [{"type": "function", "name": "wait"}]}
@@ -57,7 +59,9 @@ def spec(**fields: Any) -> ResponseSpec:
     return ResponseSpec(**{"reply_id": "resp_1", "model": "tiny", "created_at": 5, **fields})
 
 
-def streamed(events: Iterable[GenerationEvent], **fields: Any) -> str:
-    stream = ResponseStream(spec(stream=True, **fields))
-    wire = stream.open() + b"".join(stream.feed(0, event) for event in events) + stream.close()
-    return wire.decode()
+def streamed(events: Iterable[GenerationEvent], **fields: Any) -> bytes:
+    return stream(ResponseStream(spec(stream=True, **fields)), alone(events))
+
+
+def folded(events: Iterable[GenerationEvent], **fields: Any) -> Any:
+    return fold(response_fold(spec(**fields), lambda _: None), alone(events))

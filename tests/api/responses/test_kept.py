@@ -14,6 +14,7 @@ from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import GenerationEvent
 
 from ..events import THINKS_AND_CALLS, replies
+from ..streams import alone, fold
 from .bodies import spec
 from .test_replies import EVERYTHING, PATCHES, patching
 
@@ -28,12 +29,9 @@ INPUT: Any = [
 ]
 
 
-def folded(events: list[GenerationEvent], **fields: Any) -> ResponseReply:
+def kept(events: list[GenerationEvent], **fields: Any) -> ResponseReply:
     found: list[ResponseReply] = []
-    fold = response_fold(spec(**fields), found.append)
-    for event in events:
-        fold.feed(0, event)
-    fold.finish()
+    fold(response_fold(spec(**fields), found.append), alone(events))
     return found[0]
 
 
@@ -50,16 +48,16 @@ def check(reply: ResponseReply) -> None:
 
 @given(replies())
 def test_any_reply(events: list[GenerationEvent]) -> None:
-    check(folded(events, **EVERYTHING))
+    check(kept(events, **EVERYTHING))
 
 
 @pytest.mark.parametrize("fields", [EVERYTHING, {"background": True}])
 def test_one_with_reasoning_and_calls(fields: Any) -> None:
-    check(folded(THINKS_AND_CALLS, **fields))
+    check(kept(THINKS_AND_CALLS, **fields))
 
 
 def test_one_with_a_custom_call() -> None:
-    check(folded(patching('{"input": "*** Begin"}'), **PATCHES))
+    check(kept(patching('{"input": "*** Begin"}'), **PATCHES))
 
 
 def test_one_that_runs_or_has_failed() -> None:

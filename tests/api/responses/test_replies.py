@@ -1,6 +1,5 @@
 """Events → wire bytes, streamed and whole."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from vllm_mlx.api.error_replies import response_code
-from vllm_mlx.api.responses.encode import ResponseStream, response_fold
+from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.replies import Tools
 from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import Cancelled, ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
@@ -27,7 +26,8 @@ from vllm_mlx.core.events import (
 )
 
 from ..events import THINKS_AND_CALLS, cut_anywhere, finished, replies
-from .bodies import spec, streamed
+from ..streams import named_events
+from .bodies import folded, spec, streamed
 
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 EVERYTHING: Any = {
@@ -38,30 +38,18 @@ EVERYTHING: Any = {
 }
 
 
-def folded(events: list[GenerationEvent], **fields: Any) -> Any:
-    fold = response_fold(spec(**fields), lambda _: None)
-    for event in events:
-        fold.feed(0, event)
-    return json.loads(fold.finish())
-
-
-def events_of(wire: str) -> list[Any]:
-    """The data of each event, whose name is the data's type and whose number is its place."""
-    *events, rest = wire.split("\n\n")
-    assert rest == ""
-    result = []
-    for number, event in enumerate(events):
-        name, data = event.split("\n")
-        result.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {result[-1]['type']}" and result[-1]["sequence_number"] == number
-    return result
+def vendor_takes(sent: list[Any]) -> None:
+    """Have the vendor's own package read the events, which raises where it cannot."""
+    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
+    for data in sent:
+        state.handle_event(EVENT.validate_python(data))
 
 
 @given(st.data(), replies())
 def test_a_streamed_response_is_the_folded_one(data: Any, events: list[GenerationEvent]) -> None:
     """The response of the last event, and what the deltas of each item add up to."""
     whole = folded(events, **EVERYTHING)
-    sent = events_of(streamed(data.draw(cut_anywhere(events)), **EVERYTHING))
+    sent = named_events(streamed(data.draw(cut_anywhere(events)), **EVERYTHING))
     assert sent[-1]["response"] == whole
     ended = [item for item in whole["output"] if (item["type"], item["status"]) != ("function_call", "incomplete")]
     assert [event["item"] for event in sent if event["type"] == "response.output_item.done"] == ended
@@ -74,9 +62,7 @@ def test_a_streamed_response_is_the_folded_one(data: Any, events: list[Generatio
 @settings(deadline=None, max_examples=30)  # the package builds its types at first
 @given(replies())
 def test_the_vendor_s_package_takes_the_stream(events: list[GenerationEvent]) -> None:
-    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
-    for data in events_of(streamed(events, **EVERYTHING)):
-        state.handle_event(EVENT.validate_python(data))
+    vendor_takes(named_events(streamed(events, **EVERYTHING)))
 
 
 PATCHES: Any = {**EVERYTHING, "tools": Tools(custom=frozenset({"apply_patch"}))}
@@ -101,7 +87,7 @@ def test_a_custom_call_is_its_text(arguments: tuple[str, ...], text: str) -> Non
     [item] = whole["output"]
     assert (item["type"], item["name"], item["call_id"]) == ("custom_tool_call", "apply_patch", "call_1")
     assert item["input"] == text
-    sent = events_of(streamed(patching(*arguments), **PATCHES))
+    sent = named_events(streamed(patching(*arguments), **PATCHES))
     assert sent[-1]["response"] == whole
     assert [event["type"].removeprefix("response.") for event in sent[2:-1]] == [
         "output_item.added",
@@ -110,9 +96,7 @@ def test_a_custom_call_is_its_text(arguments: tuple[str, ...], text: str) -> Non
         "output_item.done",
     ]
     assert (sent[2]["item"]["input"], sent[3]["delta"], sent[4]["input"], sent[5]["item"]) == ("", text, text, item)
-    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
-    for data in sent:
-        state.handle_event(EVENT.validate_python(data))
+    vendor_takes(sent)
 
 
 @pytest.mark.parametrize("fields", [EVERYTHING, PATCHES])
@@ -127,13 +111,11 @@ def test_a_call_that_was_cut_does_not_end(fields: Any, end: str) -> None:
     }
     stream = ResponseStream(spec(**fields))
     wire = stream.open() + b"".join([stream.feed(0, event) for event in (start, part, *rest[end])])
-    sent = events_of((wire + (stream.close() if rest[end] else stream.fail(Cancelled()))).decode())
+    sent = named_events(wire + (stream.close() if rest[end] else stream.fail(Cancelled())))
     statuses = [item["status"] for item in sent[-1]["response"]["output"]]
     assert statuses == (["incomplete", "completed"] if end == "broken" else ["incomplete"])
     assert {event["output_index"] for event in sent if event["type"].endswith(".done")} == set(range(1, len(statuses)))
-    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
-    for data in sent:
-        state.handle_event(EVENT.validate_python(data))
+    vendor_takes(sent)
 
 
 def test_reasoning_is_packed_into_the_item_where_the_client_asks_for_it() -> None:

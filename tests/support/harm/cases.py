@@ -83,7 +83,7 @@ class Drawing:
         kinds = [self._field] * 6 + [self._pieces, self._text, self._sampling]
         kinds += [self._tool] * 2 if protocol.tool else []
         kinds += [self._guide] * 2 if protocol.guide else []
-        kinds += [self._image] if protocol.image else []
+        kinds += [self._image] if protocol.spoken.image_place else []
         kinds += [self._video] if protocol.name == "chat" else []
         kinds += [self._thoughts] if protocol.thoughts else []
         return kinds
@@ -165,7 +165,6 @@ class Drawing:
         return f"an odd {kind}", self._on(path, self._protocol.guide(kind, value))
 
     def _image(self, chance: random.Random, num_bytes: int, path: str) -> tuple[str, Any]:
-        assert self._protocol.image is not None
         body = self._protocol.image(odd_image(chance, num_bytes))
         content = body[self._protocol.list_name][0]["content"]
         image, num = content[0], chance.choice([1, 1, 2, 4, 20, 101])

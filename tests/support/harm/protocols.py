@@ -1,39 +1,29 @@
-"""How each protocol spells a request: its paths, and where texts, tools, guides, images and thoughts stand in it."""
+"""How attacks on each protocol are spelled: tools, guides, thoughts, and bodies that are combined with others."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-Body = dict[str, Any]
+from tests.support import protocols
+from tests.support.protocols import Body
+
 QUESTION = "What is the weather in Paris?"
 TOOL = "get_weather"
-
-
-def _chat(content: Any, role: str = "user") -> Body:
-    return {"messages": [{"role": role, "content": content}], "max_tokens": 4}
+CHAT, MESSAGES, RESPONSES = (protocols.PROTOCOLS[name] for name in ("chat", "messages", "responses"))
 
 
 def _chat_tool(schema: Any, choice: str) -> Body:
     function = {"name": TOOL, "parameters": schema, "strict": choice == "strict"}
     chosen = {"tool_choice": "required"} if choice == "required" else {}
-    thinking = {"chat_template_kwargs": {"enable_thinking": False}}
-    return {
-        **_chat(QUESTION),
-        **chosen,
-        **thinking,
-        "max_tokens": 60,
-        "tools": [{"type": "function", "function": function}],
-    }
+    fields = {"tools": [{"type": "function", "function": function}], **chosen}
+    return CHAT.body(QUESTION, max_tokens=60, chat_template_kwargs={"enable_thinking": False}, **fields)
 
 
 def _chat_guide(kind: str, value: Any) -> Body:
     if kind == "response_format":
-        return {**_chat(QUESTION), kind: {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
-    return {**_chat(QUESTION), "max_tokens": 60, kind: value}
-
-
-def _completion(content: Any, role: str = "user") -> Body:
-    return {"prompt": content, "max_tokens": 4}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}
+        return CHAT.body(QUESTION, max_tokens=4, response_format=form)
+    return CHAT.body(QUESTION, max_tokens=60, **{kind: value})
 
 
 def _completion_guide(kind: str, value: Any) -> Body:
@@ -43,42 +33,34 @@ def _completion_guide(kind: str, value: Any) -> Body:
 def _messages_tool(schema: Any, choice: str) -> Body:
     tool = {"name": TOOL, "input_schema": schema, "strict": choice == "strict"}
     chosen = {"tool_choice": {"type": "any"}} if choice == "required" else {}
-    return {**_chat(QUESTION), **chosen, "max_tokens": 60, "tools": [tool]}
+    return MESSAGES.body(QUESTION, max_tokens=60, tools=[tool], **chosen)
 
 
 def _messages_guide(kind: str, value: Any) -> Body:
-    return {**_chat(QUESTION), "output_config": {"format": {"type": "json_schema", "schema": value}}}
-
-
-def _messages_image(source: Any) -> Body:
-    data = str(source).rpartition("base64,")[2]
-    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
-    return _chat([block, {"type": "text", "text": QUESTION}])
+    form = {"type": "json_schema", "schema": value}
+    return MESSAGES.body(QUESTION, max_tokens=4, output_config={"format": form})
 
 
 def _messages_thoughts(word: str, num: int) -> Body:
     blocks = [{"type": "thinking", "thinking": "", "signature": word}] * num
-    return {"messages": [*_chat("Hi")["messages"], {"role": "assistant", "content": blocks}, *_chat("So?")["messages"]],
-            "max_tokens": 4}  # fmt: skip
-
-
-def _response(content: Any, role: str = "user") -> Body:
-    return {"input": [{"role": role, "content": content}], "max_output_tokens": 4}
+    return MESSAGES.body("Hi", {"role": "assistant", "content": blocks}, "So?", max_tokens=4)
 
 
 def _response_tool(schema: Any, choice: str) -> Body:
     tool = {"type": "function", "name": TOOL, "parameters": schema, "strict": choice == "strict"}
     chosen = {"tool_choice": "required"} if choice == "required" else {}
-    return {**_response(QUESTION), **chosen, "max_output_tokens": 60, "tools": [tool]}
+    return RESPONSES.body(QUESTION, max_tokens=60, tools=[tool], **chosen)
 
 
 def _response_guide(kind: str, value: Any) -> Body:
-    return {**_response(QUESTION), "text": {"format": {"type": "json_schema", "name": "x", "schema": value}}}
+    form = {"type": "json_schema", "name": "x", "schema": value}
+    return RESPONSES.body(QUESTION, max_tokens=4, text={"format": form})
 
 
 def _response_thoughts(word: str, num: int) -> Body:
     items = [{"type": "reasoning", "summary": [], "encrypted_content": word}] * num
-    return {"input": [*_response("Hi")["input"], *items, *_response("So?")["input"]], "max_output_tokens": 4}
+    body = RESPONSES.body("Hi", "So?", max_tokens=4)
+    return {**body, "input": [body["input"][0], *items, body["input"][1]]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +68,31 @@ class Protocol:
     """`say(content, role)` is a small request. What a protocol has no place for is None."""
 
     name: str
-    paths: tuple[str, ...]
-    say: Callable[..., Body]
-    list_name: str  # of the conversation, or of the prompts
-    text: Callable[[str], Any] = lambda text: {"type": "text", "text": text}
+    spoken: protocols.Protocol
+    more_paths: tuple[str, ...] = ()
     tool: Callable[[Any, str], Body] | None = None
     guide: Callable[[str, Any], Body] | None = None
     guides: tuple[str, ...] = ()
-    image: Callable[[str], Body] | None = None
     thoughts: Callable[[str, int], Body] | None = None
-    others: tuple[Body, ...] = field(default=())  # bodies that are combined with others
+    others: tuple[Body, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.spoken.path, *self.more_paths)
+
+    @property
+    def list_name(self) -> str:
+        return self.spoken.list_name
+
+    def text(self, text: str) -> Body:
+        return self.spoken.text_part(text)
+
+    def say(self, content: Any, role: str = "user") -> Body:
+        return self.spoken.body({"role": role, "content": content}, max_tokens=4)
+
+    def image(self, url: str) -> Body:
+        """A request that shows an image, in a protocol that takes images."""
+        return self.say([self.spoken.image_part(url), self.text(QUESTION)])
 
     def conversation(self, num_bytes: int) -> Body:
         """A benign request of about this size: many messages of prose."""
@@ -107,52 +104,40 @@ class Protocol:
         return {**self.say("x"), self.list_name: [turns[at % 2] for at in range(num - 1)] + [turns[0]]}
 
 
-_PICTURE = "image_url"
 _GUIDED = ("response_format", "guided_json", "guided_regex", "guided_grammar", "guided_choice")
 
 PROTOCOLS: dict[str, Protocol] = {
     "chat": Protocol(
         name="chat",
-        paths=("/v1/chat/completions",),
-        say=_chat,
-        list_name="messages",
+        spoken=CHAT,
         tool=_chat_tool,
         guide=_chat_guide,
         guides=_GUIDED,
-        image=lambda url: _chat([{"type": _PICTURE, _PICTURE: {"url": url}}, {"type": "text", "text": QUESTION}]),
         others=({"stream": True}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}, {"stream": True, "n": 3}),
     ),
     "completions": Protocol(
         name="completions",
-        paths=("/v1/completions",),
-        say=_completion,
-        list_name="prompt",
+        spoken=protocols.PROTOCOLS["completions"],
         guide=_completion_guide,
         guides=_GUIDED,
         others=({"stream": True}, {"n": 2}, {"logprobs": 2}, {"echo": True}),
     ),
     "messages": Protocol(
         name="messages",
-        paths=("/v1/messages", "/v1/messages/count_tokens"),
-        say=_chat,
-        list_name="messages",
+        spoken=MESSAGES,
+        more_paths=("/v1/messages/count_tokens",),
         tool=_messages_tool,
         guide=_messages_guide,
         guides=("response_format",),
-        image=_messages_image,
         thoughts=_messages_thoughts,
         others=({"stream": True}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
     ),
     "responses": Protocol(
         name="responses",
-        paths=("/v1/responses",),
-        say=_response,
-        list_name="input",
-        text=lambda text: {"type": "input_text", "text": text},
+        spoken=RESPONSES,
         tool=_response_tool,
         guide=_response_guide,
         guides=("response_format",),
-        image=lambda url: _response([{"type": "input_image", "image_url": url}]),
         thoughts=_response_thoughts,
         others=({"stream": True}, {"background": True}, {"store": False}, {"metadata": {"a": "b"}}),
     ),
