@@ -28,7 +28,8 @@ from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.files import PIECE_BYTES
 from vllm_mlx.disk.place import RECORDS
-from vllm_mlx.engine.loading import Source, load_engines, open_disk
+from vllm_mlx.engine.lane import Source
+from vllm_mlx.engine.loading import load_engines, open_disk
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 from .checkpoint import speak_in_words

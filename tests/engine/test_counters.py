@@ -44,3 +44,13 @@ def test_a_queued_reply_says_that_it_waits_for_the_disk() -> None:
     assert [stats.describe(1.0, MODELS, reading)["waits_for"] for reading in ((), {3}, {4})] == [None, "disk", None]
     stats.take(update(7), 1.0)
     assert stats.describe(1.0, MODELS, {3})["waits_for"] is None
+
+
+def test_texts_that_were_read_count_also_if_their_client_leaves() -> None:
+    totals = Totals(started_s=0.0, stall_threshold_s=1.0)
+    stats = ReplyStats(request_id="r", prompt_tokens=30, max_tokens=0, arrived_s=0.0, queued_s=0.0)
+    for num_encoded in (0, 2, 0):
+        totals.take(stats, SequenceUpdate(seq_id=0, num_encoded=num_encoded, num_computed_tokens=10 * num_encoded), 1.0)
+    stats.end("aborted", 2.0)
+    totals.end([stats])
+    assert (totals.encoded_inputs, totals.encoded_tokens) == (2, 20)

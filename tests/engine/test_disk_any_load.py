@@ -41,7 +41,7 @@ class Server:
         planner, model = self.engine.scheduler.prefix_cache, self.engine.runner.model
         planner.fingerprint = fingerprint
         tree.add_model(fingerprint, model.resume_rule, s_per_token=1.0)
-        self.engine.attach(disk.start(tree, {fingerprint: ""}), disk.report)
+        disk.serve(self.engine)
         self.disk = self.engine.disk
         assert self.disk is not None
 

@@ -66,7 +66,7 @@ def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine,
         with engine.processor._vision._lock:  # until both have come as far as the checkpoint's processor
             large = asyncio.create_task(engine.count_tokens(request(*range(20, 32))))
             small = asyncio.create_task(engine.count_tokens(request(40)))
-            while not engine.fronts[0].media._loader._renderer._queue._waiting:
+            while not engine.fronts[0].media.loader._renderer._queue._waiting:
                 await asyncio.sleep(0.001)
         await asyncio.gather(small, large)
 
@@ -80,7 +80,7 @@ def test_a_request_whose_client_has_left_is_not_prepared_further(engine):
     async def main() -> None:
         with engine.processor._vision._lock:
             running = asyncio.create_task(engine.preparations._prepare(request(50, 51), deadline))
-            while engine.fronts[0].media._loader._renderer._queue.has_room(1):
+            while engine.fronts[0].media.loader._renderer._queue.has_room(1):
                 await asyncio.sleep(0.001)
             deadline.cancel()
         with pytest.raises(Cancelled):

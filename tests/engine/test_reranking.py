@@ -13,6 +13,7 @@ from tests.support.engine_driver import GREEDY, Driver
 from tests.support.rerankers import reference_ids, reference_score, reranker
 from vllm_mlx.core.catalogue import Catalogue, Entry
 from vllm_mlx.core.config import EngineConfig, ModelConfig
+from vllm_mlx.core.encoding import EncoderFacts
 from vllm_mlx.core.errors import Cancelled, GenerationError, InvalidParameter
 from vllm_mlx.core.events import Failed, Finished, Vectors
 from vllm_mlx.core.request import ROW_IDS, Request, TextInputs, TokenSampling
@@ -20,7 +21,6 @@ from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenizedTexts
 from vllm_mlx.core.step import StepOutput
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.formats.tokenizer import Tokenizer
-from vllm_mlx.scheduler.reranking import RerankScheduler
 from vllm_mlx.util.faults import DeviceFault
 
 from .test_several_models import Serving, prompt_of
@@ -42,7 +42,7 @@ class Reranker(Driver):
     """A driver that counts the tokens of all chunks and decode steps."""
 
     def __init__(self, path, **settings):
-        super().__init__(path, planner=RerankScheduler, **settings)
+        super().__init__(path, encoder=EncoderFacts(task="rerank", max_tokens=1, is_causal=True), **settings)
         self.news, self.num_computed, self.most_rows = {}, 0, 0
         runner, prefill, decode = self.engine.runner, self.engine.runner.prefill, self.engine.runner.decode
 
@@ -76,7 +76,7 @@ class Reranker(Driver):
 
     def found(self, number: int = 0) -> list[float]:
         *_, last = self.news[number * ROW_IDS]
-        assert last.finish_reason is not None and last.error is None
+        assert last.finish_reason is not None and last.error is None and last.num_encoded == len(last.vectors)
         return list(last.vectors)
 
 

@@ -12,7 +12,8 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.request import TokenSampling
-from vllm_mlx.engine.loading import Source, load_engines
+from vllm_mlx.engine.lane import Source
+from vllm_mlx.engine.loading import load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 prompt = RandomPrompts(2)

@@ -195,7 +195,7 @@ def test_no_model_leaves_in_vain_while_a_running_reply_holds_what_another_one_la
 
 def be_patient(engine: LLMEngine) -> None:
     """Let no sequence wait so long that a busy model leaves for it."""
-    for model in engine.residency.models:
+    for model in engine.models:
         model.load_s = 1e6
 
 
@@ -269,16 +269,16 @@ def test_who_is_held_back_too_long_because_its_own_model_yields_learns_what_is_i
                 await asyncio.sleep(0.005)
 
         def load_soon(engine: LLMEngine) -> None:
-            engine.residency.models[1].expected_load_s = 0.0
+            engine.models[1].expected_load_s = 0.0
 
         async def ask_all() -> list[Any]:
             await served.client.ask(load_soon)
             runs = asyncio.create_task(served.ask(0, prompt_of(1, 64), long))
             await until(lambda engine: engine.scheduler.num_running == 1)
             short = asyncio.create_task(served.ask(1, prompt_of(1, 64)))
-            await until(lambda engine: engine.default.residence.is_yielding)
+            await until(lambda engine: engine.default.is_yielding)
             held = asyncio.create_task(served.ask(0, prompt_of(2, 64)))
-            await until(lambda engine: len(engine.default.residence.waiting) == 1)
+            await until(lambda engine: len(engine.default.waiting) == 1)
             assert not runs.done()
             asyncio.get_running_loop().ahead_s = 1000.0  # type: ignore[attr-defined]
             ends = await asyncio.gather(short, held, return_exceptions=True)

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.engine import LLMEngine
-from vllm_mlx.engine.loading import Source, load_engines
+from vllm_mlx.engine.lane import Source
+from vllm_mlx.engine.loading import load_engines
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.load_model import begin_loading
 from vllm_mlx.util.faults import MAX_FAULTS
@@ -100,7 +100,7 @@ class Pair:
             self.driver.run()
 
     def move(self, until: str) -> None:
-        while self.engine.models[1].residence.state != until:
+        while self.engine.models[1].state != until:
             self.engine.move()
 
 
@@ -137,7 +137,7 @@ def test_nor_does_a_load_take_its_fault(text: str) -> None:
     def begin() -> object:
         return begin_loading(find_checkpoint(str(path)), trust_remote_code=False, slice_bytes=40_000)
 
-    model.assembly = replace(model.assembly, begin=begin)  # type: ignore[arg-type]
+    model.assembly.begin = begin  # type: ignore[assignment,method-assign]
 
     def load(pair: Pair) -> None:
         pair.engine.ask(lambda engine: engine.load(model))
@@ -156,6 +156,6 @@ def test_loads_without_memory_while_nothing_runs_do_not_end_the_engine(text: str
         for _ in range(MAX_FAULTS + 1):
             device.fail_next("other", 1, text)
             pair.engine.ask(lambda engine: engine.load(engine.models[1]))
-            while pair.engine.models[1].residence.state == "loading":
+            while pair.engine.models[1].state == "loading":
                 pair.engine.move()
     assert pair.driver.generate([PROMPT], max_tokens=LENGTH) == [plain_loop(checkpoint("qwen3"), PROMPT, LENGTH)[0]]

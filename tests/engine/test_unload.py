@@ -136,7 +136,7 @@ def test_a_question_is_answered_between_two_slices() -> None:
         await served.client.ask(lambda engine: hold_loads(engine, released))
         await served.client.load_model(0, wait=False)
         for _ in range(2):
-            assert await served.client.ask(lambda engine: engine.default.residence.state) == "loading"
+            assert await served.client.ask(lambda engine: engine.default.state) == "loading"
         released.set()
         await served.client.load_model(0, wait=True)
 

@@ -16,7 +16,8 @@ from tests.support.rows import USUAL, cases
 from vllm_mlx.cache.layers import arrays
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import TokenSampling
-from vllm_mlx.engine.loading import Source, load_engines
+from vllm_mlx.engine.lane import Source
+from vllm_mlx.engine.loading import load_engines
 from vllm_mlx.runner.calibrate import warm_up
 from vllm_mlx.runner.checkpoint import find_checkpoint
 

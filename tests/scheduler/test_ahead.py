@@ -1,5 +1,7 @@
 """Beginnings of next prompts: they run while nothing else does, and give way without a loss."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.cache.fakes import put, resumed, tree_of
@@ -9,11 +11,14 @@ from tests.support.device_model import Device
 from tests.support.device_serving import Serving
 from tests.support.rows import cases
 from vllm_mlx.cache.index import pack
+from vllm_mlx.cache.media import MediaCache
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.core.errors import GenerationError
-from vllm_mlx.core.sequence import PromptInputs, Sequence
+from vllm_mlx.core.sequence import MediaItem, PromptInputs, Sequence
 from vllm_mlx.scheduler.ahead import MAX_CHUNK_S
+from vllm_mlx.scheduler.image_planner import MLLMScheduler
 
+from .test_image_planner import Features
 from .test_prefix_planner import SLICEABLE, STATEFUL, Bench, ids
 
 HEAD = ids(200)
@@ -129,6 +134,23 @@ def test_it_gives_way_to_other_models_and_goes_on_later(rule: ResumeRule, beside
     bench.scheduler.look_ahead()
     bench.run()
     assert tokens(bench) == (len(SHORT), 0, 0)
+
+
+def test_it_ends_once_the_features_of_its_image_have_left() -> None:
+    """No vision encoder runs for a question that may never come."""
+    features = MediaCache[Features](0)
+    images = MLLMScheduler(features, max_bytes=1000, bytes_per_token=1, bidirectional=False)
+    bench = Bench(SLICEABLE, images=images)
+    seq = answered(bench)
+    image = MediaItem(b"a", len(HEAD) + 300, 10, {})
+    features.store(("", image.digest), Features(10))
+    bench.scheduler.keep(seq, seq.num_tokens, replace(following(HEAD + SHORT), media=(image,)))
+    bench.scheduler.look_ahead()
+    bench.step()
+    assert bench.scheduler.ahead.running is not None
+    features.clear()
+    bench.run()
+    assert 0 < tokens(bench)[0] < 300 and bench.scheduler.ahead.next is not None
 
 
 def test_a_step_that_fails_ends_it_and_tells_no_client() -> None:

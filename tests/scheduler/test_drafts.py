@@ -15,7 +15,7 @@ from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import BY_HEAD, StepOutput, Verified
 from vllm_mlx.scheduler.depth import DepthController
-from vllm_mlx.scheduler.drafts import Draft, Drafter, PromptIndex
+from vllm_mlx.scheduler.drafts import Draft, PromptIndex, RowDrafts
 from vllm_mlx.scheduler.speculation import Speculation
 
 MOST = 7
@@ -52,95 +52,66 @@ def text_of(rng: random.Random, alphabet: int, most: int) -> list[int]:
 def test_ngrams_give_what_a_search_gives(alphabet: int, is_indexed: bool) -> None:
     rng, num_drafts = random.Random(alphabet), 0
     for _ in range(60):
-        prompt, reply, drafter = text_of(rng, alphabet, 12), text_of(rng, alphabet, 12), Drafter()
+        prompt, reply = text_of(rng, alphabet, 12), text_of(rng, alphabet, 12)
         if not is_indexed:
             prompt = [*(1000 + n for n in range(2000)), *prompt]  # too long to be indexed by the engine thread
-        drafter.open(3, tuple(prompt), rng.choice([None, PromptIndex(prompt)]) if is_indexed else None)
+        drafter = RowDrafts(tuple(prompt), rng.choice([None, PromptIndex(prompt)]) if is_indexed else None)
         first, text = 0 if is_indexed else len(prompt), list(prompt)
         while reply:
             most = rng.randrange(1, 9)
             at = longest_repetition(text, first)
             expected = None if at is None else Draft(continued(text, at, most), "ngram")
-            assert drafter.draft(3, most) == expected
+            assert drafter.draft(most) == expected
             num_drafts += expected is not None
             taken = [reply.pop(0) for _ in range(min(len(reply), rng.choice([1, 1, 2, 5])))]
-            drafter.take(3, taken)
+            drafter.take(taken)
             text += taken
     assert num_drafts > 30
 
 
 def test_an_ngram_may_span_prompt_and_reply() -> None:
-    drafter = Drafter()
-    drafter.open(0, (1, 2, 3, 50), None)
-    drafter.take(0, [60, 70, 1, 2, 3])
-    assert drafter.draft(0, 3) == Draft((50, 60, 70), "ngram")
-    drafter.take(0, [9, 3, 50, 60])
-    assert drafter.draft(0, 2) == Draft((70, 1), "ngram")
+    drafter = RowDrafts((1, 2, 3, 50), None)
+    drafter.take([60, 70, 1, 2, 3])
+    assert drafter.draft(3) == Draft((50, 60, 70), "ngram")
+    drafter.take([9, 3, 50, 60])
+    assert drafter.draft(2) == Draft((70, 1), "ngram")
 
 
 def test_a_loop_goes_round() -> None:
-    drafter = Drafter()
-    drafter.open(0, (5,), None)
-    drafter.take(0, [1, 2, 1, 2, 1])
-    assert drafter.draft(0, 7) == Draft((2, 1, 2, 1, 2, 1, 2), "ngram")
-
-
-def test_a_row_that_begins_anew_gives_the_same_drafts() -> None:
-    prompt, reply = (1, 2, 3, 4, 5, 6, 7, 8), [9, 1, 2, 3]
-    once, again = Drafter(), Drafter()
-    for drafter in (once, again):
-        drafter.open(0, prompt, None, (9, 1, 2, 7))
-        drafter.take(0, reply)
-    again.open(0, prompt, None, (9, 1, 2, 7))
-    again.take(0, reply)
-    assert once.draft(0, 4) == again.draft(0, 4) == Draft((4, 5, 6, 7), "ngram")
-
-
-def test_rows_know_nothing_of_each_other_and_a_closed_row_is_gone() -> None:
-    drafter = Drafter()
-    for seq_id in (0, 1):
-        drafter.open(seq_id, (1, 2, 3, 4, 1, 2, 3), None)
-    drafter.take(1, [8])
-    assert drafter.draft(0, 1) == Draft((4,), "ngram")
-    assert drafter.draft(1, 1) is None
-    drafter.close(0)
-    drafter.close(0)
-    with pytest.raises(KeyError):
-        drafter.draft(0, 1)
+    drafter = RowDrafts((5,), None)
+    drafter.take([1, 2, 1, 2, 1])
+    assert drafter.draft(7) == Draft((2, 1, 2, 1, 2, 1, 2), "ngram")
 
 
 def test_no_place_for_drafts_gives_none() -> None:
-    drafter = Drafter()
-    drafter.open(0, (1, 1, 1, 1, 1), None, (4,))
-    assert drafter.draft(0, 0) is None
-    assert drafter.draft(0, -1) is None
+    drafter = RowDrafts((1, 1, 1, 1, 1), None, (4,))
+    assert drafter.draft(0) is None
+    assert drafter.draft(-1) is None
 
 
 # Forced tokens
 
 
 def test_forced_tokens_come_first_and_are_taken_one_by_one() -> None:
-    drafter = Drafter()
-    drafter.open(0, (1, 2, 3, 4, 1, 2, 3), None, (20, 21))
-    drafter.force(0, [7, 8, 9])
-    assert drafter.draft(0, 2) == Draft((7, 8), "grammar")
-    drafter.take(0, [7])
-    assert drafter.draft(0, 7) == Draft((8, 9), "grammar")
-    drafter.take(0, [8, 9])
-    assert drafter.draft(0, 7) is None
+    drafter = RowDrafts((1, 2, 3, 4, 1, 2, 3), None, (20, 21))
+    drafter.force([7, 8, 9])
+    assert drafter.draft(2) == Draft((7, 8), "grammar")
+    drafter.take([7])
+    assert drafter.draft(7) == Draft((8, 9), "grammar")
+    drafter.take([8, 9])
+    assert drafter.draft(7) is None
 
 
 def test_another_token_ends_what_was_forced() -> None:
-    drafter = Drafter()
-    drafter.open(0, (1,), None, (20, 21, 22))
-    drafter.force(0, [7, 8, 9])
-    drafter.take(0, [20])
-    assert drafter.draft(0, 7) == Draft((21, 22), "prediction")
-    drafter.force(0, [5])
-    drafter.force(0, [6])
-    assert drafter.draft(0, 7) == Draft((6,), "grammar")
-    drafter.force(0, ())
-    assert drafter.draft(0, 7) == Draft((21, 22), "prediction")
+    drafter = RowDrafts((1,), None, (20, 21, 22))
+    drafter.force([7, 8, 9])
+    drafter.take([20])
+    assert drafter.draft(7) == Draft((21, 22), "prediction")
+    drafter.force([5])
+    drafter.force([6])
+    assert drafter.draft(7) == Draft((6,), "grammar")
+    drafter.force(())
+    assert drafter.draft(7) == Draft((21, 22), "prediction")
 
 
 # The prediction
@@ -149,28 +120,26 @@ def test_another_token_ends_what_was_forced() -> None:
 @pytest.mark.parametrize("as_index", [True, False])
 def test_a_prediction_is_followed_and_found_again(as_index: bool) -> None:
     prediction = (*range(100, 140), *range(100, 110), 7, 8)
-    drafter = Drafter()
-    drafter.open(0, (1, 2, 3), None, PromptIndex(prediction) if as_index else prediction)
-    assert drafter.draft(0, 3) == Draft((100, 101, 102), "prediction")
-    drafter.take(0, range(100, 120))
-    assert drafter.draft(0, 3) == Draft((120, 121, 122), "prediction")
-    drafter.take(0, [5])
-    assert drafter.draft(0, 3) is None, "the reply has left it"
-    drafter.take(0, [6, 123, 124, 125])
-    assert drafter.draft(0, 3) == Draft((126, 127, 128), "prediction"), "behind what the reply replaced"
-    drafter.take(0, [5, 100, 101, 102])
-    assert drafter.draft(0, 3) == Draft((103, 104, 105), "prediction")
-    drafter.take(0, [103, 104, 105, 106, 107, 108, 109])
-    assert drafter.draft(0, 5) == Draft((7, 8), "prediction"), "the next of two occurrences, and then the end"
-    drafter.take(0, [7, 8])
-    assert drafter.draft(0, 3) is None
+    drafter = RowDrafts((1, 2, 3), None, PromptIndex(prediction) if as_index else prediction)
+    assert drafter.draft(3) == Draft((100, 101, 102), "prediction")
+    drafter.take(range(100, 120))
+    assert drafter.draft(3) == Draft((120, 121, 122), "prediction")
+    drafter.take([5])
+    assert drafter.draft(3) is None, "the reply has left it"
+    drafter.take([6, 123, 124, 125])
+    assert drafter.draft(3) == Draft((126, 127, 128), "prediction"), "behind what the reply replaced"
+    drafter.take([5, 100, 101, 102])
+    assert drafter.draft(3) == Draft((103, 104, 105), "prediction")
+    drafter.take([103, 104, 105, 106, 107, 108, 109])
+    assert drafter.draft(5) == Draft((7, 8), "prediction"), "the next of two occurrences, and then the end"
+    drafter.take([7, 8])
+    assert drafter.draft(3) is None
 
 
 def test_a_prediction_that_is_wrong_leaves_room_for_ngrams() -> None:
-    drafter = Drafter()
-    drafter.open(0, (1, 2, 3, 4, 5), None, (30, 31, 32))
-    drafter.take(0, [1, 2, 3])
-    assert drafter.draft(0, 2) == Draft((4, 5), "ngram")
+    drafter = RowDrafts((1, 2, 3, 4, 5), None, (30, 31, 32))
+    drafter.take([1, 2, 3])
+    assert drafter.draft(2) == Draft((4, 5), "ngram")
 
 
 # Cost
@@ -195,15 +164,15 @@ def calls(work: Callable[[], object]) -> int:
 def test_a_token_costs_the_same_at_any_length() -> None:
     def work_of_a_token(num_prompt: int, num_reply: int) -> int:
         prompt = tuple(range(10, 10 + num_prompt))
-        drafter, index = Drafter(), PromptIndex(prompt)
-        drafter.open(0, prompt, index, index)
-        drafter.take(0, (token % 90 for token in range(num_reply)))
-        drafter.take(0, [*prompt[5:11], 3, *prompt[7:14]])
+        index = PromptIndex(prompt)
+        drafter = RowDrafts(prompt, index, index)
+        drafter.take(token % 90 for token in range(num_reply))
+        drafter.take([*prompt[5:11], 3, *prompt[7:14]])
 
         def work() -> None:
-            assert drafter.draft(0, MOST) is not None
-            drafter.take(0, [2])
-            assert drafter.draft(0, MOST) is None
+            assert drafter.draft(MOST) is not None
+            drafter.take([2])
+            assert drafter.draft(MOST) is None
 
         return calls(work)
 
@@ -243,16 +212,15 @@ def test_whole_files_are_rewritten_with_three_tokens_a_pass() -> None:
     rates, drafted, accepted = [], 0, 0
     for old, new in pairs:
         prompt, reply = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (old, new))
-        drafter, at, passes = Drafter(), 0, 0
-        drafter.open(0, prompt, PromptIndex(prompt))
+        drafter, at, passes = RowDrafts(prompt, PromptIndex(prompt)), 0, 0
         while at < len(reply):
-            draft = drafter.draft(0, MOST)
+            draft = drafter.draft(MOST)
             tokens = draft.tokens if draft else ()
             pairs_of_tokens = enumerate(zip(tokens, reply[at:], strict=False))
             right = next(
                 (i for i, (guess, token) in pairs_of_tokens if guess != token), min(len(tokens), len(reply) - at)
             )
-            drafter.take(0, reply[at : at + right + 1])
+            drafter.take(reply[at : at + right + 1])
             at, passes = at + right + 1, passes + 1
             drafted, accepted = drafted + len(tokens), accepted + right
         rates.append(len(reply) / passes)
@@ -263,16 +231,15 @@ def test_whole_files_are_rewritten_with_three_tokens_a_pass() -> None:
 
 
 def test_a_head_drafts_where_nothing_better_is_known() -> None:
-    drafter = Drafter(has_head=True)
-    drafter.open(1, [7, 8, 9, 1, 2, 3, 4, 5, 6, 11, 12, 1, 2, 3], None, prediction=[40, 41])
-    assert drafter.draft(1, 3) == Draft((40, 41), "prediction")
-    drafter.take(1, [4, 5])
-    assert drafter.draft(1, 3) == Draft((BY_HEAD,) * 3, "mtp"), "five tokens that repeat are few"
-    drafter.take(1, [6])
-    assert drafter.draft(1, 2) == Draft((11, 12), "ngram")
-    drafter.force(1, [50])
-    assert drafter.draft(1, 2) == Draft((50,), "grammar")
-    assert drafter.draft(1, 0) is None
+    drafter = RowDrafts([7, 8, 9, 1, 2, 3, 4, 5, 6, 11, 12, 1, 2, 3], None, prediction=[40, 41], has_head=True)
+    assert drafter.draft(3) == Draft((40, 41), "prediction")
+    drafter.take([4, 5])
+    assert drafter.draft(3) == Draft((BY_HEAD,) * 3, "mtp"), "five tokens that repeat are few"
+    drafter.take([6])
+    assert drafter.draft(2) == Draft((11, 12), "ngram")
+    drafter.force([50])
+    assert drafter.draft(2) == Draft((50,), "grammar")
+    assert drafter.draft(0) is None
 
 
 def test_a_head_that_is_always_wrong_parks_and_ngrams_go_on() -> None:

@@ -38,6 +38,7 @@ class Encoders:
         self.now_s = 0.0
         self.units: list[tuple[PrefillChunk, ...]] = []
         self.ended: dict[int, SequenceUpdate] = {}
+        self.known: list[int] = []  # the texts whose vectors are known, by the updates
         self._num = 0
 
     def ask(self, lengths: list[int], tenant: str = "") -> int:
@@ -60,6 +61,7 @@ class Encoders:
 
     def take(self, output: StepOutput) -> None:
         for update in self.scheduler.update(output):
+            self.known.append(update.num_encoded)
             if update.finish_reason is not None or update.error is not None:
                 self.ended[update.seq_id] = update
 
@@ -97,6 +99,13 @@ def padded_tokens(units: list[tuple[PrefillChunk, ...]]) -> int:
 
 def log_normal(rng: random.Random, number: int) -> list[int]:
     return [min(2048, max(3, int(rng.lognormvariate(5.0, 0.8)))) for _ in range(number)]
+
+
+def test_each_update_says_how_many_texts_are_known() -> None:
+    encoders = Encoders(max_chunk=64)
+    encoders.ask([60] * 3)
+    encoders.run()
+    assert [known for known in encoders.known if known] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("num_requests", [1, 5, 40])

@@ -17,6 +17,7 @@ from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
 from vllm_mlx.scheduler.depth import DepthController
+from vllm_mlx.scheduler.image_planner import MLLMScheduler
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 from vllm_mlx.scheduler.scheduler import Scheduler
@@ -79,6 +80,7 @@ class Bench:
         max_stall_s: float = 0.2,
         max_chunk: int = 64,
         speculation: Speculation | None = None,
+        images: MLLMScheduler | None = None,
     ):
         config = EngineConfig(model="fake", max_num_seqs=3)
         self.tree = MemoryAwarePrefixCache(max_bytes=rows_bytes, min_cut=1)
@@ -92,6 +94,7 @@ class Bench:
             pacer=PrefillPacer(max_stall_s=max_stall_s, max_chunk=max_chunk, tokens_per_s=1000, overhead_s=0.001),
             prefix_cache=self.cache,
             speculation=speculation,
+            images=images,
         )
         self.runner = CopyingRunner()
         self.seqs: list[Sequence] = []

@@ -1,16 +1,18 @@
 """Which weights are in memory: each row of the table, and the times on which requests and failures depend."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args
 
 import pytest
 
+from vllm_mlx.cache.media import MediaCache
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelUnavailable
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
+from vllm_mlx.scheduler.image_planner import MLLMScheduler
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.residence import (
     FIRST_PAUSE_S,
@@ -28,15 +30,20 @@ from vllm_mlx.scheduler.scheduler import Scheduler
 WEIGHTS, ROOM, TOTAL = 1000, 100, 5000
 
 
-def resident(name: str = "m", weights_bytes: int = WEIGHTS, **settings: Any) -> Resident:
+@dataclass
+class Features:
+    nbytes: int
+
+
+def resident(
+    name: str = "m", weights_bytes: int = WEIGHTS, images: MLLMScheduler | None = None, **settings: Any
+) -> Resident:
     memory = MemoryBudget(total_bytes=TOTAL, weights_bytes=weights_bytes, transient_bytes=500)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
     scheduler = Scheduler(
-        EngineConfig(model=name), memory=memory, footprint=RowFootprint(bytes_per_token=1), pacer=pacer
+        EngineConfig(model=name), memory=memory, footprint=RowFootprint(bytes_per_token=1), pacer=pacer, images=images
     )
-    return Resident(
-        name=name, scheduler=scheduler, memory=memory, weights_bytes=weights_bytes, room_bytes=ROOM, **settings
-    )
+    return Resident(name=name, scheduler=scheduler, memory=memory, room_bytes=ROOM, **settings)
 
 
 def send(model: Resident, seq_id: int, *, runs: bool = False, num_tokens: int = 10) -> None:
@@ -250,6 +257,50 @@ def test_one_busy_model_yields_at_a_time_that_which_is_loaded_longest() -> None:
     assert [model.is_yielding for model in busy] == [False, True]
     asked.abort(2)
     assert leaving(owner, 300.0) == [None] and not any(model.is_yielding for model in busy)
+
+
+def test_a_model_that_yields_has_a_busy_one_yield_for_its_own_older_sequence() -> None:
+    """Its own sequence is older than the one for which it yields."""
+    stuck, busy, asked = (
+        resident("stuck", state="ready"),
+        resident("busy", state="ready", begun_s=1),
+        resident("asked", 4000),
+    )
+    send(stuck, 0, runs=True)
+    send(stuck, 1, num_tokens=2000)
+    send(asked, 2)
+    send(busy, 3, runs=True)
+    owner = Residency([stuck, busy, asked])
+    assert leaving(owner) == [None, None] and stuck.is_yielding and not busy.is_yielding
+    stuck.abort(0)
+    assert leaving(owner, 200.0, 300.0) == [None, None] and busy.is_yielding
+
+
+def test_the_features_of_images_leave_with_the_weights() -> None:
+    """One idle model makes room to the byte, by a request and by command."""
+    features = MediaCache[Features](0)
+    images = MLLMScheduler(features, max_bytes=WEIGHTS, bytes_per_token=0, bidirectional=False)
+    idle, busy, asked = resident("idle", images=images), resident("busy", is_pinned=True), resident("asked")
+    features.store(("", b"a"), Features(100))
+    idle.state = busy.state = "ready"
+    send(busy, 0, runs=True)
+    send(asked, 1)
+    owner = Residency([idle, busy, asked])
+    asked.memory = replace(asked.memory, weights_bytes=2 * WEIGHTS + 100 - asked.lacking_bytes(0.0))
+    assert leaving(owner, 1.0) == ["idle"]
+    room_bytes = asked.scheduler.pool.planned_bytes + WEIGHTS + 100
+    asked.memory = replace(asked.memory, weights_bytes=room_bytes - ROOM - asked.growth_bytes)
+    assert owner.model_to_leave_for(asked, 1.0) is idle
+
+
+@pytest.mark.parametrize("state", ["unloaded", "ready"])
+def test_the_step_of_a_model_takes_memory_only_with_its_weights(state: State) -> None:
+    small, large = resident("small", state="ready"), resident("large", state=state)
+    large.memory = replace(large.memory, transient_bytes=900)
+    Residency([small, large])
+    taken_bytes = 2 * WEIGHTS + 900 if state == "ready" else WEIGHTS + 500
+    assert small.scheduler.pool.planned_bytes == TOTAL - taken_bytes - large.scheduler.room.rows_bytes(extra=1)
+    assert large.scheduler.pool.planned_bytes == TOTAL - 900 - (taken_bytes - 900 if state == "ready" else WEIGHTS)
 
 
 def test_no_busy_model_yields_for_one_whose_own_rows_run() -> None:

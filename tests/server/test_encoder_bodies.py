@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.errors import InvalidParameter
+from vllm_mlx.core.events import Vectors
+from vllm_mlx.server.error_handlers import CLIENT_GONE
 
 from .encoding import FakeEncoders, encoded, score, vector
-from .fakes import Pause
+from .fakes import Pause, Script
 
 EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
 TEXTS = ["one", "two words", "größer 🦊"]
@@ -213,12 +216,41 @@ def test_the_list_of_models_names_the_task(http: httpx.Client) -> None:
     assert [card["task"] for card in http.get("/v1/models").json()["data"]] == ["chat", "embedding", "rerank"]
 
 
-def test_a_client_that_leaves_ends_its_request(server: Running, http: httpx.Client, engine: FakeEncoders) -> None:
+def test_a_client_that_leaves_ends_its_request(
+    http: httpx.Client, engine: FakeEncoders, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm_mlx.requests")
     engine.play = lambda request, index: (Pause(),)
     engine.aborted.clear()
     with pytest.raises(httpx.ReadTimeout):
-        http.post(EMBEDDINGS, json={"input": "a"}, timeout=0.5)
+        http.post(EMBEDDINGS, json={"input": ["a", "b"]}, timeout=0.5)
     eventually(lambda: len(engine.aborted) == 1)
+
+    eventually(lambda: f"status={CLIENT_GONE}" in caplog.text)
+    [line] = [line for line in caplog.messages if f"status={CLIENT_GONE}" in line]
+    assert " inputs=2 " in line
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (EMBEDDINGS, {"input": ["a", "b"]}),
+        (EMBEDDINGS, {"input": "a", "encoding_format": "base64"}),
+        (RERANK, {"query": "a", "documents": ["b"]}),
+    ],
+)
+def test_a_value_that_json_lacks_is_an_error(
+    http: httpx.Client, engine: FakeEncoders, path: str, fields: Any, value: float
+) -> None:
+    def broken(request: Any, index: int) -> Script:
+        started, _, finished = encoded(request, index)
+        values = [np.float32(value)] if path == RERANK else [np.array([0, value], np.float32)]
+        return started, Vectors(values), finished
+
+    engine.play = broken
+    answer = http.post(path, json=fields)
+    assert answer.status_code == 500 and "not a finite number" in answer.json()["error"]["message"]
 
 
 def test_openai_reads_the_vectors(server: Running, engine: FakeEncoders) -> None:

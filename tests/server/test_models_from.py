@@ -129,7 +129,8 @@ def test_each_checkpoint_is_listed_with_its_size_its_task_and_its_state(shelf: P
             assert answer.status_code == 503 and words in answer.text and str(shelf) not in answer.text
         answer = ask(client, "llama-0")
         assert answer.status_code == 404 and "`org/llama-0`, `other/llama-0`" in answer.text
-        assert ask(client, None).status_code == 404, "there is no default yet"
+        answer = ask(client, None)
+        assert answer.status_code == 404 and "Set `model`, since" in answer.text and "`org/llama-0`" in answer.text
         replies = [said(ask(client, name)) for name in ("org/llama-0", "other/llama-0", "qwen3-0", "org/qwen3-0", None)]
         assert replies[0] == replies[1] == replies[4] and replies[2] == replies[3]
         status = client.get("/v1/status").json()

@@ -14,6 +14,7 @@ from tests.support.running import Running, eventually, post_bytes, serving, slow
 from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.openai.encode import ChatStream
 from vllm_mlx.api.replies import ReplyFold
+from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
 from vllm_mlx.server import routes
@@ -49,7 +50,8 @@ SEAMS: Any = {
     "an encoder of messages": (MessageStream, "__init__", ["streamed message"]),
     "the head": (ChatStream, "open", ["streamed chat"]),
     "the end": (ChatStream, "close", ["streamed chat"]),
-    "a fold": (ReplyFold, "feed", ["chat", "response", "background response"]),
+    "a fold": (ReplyFold, "feed", ["chat"]),
+    "a response": (ResponseStream, "feed", ["response", "streamed response", "background response"]),
     "the whole reply": (ReplyFold, "finish", ["chat"]),
     "the response's store": (
         ResponseStore,

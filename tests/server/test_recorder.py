@@ -133,7 +133,8 @@ def test_structure_and_words_of_the_protocols_stay() -> None:
         "maxLength": 9,
         "properties": {"const": {"type": "array"}},
     }
-    body = {"messages": [{"role": "user", "content": [{"type": "text"}]}], "tool_choice": "auto", "parameters": schema}
+    message = {"role": "user", "content": [{"type": "text"}]}
+    body = {"messages": [message], "input": [message], "tool_choice": "auto", "parameters": schema}
     made = redacted(body, SALT)
     [(name, of)] = made["parameters"].pop("properties").items()
     assert of == {"type": "array"} and name != "const" and len(name) == 5

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_mlx.api.responses.decode import decode_response
-from vllm_mlx.api.responses.encode import response_fold
-from vllm_mlx.api.responses.replies import ResponseReply
+from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.responses.stored import StoredResponse, as_input, item_list, stored
 from vllm_mlx.core.events import TextDelta
@@ -23,12 +22,10 @@ from .fakes import finished
 def response(number: int, previous: int | None = None) -> StoredResponse:
     body = ResponsesBody.model_validate({"input": f"question {number}"})
     decoded = decode_response(body, reply_id=f"resp_{number}", model="tiny", created_at=1)
-    replies: list[ResponseReply] = []
-    fold = response_fold(decoded.reply, replies.append)
+    fold = ResponseStream(decoded.reply)
     fold.feed(0, TextDelta(f"answer {number}"))
     fold.feed(0, finished())
-    fold.finish()
-    return stored(decoded.kept, replies[0], None if previous is None else f"resp_{previous}")
+    return stored(decoded.kept, fold.reply, None if previous is None else f"resp_{previous}")
 
 
 def filled(count: int, **limits: int) -> ResponseStore:

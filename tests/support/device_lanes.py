@@ -15,7 +15,7 @@ from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import LLMEngine
-from vllm_mlx.engine.lane import Assembly, ServedModel
+from vllm_mlx.engine.lane import Assembly, ServedModel, Source
 from vllm_mlx.engine.monitoring.schema import EngineFacts
 from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.scheduler.scheduler import Scheduler
@@ -33,6 +33,21 @@ class Watch:
 
     def overrun(self) -> Overrun:
         return NO_OVERRUN
+
+
+@dataclass(eq=False, kw_only=True)
+class SimulatedAssembly(Assembly):
+    device: Device
+    clock: Clock
+
+    def begin(self) -> Any:
+        return SimulatedLoading(self.clock, self.facts.info.weights_bytes)
+
+    def run(self, model: object) -> Any:
+        return SimulatedRunner(self.device, lambda seq, position: position % 1000, self.clock)
+
+    def measure(self, model: object) -> Any:
+        raise AssertionError("all figures are known")
 
 
 class Lanes:
@@ -55,7 +70,7 @@ class Lanes:
         total_bytes = self._memory_bytes or int(BUDGET_SHARE * device.chip.memory_bytes)
         self.total_bytes = total_bytes
         memory = MemoryBudget(total_bytes=total_bytes, weights_bytes=weights_bytes, transient_bytes=TRANSIENT_BYTES)
-        row, config = footprint(device.shape), EngineConfig(model=device.shape.name)
+        row, config = footprint(device.shape), EngineConfig(model=device.shape.name, idle_unload_s=self._idle_s)
         scheduler = Scheduler(config, memory=memory, footprint=row, pacer=pacer_of(device))
         info = ModelInfo(
             model=device.shape.name,
@@ -69,20 +84,18 @@ class Lanes:
         calibration = Calibration(tokens_per_s=1.0, overhead_s=0.0, chunk_bytes_per_token=0.0)
         facts = EngineFacts(info=info, memory=memory, footprint=row, calibration=calibration)
 
-        def run(_: object = None) -> Any:
-            return SimulatedRunner(device, lambda seq, position: position % 1000, self.clock)
-
-        assembly = Assembly(
+        pin = self._pinned is not None and device is self.devices[self._pinned]
+        assembly = SimulatedAssembly(
+            source=Source(name=device.shape.name, config=config, checkpoint=cast(Any, None), pin=pin),
             scheduler=scheduler,
             facts=facts,
-            begin=lambda: cast(Any, SimulatedLoading(self.clock, weights_bytes)),
-            run=run,
-            weights_bytes=weights_bytes,
+            identity="",
             room_bytes=weights_bytes // 40,
             load_s=weights_bytes / READ_BYTES_PER_S,
+            device=device,
+            clock=self.clock,
         )
-        pin = self._pinned is not None and device is self.devices[self._pinned]
-        model = ServedModel(assembly, pin=pin, idle_unload_s=self._idle_s)
+        model = ServedModel(assembly)
         model.start(cast(Any, None))
         return model
 
@@ -183,7 +196,7 @@ class Actions:
                 model = drawn.randrange(len(lanes.devices))
                 length, num_tokens = drawn.choice(self.requests)
                 lanes.send(model, length, num_tokens, tenant=drawn.choice("ab"))
-            while any(lane.waiting or lane.is_busy for lane in lanes.engine.residency.models):
+            while any(lane.waiting or lane.is_busy for lane in lanes.engine.models):
                 self._run_until(lanes.clock.now_s + 1)
         return self.lines
 
@@ -202,7 +215,7 @@ class Actions:
                 engine.load(model)
             except ModelUnavailable:
                 self.lines.append("refused")
-        elif not model.residence.is_busy:
+        elif not model.is_busy:
             self.lines.append(f"command: unload {model.name}")
             engine.unload(model)
         self._note()
@@ -211,7 +224,7 @@ class Actions:
         """Let models leave until all have room, as at a start."""
         engine = self.lanes.engine
         for model in reversed(engine.models):
-            if sum(each.held_bytes for each in engine.residency.models) + TRANSIENT_BYTES > self.lanes.total_bytes:
+            if sum(each.held_bytes for each in engine.models) + TRANSIENT_BYTES > self.lanes.total_bytes:
                 engine.evict(model)
 
     def _run_until(self, end_s: float) -> None:
@@ -224,14 +237,11 @@ class Actions:
             self._note()
             if not engine.is_busy:
                 lanes.clock.now_s += _LOOK_S
-                if not any(model.waiting for model in engine.residency.models):
+                if not any(model.waiting for model in engine.models):
                     lanes.clock.now_s = min(end_s, lanes.clock.now_s + 0.5)
 
     def _states(self) -> list[tuple[str, bool, int]]:
-        return [
-            (model.state, model.is_yielding, model.scheduler.num_preemptions)
-            for model in self.lanes.engine.residency.models
-        ]
+        return [(model.state, model.is_yielding, model.scheduler.num_preemptions) for model in self.lanes.engine.models]
 
     def _note(self) -> None:
         for lane, before, now in zip(self.lanes.engine.models, self._before, states := self._states(), strict=True):

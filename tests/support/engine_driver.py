@@ -15,6 +15,7 @@ from mlx_lm.utils import load_model as load_text_model
 
 from vllm_mlx.cache.tree import MemoryAwarePrefixCache
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.encoding import EncoderFacts
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import FinishReason, TokenLogprob
 from vllm_mlx.core.memory import MemoryBudget
@@ -22,7 +23,7 @@ from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import LLMEngine
-from vllm_mlx.engine.lane import ServedModel
+from vllm_mlx.engine.lane import ServedModel, Source
 from vllm_mlx.engine.loading import assemble, device_watch, make_scheduler
 from vllm_mlx.engine.sizing import MeasuredModel, begin_drafting, budget_of, load_measured
 from vllm_mlx.media.vision import VisionProbe
@@ -33,7 +34,6 @@ from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.mtp import FAMILIES
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
-from vllm_mlx.scheduler.scheduler import Scheduler
 
 GREEDY = TokenSampling(temperature=0)
 _NEAR_TIE = 1e-3  # in standard deviations of the logits; the two likeliest tokens are some 0.3 apart
@@ -69,7 +69,7 @@ class Driver:
         rows_bytes: int | None = None,
         probe: VisionProbe | None = None,
         calibration: Calibration | None = None,
-        planner: type[Scheduler] = Scheduler,
+        encoder: EncoderFacts | None = None,
         **settings: object,
     ):
         """`calibration`: in place of measurements, which take most of the time of a large checkpoint."""
@@ -79,7 +79,8 @@ class Driver:
         measured = measured_once(config, checkpoint, probe, calibration)
         budget = budget_of(config)
         watch = device_watch(budget)
-        served = ServedModel(assemble(config, checkpoint, measured, budget, watch, planner=planner))
+        source = Source(name=str(path), config=config, checkpoint=checkpoint, encoder=encoder)
+        served = ServedModel(assemble(source, measured, budget, watch))
         served.start(measured.model)
         self.engine = LLMEngine([served], watch)
         if rows_bytes is not None:
@@ -172,7 +173,8 @@ def squeezed(config: EngineConfig, model: Model, engine: LLMEngine, rows_bytes: 
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
     facts, runner = replace(engine.default.facts, memory=memory), engine.runner
-    assembly = replace(engine.default.assembly, scheduler=scheduler, facts=facts, weights_bytes=1, run=lambda _: runner)
+    assembly = replace(engine.default.assembly, scheduler=scheduler, facts=facts)
+    assembly.run = lambda _: runner  # type: ignore[method-assign]
     served = ServedModel(assembly)
     served.start(model)
     return LLMEngine([served], engine.watch)

@@ -130,19 +130,19 @@ class Watch:
         self.most_bytes = max(self.most_bytes, promised_bytes(engine))
         self.most_active_bytes = max(self.most_active_bytes, mx.get_active_memory())
         num_preemptions = sum(model.scheduler.num_preemptions for model in engine.models)
-        if any(model.state == "loading" for model in engine.residency.models):
+        if any(model.state == "loading" for model in engine.models):
             self.num_preempted += num_preemptions - self._num_before
         self._num_before = num_preemptions
-        num_loads = sum(sum(model.loads.values()) for model in engine.residency.models)
-        for seq_id in {seq.seq_id for model in engine.residency.models for seq in model.waiting}:
+        num_loads = sum(sum(model.loads.values()) for model in engine.models)
+        for seq_id in {seq.seq_id for model in engine.models for seq in model.waiting}:
             since = self._first_seen.setdefault(seq_id, num_loads)
             self.most_loads = max(self.most_loads, num_loads - since)
 
 
 def promised_bytes(engine: LLMEngine) -> int:
     """What the engine has promised of the budget. Cached state takes the rest, and is evicted for it."""
-    total = max(model.memory.transient_bytes for model in engine.residency.models)
-    for model in engine.residency.models:
+    total = max((each.memory.transient_bytes for each in engine.models if each.takes_memory), default=0)
+    for model in engine.models:
         total += model.taken_bytes + model.scheduler.room.rows_bytes()
         total += model.memory.media_bytes + model.memory.grammars_bytes
     return total

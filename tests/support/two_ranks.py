@@ -19,7 +19,8 @@ import mlx.core as mx
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.engine.loading import Source, load_engines, work
+from vllm_mlx.engine.lane import Source
+from vllm_mlx.engine.loading import load_engines, work
 from vllm_mlx.ranks import watch as watching
 from vllm_mlx.ranks.channel import Door, join
 from vllm_mlx.ranks.lockstep import Ranks

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def hold_loads(engine: LLMEngine, released: threading.Event, *, fails: bool = Fa
             raise ModelLoadError("The test lets no model load.")
         return HeldLoading(begin(), released)
 
-    engine.default.assembly = replace(engine.default.assembly, begin=held)
+    engine.default.assembly.begin = held  # type: ignore[method-assign]
 
 
 async def _failing(served: Serving) -> None:

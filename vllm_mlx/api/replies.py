@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ..core.errors import VLLMMLXError
-from ..core.events import Finished, GenerationEvent, SearchDone, TextDelta, TokenLogprob, ToolCallStart, Usage
+from ..core.events import Finished, GenerationEvent, TextDelta, TokenLogprob, ToolCallStart, Usage
 from ..core.receipt import CacheReceipt
 from .blocks import BlockEnd, BlockSplitter, Kind, ReasoningMode
 
@@ -147,36 +147,16 @@ class FoldedChoice:
         self._splitter = BlockSplitter(reasoning)
         self._end: Finished | None = None
         self.blocks: list[BlockEnd] = []
-        self.searches: dict[str, SearchDone] = {}  # by the ids of their calls
         self.logprobs: list[TokenLogprob] = []
-        self._ends: list[int] = []  # by block: how many of them belong to it and the blocks before it
-        self.ended_in_block = False  # whether the last block was still open when the choice finished
 
     def feed(self, event: GenerationEvent) -> None:
-        ended = [block for block in self._splitter.feed(event) if isinstance(block, BlockEnd) and not block.is_broken]
-        self._add(ended)
+        ended = (block for block in self._splitter.feed(event) if isinstance(block, BlockEnd))
+        self.blocks += [block for block in ended if not block.is_broken]
         match event:
             case TextDelta(logprobs=logprobs):
                 self.logprobs += logprobs
-            case SearchDone():
-                self.searches[event.call_id] = event
             case Finished():
                 self._end = event
-                self.ended_in_block = bool(ended)
-
-    def close(self) -> None:
-        """End the block that is open after a failure."""
-        ended = [block for block in self._splitter.close() if isinstance(block, BlockEnd)]
-        self._add(ended)
-        self.ended_in_block = bool(ended)
-
-    def logprobs_of(self, number: int) -> list[TokenLogprob]:
-        """Return the log-probabilities of the text of a block."""
-        return self.logprobs[self._ends[number - 1] if number else 0 : self._ends[number]]
-
-    def _add(self, ended: Sequence[BlockEnd]) -> None:
-        self.blocks += ended
-        self._ends += [len(self.logprobs)] * len(ended)
 
     @property
     def finished(self) -> Finished:
@@ -196,19 +176,17 @@ class FoldedChoice:
 class ReplyFold:
     """Folds the same events into one reply: `feed` for every event except Failed, then `finish` once.
 
-    `write` makes the reply from its choices, in their order; `write_failed` gets them where a failed reply is kept.
+    `write` makes the reply from its choices, in their order.
     """
 
     def __init__(
         self,
         write: Callable[[Sequence[FoldedChoice]], Reply],
-        write_failed: Callable[[Sequence[FoldedChoice], VLLMMLXError], None] | None = None,
         *,
         num_choices: int = 1,
         reasoning: ReasoningMode = "separate",
     ) -> None:
         self._write = write
-        self._write_failed = write_failed
         self._choices = [FoldedChoice(reasoning) for _ in range(num_choices)]
 
     def feed(self, index: int, event: GenerationEvent) -> None:
@@ -216,16 +194,8 @@ class ReplyFold:
 
     @property
     def is_long(self) -> bool:
-        """Return whether `finish` takes long, and may run on a thread, since nothing keeps the reply."""
-        num_logprobs = sum(len(choice.logprobs) for choice in self._choices)
-        return self._write_failed is None and num_logprobs > MANY_LOGPROBS
+        """Return whether `finish` takes long, and may run on a thread."""
+        return sum(len(choice.logprobs) for choice in self._choices) > MANY_LOGPROBS
 
     def finish(self) -> bytes:
         return self._write(self._choices).to_json().encode()
-
-    def fail(self, error: VLLMMLXError) -> None:
-        """End open blocks, and keep the text so far if a failed reply is kept."""
-        for choice in self._choices:
-            choice.close()
-        if self._write_failed is not None:
-            self._write_failed(self._choices, error)

@@ -105,7 +105,7 @@ class Catalogue:
         """
         if name is None and self.entries:
             return self.entries[0].name, 0
-        name = name or ""
+        asked, name = name, name or ""
         for position, entry in enumerate(self.named):
             if name in entry.names:
                 return name, position
@@ -118,5 +118,8 @@ class Catalogue:
         names = [listed for listed in self.names if listed.endswith(f"/{name}")] or self.names
         known = ", ".join(f"`{listed}`" for listed in names) or "nothing now"
         if not name:
-            raise ModelNotFound(f"The name of the model is empty. This server serves {known}.", param="model")
+            problem = (
+                "Set `model`, since no model was used so far." if asked is None else "The name of the model is empty."
+            )
+            raise ModelNotFound(f"{problem} This server serves {known}.", param="model")
         raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")

@@ -15,36 +15,10 @@ class TextPart:
 
 
 @dataclass(frozen=True)
-class ImagePart:
-    """An image of a message.
+class _SentPart:
+    """A part that a source stands for. It has no slots, so that the digest of many megabytes is computed once."""
 
-    `max_side`: the image is scaled down until its longer side has this many pixels; None keeps its size.
-    `text`: the text that represents the image in a rendered conversation, once it is known.
-    The class has no slots, so that the digest of a source of many megabytes is computed once and cached.
-    """
-
-    source: str | bytes  # data: URI, URL, or bytes of a file; later a digest of the pixels
-    max_side: int | None = field(default=None, kw_only=True)
-    text: str = field(default="", kw_only=True)
-    is_page: bool = field(default=False, compare=False, kw_only=True)  # whether it is a page of a document
-    param: str = field(default="messages", compare=False, kw_only=True)  # the request field, for errors
-
-    @cached_property
-    def source_digest(self) -> bytes:
-        return _digest(self.source)
-
-
-@dataclass(frozen=True)
-class VideoPart:
-    """A video of a message.
-
-    `fps`: the rate at which frames are sampled, or at which the given frames were; None for the model's own rate.
-    `text` as for an image. The class has no slots for the same reason as ImagePart.
-    """
-
-    source: str | bytes | tuple[str, ...]  # like an image's source, or the sources of its frames
-    fps: float | None = field(default=None, kw_only=True)
-    text: str = field(default="", kw_only=True)
+    source: str | bytes | tuple[str, ...]  # data: URI, URL, or bytes of a file; of a video, or those of its frames
     param: str = field(default="messages", compare=False, kw_only=True)  # the request field, for errors
 
     @cached_property
@@ -55,18 +29,36 @@ class VideoPart:
 
 
 @dataclass(frozen=True)
-class DocumentPart:
-    """A PDF or a file of text, until it is read: texts and images take its place before the prompt is rendered.
+class ImagePart(_SentPart):
+    """An image of a message.
 
-    The class has no slots for the same reason as ImagePart.
+    `max_side`: the image is scaled down until its longer side has this many pixels; None keeps its size.
+    `text`: the text that represents the image in a rendered conversation, once it is known.
     """
 
-    source: str | bytes  # like an image's source
-    param: str = field(default="messages", compare=False, kw_only=True)  # the request field, for errors
+    source: str | bytes  # later a digest of the pixels
+    max_side: int | None = field(default=None, kw_only=True)
+    text: str = field(default="", kw_only=True)
+    is_page: bool = field(default=False, compare=False, kw_only=True)  # whether it is a page of a document
 
-    @cached_property
-    def source_digest(self) -> bytes:
-        return _digest(self.source)
+
+@dataclass(frozen=True)
+class VideoPart(_SentPart):
+    """A video of a message.
+
+    `fps`: the rate at which frames are sampled, or at which the given frames were; None for the model's own rate.
+    `text` as for an image.
+    """
+
+    fps: float | None = field(default=None, kw_only=True)
+    text: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True)
+class DocumentPart(_SentPart):
+    """A PDF or a file of text, until it is read: texts and images take its place before the prompt is rendered."""
+
+    source: str | bytes
 
 
 MediaPart = ImagePart | VideoPart

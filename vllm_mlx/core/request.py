@@ -418,9 +418,7 @@ class RequestLimits(SettingsGroup):
     def check(self, request: Request) -> None:
         """Raise InvalidParameter, naming the limit."""
         self.check_messages(len(request.messages or ()))
-        _at_most(
-            len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools", setting("max_tools")
-        )
+        _at_most(len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools")
         for param, schema in _schemas(request):
             if schema and _is_longer(schema, self.max_schema_bytes):
                 raise InvalidParameter(
@@ -431,7 +429,7 @@ class RequestLimits(SettingsGroup):
 
     def check_messages(self, num_messages: int) -> None:
         """Raise InvalidParameter, naming the limit."""
-        _at_most(num_messages, self.max_messages, "messages", "messages", setting("max_messages"))
+        _at_most(num_messages, self.max_messages, "messages")
 
     @staticmethod
     def check_texts(num_texts: int, param: str) -> None:
@@ -442,13 +440,14 @@ class RequestLimits(SettingsGroup):
 
     def check_choices(self, num_choices: int) -> None:
         """Raise InvalidParameter, naming the limit."""
-        _at_most(num_choices, self.max_choices, "n", "choices", setting("max_choices"))
+        _at_most(num_choices, self.max_choices, "choices", param="n")
 
 
-def _at_most(number: int, limit: int, param: str, noun: str, limit_name: str) -> None:
+def _at_most(number: int, limit: int, noun: str, param: str | None = None) -> None:
     if number > limit:
-        message = f"This request has {number} {noun}; the server takes at most {limit} ({limit_name})."
-        raise InvalidParameter(message, param=param)
+        name = setting(f"max_{noun}")
+        message = f"This request has {number} {noun}; the server takes at most {limit} ({name})."
+        raise InvalidParameter(message, param=param or noun)
 
 
 def _is_longer(schema: Any, max_bytes: int) -> bool:
@@ -467,12 +466,9 @@ def _is_longer(schema: Any, max_bytes: int) -> bool:
 def _schemas(request: Request) -> Iterator[tuple[str, Any]]:
     for tool in (*request.tools, *request.unlisted_tools):
         yield "tools", tool.parameters
-    guide = request.sampling.guide
-    match None if guide is None else guide.form:
-        case JsonSchema(schema):
-            yield guide.param if guide else "", schema
-        case StructuralFormat(tree):
-            yield guide.param if guide else "", tree
-        case StructuralTag(structures):
+    match request.sampling.guide:
+        case Guide(form=JsonSchema(schema) | StructuralFormat(schema), param=param):
+            yield param, schema
+        case Guide(form=StructuralTag(structures), param=param):
             for structure in structures:
-                yield guide.param if guide else "", structure.schema
+                yield param, structure.schema

@@ -163,6 +163,7 @@ class SequenceUpdate:
     tokens: tuple[TokenOutput, ...] = ()
     prompt_logprobs: Rows[TokenLogprob] = ()  # once all are known
     vectors: Rows[Any] = ()  # of an encoder, once all are known: numpy, (dimensions,), float32, in the order of texts
+    num_encoded: int = 0  # texts whose vectors or scores are known
     num_computed_tokens: int = 0
     receipt: CacheReceipt = NO_RECEIPT
     num_predicted: int = 0

@@ -66,8 +66,8 @@ class Writer:
 
     @property
     def is_due_soon(self) -> bool:
-        """Return whether a path waits that can be written."""
-        return bool(self._due) and self._running is None and not self._store.is_paused
+        """Return whether something waits that can be written."""
+        return bool(self._due) and not self._store.is_paused
 
     # -- paths that are due
 

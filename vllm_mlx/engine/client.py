@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -38,15 +37,15 @@ from ..formats.pipeline import OutputPipeline
 from ..formats.reply import FinishedReply
 from ..formats.vectors import VectorOutput
 from ..prompt.processor import PreparedRequest, RequestProcessor
-from ..scheduler.residence import Resident, State
+from ..scheduler.residence import State
 from ..util.fair_queue import FairThreads
 from ..util.fence import clear_locals
 from ..util.tasks import Deadline
 from .admission import AdmissionQueue, users
 from .engine import EngineThread, LLMEngine
-from .front import Front, ReplyKeeper
+from .front import Front
 from .macos import KeepAwake
-from .monitoring.counters import OUTCOMES, Outcome, ReplyStats
+from .monitoring.counters import OUTCOMES, ReplyStats
 from .monitoring.monitor import Monitor
 from .monitoring.prometheus import metric_families
 from .monitoring.schema import EngineStatus, ModelFacts
@@ -127,8 +126,10 @@ class Preparations:
                 rendered = await front.media.render(
                     parts, salt=request.cache_salt, tenant=request.tenant, deadline=deadline
                 )
-            work = partial(front.processor.prepare, request, rendered, deadline=deadline, runs=runs)
-            return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
+            args = request, rendered, deadline, runs
+            return await self._pool.run(
+                front.processor.prepare, *args, tenant=request.tenant, deadline=deadline, is_long=is_long(request)
+            )
         except BaseException as error:
             clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
             raise
@@ -163,7 +164,10 @@ class Reply:
         self._output = output
         self._num_cached_tokens: int | None = None  # None until the sequence has been scheduled
         self._predicted = (0, 0)  # tokens of the prediction that were accepted, and rejected
-        self.is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        return self.stats.outcome is None
 
     def take(self, update: SequenceUpdate) -> list[GenerationEvent]:
         """Turn an update into events. A reply that a stop string or its last tool call ends is closed here."""
@@ -205,7 +209,7 @@ class Reply:
         if self._output.is_silent:
             num_tokens, limit = finished.usage.completion_tokens, setting("max_silent_tokens")
             logger.info("id=%s ends after %d tokens without an answer (%s)", self.stats.request_id, num_tokens, limit)
-        self._close(OUTCOMES[finished.reason])
+        self.stats.end(OUTCOMES[finished.reason], time.monotonic())
         return [*deltas, replace(finished, usage=self._used(finished.usage))]
 
     def _used(self, usage: Usage) -> Usage:
@@ -218,40 +222,26 @@ class Reply:
         return usage
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
-        self._close("cancelled" if isinstance(error, Cancelled) else "failed")
+        self.stats.end("cancelled" if isinstance(error, Cancelled) else "failed", time.monotonic())
         return [Failed(error)]
 
     def leave(self) -> None:
         """End the reply because its client has left. What the client received stays."""
-        self._close("aborted")
-
-    def _close(self, outcome: Outcome) -> None:
-        self.is_open = False
-        self.stats.end(outcome, time.monotonic())
+        self.stats.end("aborted", time.monotonic())
 
 
 class Generation:
     """All replies to one request. Leaving the `async with` block aborts the ones that still run."""
 
-    def __init__(
-        self,
-        prepared: PreparedRequest,
-        replies: Mapping[int, Reply],
-        keeper: ReplyKeeper,
-        *,
-        abort: Callable[[Items[int]], None],
-        closed: Callable[["Generation"], None],
-    ):
-        """Hold `replies`, by sequence id. `abort` ends sequences; leaving the block calls `closed`."""
+    def __init__(self, prepared: PreparedRequest, replies: Mapping[int, Reply], client: "EngineClient"):
+        """Hold `replies`, by sequence id."""
         self.request = prepared.request
         self._prepared = prepared
-        self._keeper = keeper
+        self._client = client
+        self._keeper = client.fronts[self.request.model].keeper
         self.num_prompt_tokens = prepared.prompt.num_tokens
         self.prompt_change = None if prepared.compared is None else prepared.compared.change
-        self.seq_ids = tuple(replies)
         self.by_sequence = replies
-        self._abort = abort
-        self._closed = closed
         self._updates: list[SequenceUpdate | VLLMMLXError] = []
         self._wake = asyncio.Event()
 
@@ -270,7 +260,7 @@ class Generation:
             seq_id: (self.request.request_id, reply.stats.request_id) for seq_id, reply in self.by_sequence.items()
         }
         ending = [seq_id for seq_id in names if self.by_sequence[seq_id].is_open and request_id in names[seq_id]]
-        self._abort(ending)
+        self._client.abort(ending)
         for seq_id in ending:
             self.put(SequenceUpdate(seq_id=seq_id, error=Cancelled()))
         return bool(ending)
@@ -284,7 +274,7 @@ class Generation:
         for reply in self._end_open_replies():
             reply.leave()
             self._keeper.take(self._prepared, reply.seq, reply.finished, is_last=False)
-        self._closed(self)
+        self._client.leave(self)
 
     async def __aiter__(self) -> AsyncIterator[IndexedEvent]:
         """Yield (index of the reply, event) until every reply has sent Finished or Failed.
@@ -309,7 +299,7 @@ class Generation:
     def _end_open_replies(self) -> list[Reply]:
         """Abort the sequences of the replies that still run, and return these replies."""
         left = [reply for reply in self.by_sequence.values() if reply.is_open]
-        self._abort([reply.seq.seq_id for reply in left])
+        self._client.abort([reply.seq.seq_id for reply in left])
         return left
 
     def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
@@ -320,7 +310,7 @@ class Generation:
             return []
         events = self._taken(reply, reply.take(item))
         if events and isinstance(events[-1][1], Finished) and item.finish_reason is None:
-            self._abort([item.seq_id])  # its text ended it, which the engine cannot know
+            self._client.abort([item.seq_id])  # its text ended it, which the engine cannot know
         return events
 
     def _taken(self, reply: Reply, events: list[GenerationEvent]) -> list[IndexedEvent]:
@@ -357,14 +347,14 @@ class EngineClient:
         self._seq_ids = itertools.count(step=ROW_IDS)
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
-        self._residents = [model.residence for model in thread.models]
-        self.queue = AdmissionQueue(config, self._running_replies, self._residents)
-        for resident in self._residents:  # loads of other models do not count as time without a request
-            resident.use(time.monotonic())
+        self._models = thread.models
+        self.queue = AdmissionQueue(config, self._running_replies, self._models)
+        for model in self._models:  # loads of other models do not count as time without a request
+            model.use(time.monotonic())
 
-    def add(self, front: Front, resident: Resident) -> None:
+    def add(self, front: Front) -> None:
+        """Serve a model that the engine has got."""
         self.fronts.append(front)
-        self._residents.append(resident)
         self._monitor.add()
 
     @property
@@ -395,18 +385,17 @@ class EngineClient:
         the server shuts down or if the queue is full.
         """
         self._check_open()
-        self._residents[request.model].use(time.monotonic())
+        self._models[request.model].use(time.monotonic())
         self._loop = asyncio.get_running_loop()
         async with self.queue.preparing(request, request.sampling.n):
             prepared, progress = await self.preparations.prepare(request)
         self._check_open()
         replies = {reply.seq.seq_id: reply for reply in self._replies(prepared, progress)}
-        keeper = self.fronts[request.model].keeper
-        generation = Generation(prepared, replies, keeper, abort=self._thread.abort, closed=self._forget)
+        generation = Generation(prepared, replies, self)
         self.queue.watch(generation)
         self._awake.hold()
-        self.generations |= dict.fromkeys(generation.seq_ids, generation)
-        self._thread.add([reply.seq for reply in replies.values()])
+        self.generations |= dict.fromkeys(generation.by_sequence, generation)
+        self._thread.tell(LLMEngine.add, [reply.seq for reply in replies.values()])
         return generation  # from here on the caller owns it: nothing after `add` may fail
 
     def watch_preparing(self, changed: Callable[[bool], None]) -> None:
@@ -471,7 +460,7 @@ class EngineClient:
 
     def state_of(self, model: int) -> State:
         """Return the place of the weights of the model at this position."""
-        return self._residents[model].state
+        return self._models[model].state
 
     async def load_model(self, model: int, *, wait: bool) -> None:
         """Begin to load the weights unless they are in memory, and `wait` until they are, or cannot be loaded.
@@ -481,7 +470,7 @@ class EngineClient:
         await self.ask(lambda engine: engine.load(engine.models[model]))
         if wait:
             await self._leaves(model, "loading")
-        if (refusal := self._residents[model].refusal(time.monotonic())) is not None:
+        if (refusal := self._models[model].refusal(time.monotonic())) is not None:
             raise refusal
         if wait and self.state_of(model) == "unloaded":
             raise Overloaded("The model was unloaded again, by a command or for another one.", retry_after_s=_LOOK_S)
@@ -558,8 +547,13 @@ class EngineClient:
     def _running_replies(self) -> list[ReplyStats]:
         return [reply for generation in self._open_generations() for reply in generation.replies]
 
-    def _forget(self, generation: Generation) -> None:
-        for seq_id in generation.seq_ids:
+    def abort(self, seq_ids: Items[int]) -> None:
+        """End sequences before the next step."""
+        self._thread.tell(LLMEngine.abort, seq_ids)
+
+    def leave(self, generation: Generation) -> None:
+        """Forget a request, whose replies have ended."""
+        for seq_id in generation.by_sequence:
             self.generations.pop(seq_id, None)
         if not self.generations:
             self._awake.release()

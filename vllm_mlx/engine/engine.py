@@ -27,7 +27,7 @@ from ..ranks.figures import RankRow
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.prefix_planner import PrefixPlanner
-from ..scheduler.residence import Event, Reason, Residency, Resident
+from ..scheduler.residence import Event, Reason, Residency
 from ..scheduler.scheduler import Scheduler
 from ..util.faults import DeviceFault, Fault, FaultCount, device_fault
 from ..util.fence import Fence, clear_locals
@@ -54,8 +54,8 @@ class LLMEngine:
         """`models` by their positions. They share one tree of cached state, if they cache any."""
         self._clock = clock
         self._deliver: Deliver = do_nothing  # to the client, on the engine thread
-        self.models = tuple(models)
-        self.residency = Residency([model.residence for model in models])
+        self.models = list(models)
+        self.residency = Residency(self.models)
         self._choice = LaneChoice(len(models))
         self._last: ServedModel | None = None  # it ran the last step
         self.disk: DiskTier | None = None
@@ -69,7 +69,7 @@ class LLMEngine:
         self._returned_s = clock()  # when freed memory was returned to the system
         self.rank_reports: Callable[[], tuple[RankRow, ...]] = tuple  # of a model that several Macs run
         for model in models:
-            model.residence.use(self._returned_s)
+            model.use(self._returned_s)
 
     def listen(self, deliver: Deliver) -> None:
         """Set the function that is called with the updates of all steps."""
@@ -84,7 +84,7 @@ class LLMEngine:
     def is_busy(self) -> bool:
         """Return whether there is something to do between steps, also if no step is due."""
         now = self._clock()
-        return self.has_work or self._has_disk_work or any(each.is_moving(now) for each in self.residency.models)
+        return self.has_work or self._has_disk_work or any(each.is_moving(now) for each in self.models)
 
     @property
     def idle_s(self) -> float:
@@ -94,7 +94,7 @@ class LLMEngine:
 
     @property
     def _is_leaving(self) -> bool:
-        return any(model.state == "leaving" for model in self.residency.models)
+        return any(model.state == "leaving" for model in self.models)
 
     @property
     def default(self) -> ServedModel:
@@ -182,15 +182,15 @@ class LLMEngine:
 
     @property
     def _is_idle(self) -> bool:
-        return not any(model.is_busy for model in self.residency.models)
+        return not any(model.is_busy for model in self.models)
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
             model = self.models[seq.model]
             model.wake()
-            model.residence.use(self._clock())
-            if model.residence.holds_back:
-                model.residence.held.append(seq)
+            model.use(self._clock())
+            if model.holds_back:
+                model.held.append(seq)
             else:
                 model.scheduler.add(seq)
 
@@ -210,7 +210,7 @@ class LLMEngine:
             num_steps=self.num_steps,
             device=self.watch.usage(),
             lanes=tuple(model.report(now) for model in self.models),
-            images=image_status(*(model.images for model in self.models)),
+            images=image_status(*(model.media for model in self.models)),
             drafts=draft_status(off_reason, *(model.scheduler.speculation for model in self.models)),
             cache=None if tree is None else tree.stats,
             disk=self._disk_settings if self.disk is None else self.disk.report(),
@@ -226,11 +226,11 @@ class LLMEngine:
         if len(self.models) > 1:
             self.residency.measure(self._clock())
             while (leaving := self.residency.model_to_leave(self._clock())) is not None:
-                self.evict(self._model_of(leaving))
+                self.evict(leaving)
         for model in self.models:
             is_written = self.disk is None or self.disk.is_written
-            event = model.residence.due(self._clock(), is_written=is_written)
-            if event is not None or model.residence.state in ("loading", "failed"):
+            event = model.due(self._clock(), is_written=is_written)
+            if event is not None or model.state in ("loading", "failed"):
                 with self._contained(model):
                     self._move(model, event)
 
@@ -242,12 +242,12 @@ class LLMEngine:
             if event == "written" and cache is not None and cache.disk is not None:
                 cache.disk.free_memory(cache.fingerprint)
                 mx.clear_cache()
-        elif model.residence.state == "loading":
+        elif model.state == "loading":
             fault = self._advance(model)
             if model.lane is not None:
                 self._take(model, StepOutput(failed=tuple(model.cut_waiting())))
-        if (refusal := model.residence.refusal(self._clock())) is not None:
-            model.residence.release(model.residence.held)
+        if (refusal := model.refusal(self._clock())) is not None:
+            model.release(model.held)
             waiting = tuple((seq.seq_id, refusal) for seq in model.scheduler.waiting)
             self._take(model, StepOutput(failed=waiting))
         if device_fault(fault) is Fault.OUT_OF_MEMORY:  # the load has failed by it, but it may be that of a row's step
@@ -261,7 +261,7 @@ class LLMEngine:
             if model.advance():
                 self._take_event(model, "read")
                 message = "%s is loaded after %.1f s; to build it took %.0f ms, in which nothing else ran"
-                logger.info(message, model.name, model.residence.load_s, 1000 * model.build_s)
+                logger.info(message, model.name, model.load_s, 1000 * model.build_s)
             return None
         except ConfigError as error:
             fault = error.__cause__ if isinstance(error.__cause__, Exception) else None
@@ -277,7 +277,7 @@ class LLMEngine:
         """Take in an event of a model's weights, and carry out the action that follows."""
         if event == "fail":
             logger.error("%s could not be loaded: %s", model.name, cause)
-        action = self.residency.take(model.residence, event, self._clock(), reason=reason, cause=cause)
+        action = self.residency.take(model, event, self._clock(), reason=reason, cause=cause)
         try:
             model.act(action)
         except ModelLoadError as error:
@@ -287,8 +287,8 @@ class LLMEngine:
 
     def load(self, model: ServedModel) -> None:
         """Begin to load the weights by command. Models without work leave for them. Raises ModelUnavailable."""
-        while (leaving := self.residency.model_to_leave_for(model.residence, self._clock())) is not None:
-            self.evict(self._model_of(leaving))
+        while (leaving := self.residency.model_to_leave_for(model, self._clock())) is not None:
+            self.evict(leaving)
         self._take_event(model, "load", reason="command")
 
     def evict(self, model: ServedModel) -> None:
@@ -300,12 +300,9 @@ class LLMEngine:
 
         Called while no request is open. Raises ModelBusy if the weights never leave.
         """
-        if model.residence.no_unload is not None:
-            raise ModelBusy(model.residence.no_unload)
+        if model.no_unload is not None:
+            raise ModelBusy(model.no_unload)
         self._take_event(model, "unload")
-
-    def _model_of(self, resident: Resident) -> ServedModel:
-        return next(model for model in self.models if model.residence is resident)
 
     def yield_memory(self) -> None:
         """Give memory back at rest, and under pressure. A step without work sees the pressure."""
@@ -339,15 +336,15 @@ class LLMEngine:
             with self._contained(self._last or self.default):
                 while self._aborts:
                     seq_id = self._aborts.pop()
-                    for resident in self.residency.models:
-                        resident.abort(seq_id)
+                    for each in self.models:
+                        each.abort(seq_id)
         busy = [each for each in self.models if each.has_work]
         lanes = {at: each.lane for at, each in enumerate(self.models) if each in busy and each.lane is not None}
         if model is None:
             unloaded = next((each for each in busy if each.lane is None), self.default)
             model = self.models[self._choice.next(lanes, now)] if lanes else unloaded
-        if busy and model.residence.state == "ready":
-            model.residence.use(now)
+        if busy and model.state == "ready":
+            model.use(now)
         with self._contained(model):
             self._step(model, now, is_alone=len(busy) < 2)
         if lanes and len(self.models) > 1:
@@ -409,7 +406,7 @@ class LLMEngine:
                 if fault is not None:
                     each.lane.runner.drain()
                 each.lane.runner.reset()
-            if each.residence.state == "loading":  # arrays may be damaged, so that the load begins again
+            if each.state == "loading":  # arrays may be damaged, so that the load begins again
                 self._take_event(each, "fail" if fault is None else "damage", cause=first_line(error))
         self._faults.count(fault, error)
         failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
@@ -447,13 +444,13 @@ _Message = _Act | _Question | None  # with None, the thread stops
 class EngineThread:
     """Runs one engine on a separate thread. `models` are known after `start`; other threads only read them."""
 
-    models: tuple[ServedModel, ...]
+    models: list[ServedModel]
 
     def __init__(self, load: Callable[[], LLMEngine]):
         self._load = load
         self._died: Callable[[EngineDead], None] = do_nothing
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._loaded: Future[tuple[ServedModel, ...]] = Future()
+        self._loaded: Future[list[ServedModel]] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
         self._save_until_s = 0.0  # by the monotonic clock
@@ -474,29 +471,23 @@ class EngineThread:
     def listen(self, deliver: Deliver, died: Callable[[EngineDead], None]) -> None:
         """Set the functions called with updates, and when the thread dies, before any sequence is added."""
         self._died = died
-        self._tell(LLMEngine.listen, deliver)
+        self.tell(LLMEngine.listen, deliver)
 
     def check_alive(self) -> None:
         """Raise EngineDead if the thread has ended by an error."""
         if self.error is not None:
             raise self.error
 
-    def add(self, seqs: Items[Sequence]) -> None:
-        self._tell(LLMEngine.add, seqs)
-
-    def abort(self, seq_ids: Items[int]) -> None:
-        """End sequences before the next step, that is, within one prefill chunk."""
-        self._tell(LLMEngine.abort, seq_ids)
-
     def keep(self, seq: Sequence, num_tokens: int, following: PromptInputs | None = None) -> None:
         """Keep the first `num_tokens` of an ended sequence; at rest, compute the beginning of the prompt after it."""
-        self._tell(LLMEngine.keep, seq, num_tokens, following)
+        self.tell(LLMEngine.keep, seq, num_tokens, following)
 
     def wake(self) -> None:
         """Step again: images for which rows wait are ready, or the disk threads have results to collect."""
-        self._tell(LLMEngine.wake)
+        self.tell(LLMEngine.wake)
 
-    def _tell(self, act: Callable[[LLMEngine, *Ts], None], *args: *Ts) -> None:
+    def tell(self, act: Callable[[LLMEngine, *Ts], None], *args: *Ts) -> None:
+        """Call a method of the engine before its next step, that is, within one prefill chunk."""
         self._inbox.put((act, args))
 
     def inspect(self, ask: Callable[[LLMEngine], T]) -> "Future[T]":

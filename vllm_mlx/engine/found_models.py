@@ -16,8 +16,8 @@ from ..runner.checkpoint import HUB, Checkpoint, check_links, checkpoints, folde
 from ..runner.encoder_checkpoint import read_encoder
 from .client import EngineClient
 from .engine import LLMEngine
-from .lane import ServedModel
-from .loading import OpenDisk, Source, front_of, load, prepared
+from .lane import ServedModel, Source
+from .loading import OpenDisk, front_of, load, prepared
 from .sizing import budget_of
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class FoundModels:
                 found.fault += f" The largest that fits is {max(fits, key=lambda one: one.file_bytes).names[0]}."
             return
         await engine.ask(lambda engine: self._take(engine, model))
-        engine.add(front, model.residence)
+        engine.add(front)
         found.position = len(models.entries)
         models.entries += (Entry(config=source.config, name=source.name),)
         for at, one in enumerate(models.entries[:-1]):
@@ -133,16 +133,12 @@ class FoundModels:
         return prepared(found.names[0], own, checkpoint, self._engine.memories.of(checkpoint.fingerprint()))
 
     def _take(self, engine: LLMEngine, model: ServedModel) -> None:
-        model.residence.is_found = True
-        engine.models = (*engine.models, model)
-        engine.residency.models.append(model.residence)
-        cache = model.scheduler.prefix_cache
-        if self._disk is not None and cache is not None:
-            tier = engine.disk or self._disk.start(cache.tree, {})
-            engine.attach(tier, self._disk.report)
-            if tier is not None:
-                tier.store.add_model(cache.fingerprint, model.facts.info.model)
-                tier.wake_with(self._engine.parts[0].wake)
+        model.is_found = True
+        engine.models.append(model)
+        if self._disk is not None:
+            self._disk.serve(engine)
+        if engine.disk is not None:
+            engine.disk.wake_with(self._engine.parts[0].wake)
 
 
 def _in_words(error: Exception, found: Found) -> str:

@@ -7,15 +7,24 @@ before it, sizes are assumed from the headers of the files, and sequences are he
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import mlx.core as mx
 
 from ..cache.media import MediaCache
+from ..core.config import EngineConfig
+from ..core.encoding import EncoderFacts
 from ..core.errors import ContextLengthExceeded, ModelLoadError, first_line
 from ..core.memory import readable
+from ..core.stage import UNSEEN, LoadStage
+from ..disk.kept import NO_MEMORIES, Memories
+from ..formats.tokenizer import Tokenizer
+from ..media.vision import VisionProcessor
+from ..prompt.reply_formats import CheckpointFormats
+from ..runner.checkpoint import Checkpoint
 from ..runner.encoder import EncoderModel
 from ..runner.encoder_runner import EncoderRunner
 from ..runner.loading import Loading
@@ -24,6 +33,7 @@ from ..runner.runner import Runner
 from ..scheduler.lane_turns import LaneTurns
 from ..scheduler.residence import Action, Reason, Resident
 from ..scheduler.scheduler import Scheduler
+from .front import Front
 from .monitoring.schema import EngineFacts, LaneReport
 from .monitoring.status import draft_status, image_status
 
@@ -33,25 +43,51 @@ _MUCH_MISSING = 1 << 20  # bytes that do not come back before the log says so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
+class Source:
+    """A model before its weights are loaded."""
+
+    name: str  # in messages
+    config: EngineConfig
+    checkpoint: Checkpoint
+    memories: Memories = NO_MEMORIES
+    tokenizer: Tokenizer | None = None  # None where no prompt is prepared, like the next ones
+    formats: CheckpointFormats | None = None
+    vision: VisionProcessor | None = None
+    encoder: EncoderFacts | None = None  # None for a model that generates
+    pin: bool = False  # its weights leave for no other model
+    stage: LoadStage = UNSEEN  # told what is done during the start
+
+
+@dataclass(eq=False, kw_only=True)
+class Assembly(ABC):
     """Everything that a model needs to run, except its weights."""
 
+    source: Source
     scheduler: Scheduler
     facts: EngineFacts
-    begin: Callable[[], Loading[Any]]  # raises ModelLoadError, also for a checkpoint that has changed on disk
-    run: Callable[[Any], Runner | EncoderRunner]  # of the model that was loaded
-    weights_bytes: int
-    room_bytes: int  # for data in memory in addition to the weights while they are read
+    identity: str  # of the files of the checkpoint
+    room_bytes: int  # for what is in memory in addition to the weights while they are read
     load_s: float = 0.0  # of the first load
-    # Measures a model of which sizes are assumed, at its first load, in parts; None for a model that was measured.
-    measure: "Callable[[Any], Generator[None, None, Assembly]] | None" = None
+    is_measured: bool = True  # otherwise sizes are assumed until the first load
+
+    @abstractmethod
+    def begin(self) -> Loading[Any]:
+        """Begin to load the weights. Raises ModelLoadError, also for a checkpoint that has changed on disk."""
+
+    @abstractmethod
+    def run(self, model: Any) -> Runner | EncoderRunner:
+        """Return the runner of the model that was loaded."""
+
+    @abstractmethod
+    def measure(self, model: Any) -> "Generator[None, None, Assembly]":
+        """Measure the model at its first load in parts, between which other models run. Raises ConfigError."""
 
 
 class Lane:
     """Runs the steps of a model whose weights are in memory. Belongs to the engine thread."""
 
-    def __init__(self, residence: Resident, runner: Runner | EncoderRunner):
-        self.residence, self.scheduler, self.runner = residence, residence.scheduler, runner
+    def __init__(self, model: Resident, runner: Runner | EncoderRunner):
+        self.model, self.scheduler, self.runner = model, model.scheduler, runner
         self.is_stalled = False  # whether its rows wait for images, or for state that is read from disk
         self.decoded_s = 0.0  # when its replies got their last tokens, by the engine's clock
 
@@ -86,7 +122,7 @@ class LaneChoice:
         """Return the lane that was served least; or one whose replies can wait no longer, which decodes only."""
         at, slack_s = self.turns.next(lanes.keys()), None
         others = lanes.keys() - {at}
-        if others and lanes[at].residence.is_outgrown:  # the last rows give memory back before another step takes it
+        if others and lanes[at].model.is_outgrown:  # the last rows give memory back before another step takes it
             running = (each for each, lane in lanes.items() if lane.scheduler.num_running)
             at, slack_s = max(running, key=lambda each: lanes[each].scheduler.room.first_id), 0.0
         elif others:
@@ -101,35 +137,26 @@ class LaneChoice:
         return at
 
 
-class ServedModel:
-    """A model of the server. It executes the decisions of `Residency` about its weights. Owned by the engine thread."""
+class ServedModel(Resident):
+    """A model of the server. It does what `Residency` decides about its weights. Belongs to the engine thread."""
 
-    def __init__(
-        self,
-        assembly: Assembly,
-        *,
-        name: str = "",
-        pin: bool = False,
-        no_unload: str | None = None,
-        idle_unload_s: float = 0.0,
-    ):
-        """`name` stands for the model in messages."""
-        self.assembly = assembly
-        self.residence = Resident(
-            name=name or assembly.facts.info.model,
+    def __init__(self, assembly: Assembly):
+        source = assembly.source
+        super().__init__(
+            name=source.name,
             scheduler=assembly.scheduler,
             memory=assembly.facts.memory,
-            weights_bytes=assembly.weights_bytes,
             room_bytes=assembly.room_bytes,
             expected_load_s=assembly.load_s,
-            is_measured=assembly.measure is None,
-            is_pinned=pin,
-            no_unload=no_unload,
-            idle_unload_s=idle_unload_s,
+            is_measured=assembly.is_measured,
+            is_pinned=source.pin,
+            no_unload=source.config.no_unload,
+            idle_unload_s=source.config.idle_unload_s,
         )
+        self.assembly = assembly
         self.lane: Lane | None = None
         self.media: MediaCache[Any] | None = None  # features of images; None for a model that takes none
-        self.tell: Callable[[EngineFacts], None] | None = None  # called with the measurements of the first load
+        self.front: Front | None = None  # it is told what the first load has measured
         self._loading: Loading[Any] | None = None
         self._parts: Iterator[None] = iter(())  # of the load
         self.build_s = 0.0  # of the last load: the pause in which the model is built
@@ -137,25 +164,17 @@ class ServedModel:
 
     def start(self, model: Model | EncoderModel) -> None:
         """Take over the weights that the start of the server has read."""
-        self.residence.state, self.residence.loads["start"] = "ready", 1
+        self.state, self.loads["start"] = "ready", 1
         self._serve(model)
-
-    @property
-    def name(self) -> str:
-        return self.residence.name
 
     @property
     def facts(self) -> EngineFacts:
         return self.assembly.facts
 
     @property
-    def scheduler(self) -> Scheduler:
-        return self.residence.scheduler
-
-    @property
     def has_work(self) -> bool:
         """Return whether a step can do anything before the next message."""
-        if self.lane is None or (self.residence.is_short and not self.scheduler.num_running):
+        if self.lane is None or (self.is_short and not self.scheduler.num_running):
             cache = self.scheduler.prefix_cache
             return cache is not None and cache.has_trims  # removing cached state needs no model
         return self.scheduler.has_work and not self.lane.is_stalled
@@ -165,32 +184,26 @@ class ServedModel:
         if self.lane is not None:
             self.lane.is_stalled = False
 
-    @property
-    def images(self) -> MediaCache[Any] | None:
-        """Return the features of images that are cached; None if the model takes no images."""
-        return self.media if self.facts.info.takes_images else None
-
     def clear(self, salts: str) -> int:
         """Forget state of salts that begin with `salts`. Returns the bytes of image features freed."""
         self.scheduler.ahead.clear(salts)
         return 0 if self.media is None else self.media.clear(salts)
 
     def report(self, now: float) -> LaneReport:
-        scheduler, residence = self.scheduler, self.residence
-        cache = scheduler.prefix_cache
+        scheduler, cache = self.scheduler, self.scheduler.prefix_cache
         return LaneReport(
             row={
-                "pinned": residence.is_pinned,
-                "state": residence.state,
+                "pinned": self.is_pinned,
+                "state": self.state,
                 "progress": None if self._loading is None else round(self._loading.progress, 4),
-                "weights_bytes": residence.taken_bytes,
+                "weights_bytes": self.taken_bytes,
                 "missing_bytes": self._missing_bytes,
-                "last_used_s": round(now - residence.used_s, 1),
+                "last_used_s": round(now - self.used_s, 1),
                 "running": scheduler.num_replies,
-                "waiting": sum(not seq.is_ahead for seq in residence.waiting),
-                "loads": {reason: residence.loads[reason] for reason in get_args(Reason)},
-                "load_s": round(residence.load_s, 3),
-                "cause": residence.cause,
+                "waiting": sum(not seq.is_ahead for seq in self.waiting),
+                "loads": {reason: self.loads[reason] for reason in get_args(Reason)},
+                "load_s": round(self.load_s, 3),
+                "cause": self.cause,
                 "ahead_tokens": {**scheduler.ahead.tokens},
             },
             num_preemptions=scheduler.num_preemptions,
@@ -199,9 +212,9 @@ class ServedModel:
             lacking_bytes=scheduler.pool.planned_bytes - scheduler.pool.num_bytes,
             num_shortened=scheduler.pool.num_shortened,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
-            images=image_status(self.images),
+            images=image_status(self.media),
             drafts=draft_status(self.facts.no_drafts, scheduler.speculation),
-            media_bytes=0 if self.images is None else self.images.used_bytes,
+            media_bytes=0 if self.media is None else self.media.used_bytes,
             build_s=self.build_s,
         )
 
@@ -243,7 +256,7 @@ class ServedModel:
     def _load(self, loading: Loading[Any]) -> Iterator[None]:
         while (model := loading.advance()) is None:
             yield
-        if self.assembly.measure is not None:
+        if not self.is_measured:
             yield
             try:
                 self._take_over((yield from self.assembly.measure(model)))
@@ -259,18 +272,18 @@ class ServedModel:
         if before is not None and after is not None and after.fingerprint == before.fingerprint:
             after.disk = before.disk
         self.assembly = assembly
-        self.residence.measured(assembly.scheduler, assembly.facts.memory)
-        if self.tell is not None:
-            self.tell(assembly.facts)
+        self.scheduler, self.memory, self.is_measured = assembly.scheduler, assembly.facts.memory, True
+        if self.front is not None:
+            self.front.measured(assembly.facts)
 
     def _serve(self, model: Model | EncoderModel) -> None:
-        self.lane = Lane(self.residence, self.assembly.run(model))
-        self.media = self.lane.runner.media
+        self.lane = Lane(self, self.assembly.run(model))
+        self.media = self.lane.runner.media if self.facts.info.takes_images else None
 
     def _free(self) -> None:
         """Free the weights, and compare the bytes that MLX counts with the expected ones. The tree stays."""
         assert self.lane is not None and not self.lane.runner.num_rows, "no row needs the weights"
-        expected_bytes = self.residence.weights_bytes + self.scheduler.room.image_bytes
+        expected_bytes = self.memory.weights_bytes + self.scheduler.room.image_bytes
         before = mx.get_active_memory()
         self.lane.runner.reset()
         if self.scheduler.prefix_cache is not None:

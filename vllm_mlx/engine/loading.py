@@ -1,7 +1,7 @@
 """From a checkpoint to an engine that serves: the parts of each model, the engine, threads and client."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
+from ..cache.media import MediaCache
 from ..cache.snapshot import STATE_VERSION
 from ..cache.stats import DiskReport
 from ..cache.tree import MemoryAwarePrefixCache
 from ..core.catalogue import Catalogue, Entry
 from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig
-from ..core.encoding import EncoderFacts, Task
 from ..core.errors import ConfigError, about, setting
 from ..core.memory import Budget, MemoryBudget, readable
 from ..core.stage import UNSEEN, LoadStage
@@ -27,9 +27,9 @@ from ..disk.tier import DiskTier
 from ..formats.tokenizer import Tokenizer
 from ..media.loader import MediaLoader, image_decoders
 from ..media.sources import MediaRoot
-from ..media.vision import VisionProcessor
+from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
-from ..prompt.reply_formats import CheckpointFormats, check_parsers, reply_formats
+from ..prompt.reply_formats import check_parsers, reply_formats
 from ..prompt.texts import RerankPrompts, TextTokenizer
 from ..ranks.figures import figures
 from ..ranks.leader import Leader
@@ -37,7 +37,7 @@ from ..ranks.lockstep import Ranks
 from ..ranks.sums import check_link
 from ..ranks.worker import Worker
 from ..runner.attention import memory_saving
-from ..runner.calibrate import ImageCost, warm_up
+from ..runner.calibrate import Calibration, ImageCost, warm_up
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, apply_limits, cache_limit_bytes, device_memory, max_stored_buffers
 from ..runner.encoder import EncoderModel
@@ -47,6 +47,7 @@ from ..runner.loading import Loading
 from ..runner.model import Model, MultimodalModel, weight_arrays
 from ..runner.proofs import Proofs
 from ..runner.runner import Runner, Unfenced
+from ..runner.vision_inputs import Features
 from ..scheduler.depth import DepthController
 from ..scheduler.image_planner import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
@@ -55,10 +56,10 @@ from ..scheduler.reranking import RerankScheduler
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.speculation import MOST, Speculation
 from .client import EngineClient, Parts
-from .encoding import Encoder
+from .encoding import load_encoder, unread_encoder
 from .engine import EngineThread, LLMEngine
 from .front import Front, ReplyKeeper
-from .lane import Assembly, ServedModel
+from .lane import Assembly, ServedModel, Source
 from .macos import SystemWatch, memory_calls
 from .media_requests import MediaRequests
 from .preparing import PromptPool
@@ -75,6 +76,7 @@ from .sizing import (
     measuring,
     no_drafts,
     one_chunk,
+    pacer_of,
     unread,
     within_kernels,
 )
@@ -95,15 +97,19 @@ class OpenDisk:
         """Return the memories that a restarted server needs for the same prompts; `of` gives those of a checkpoint."""
         return NO_MEMORIES if self.folder is None else Memories.at(self.folder, "", cap_bytes=self.report.max_bytes)
 
-    def start(self, memory: MemoryAwarePrefixCache, names: Mapping[str, str]) -> DiskTier | None:
-        """Put the tier together, on the engine thread. `names` are those of the tree's models, by fingerprint."""
-        if self.folder is None:
-            return None
-        tier = DiskTier(self.folder, memory, report=self.report)
-        for fingerprint, name in names.items():
-            tier.store.add_model(fingerprint, name)
-        tier.tick(is_idle=True)  # it reads the index, so that the first request finds the records
-        return tier
+    def serve(self, engine: LLMEngine) -> None:
+        """Keep the prefix caches of the engine's models in the folder. Called on the engine thread."""
+        tree, tier = engine.cache_tree, engine.disk
+        if tree is None:
+            return
+        if tier is None and self.folder is not None:
+            tier = DiskTier(self.folder, tree, report=self.report)
+        for model in engine.models:
+            if tier is not None and (cache := model.scheduler.prefix_cache) is not None:
+                tier.store.add_model(cache.fingerprint, model.facts.info.model)
+        if tier is not None and tier is not engine.disk:
+            tier.tick(is_idle=True)  # it reads the index, so that the first request finds the records
+        engine.attach(tier, self.report)
 
     def close(self) -> None:
         """Free the folder if the start has failed. `Memories.close` frees it otherwise."""
@@ -146,22 +152,6 @@ def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
     device = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
     versions = f"{version('mlx')},{version(library)},{STATE_VERSION}".replace("-", "_")
     return f"{checkpoint.fingerprint()}-{kind}-{device}-{versions}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A model before its weights are loaded."""
-
-    name: str
-    config: EngineConfig
-    checkpoint: Checkpoint
-    memories: Memories = NO_MEMORIES
-    tokenizer: Tokenizer | None = None  # None where no prompt is prepared, like the next ones
-    formats: CheckpointFormats | None = None
-    vision: VisionProcessor | None = None
-    encoder: EncoderFacts | None = None  # None for a model that generates
-    pin: bool = False  # its weights leave for no other model
-    stage: LoadStage = UNSEEN  # called with each stage of the start
 
 
 def start_engine(
@@ -249,7 +239,7 @@ def front_of(source: Source, model: ServedModel, parts: Parts) -> Front:
         memories=source.memories,
     )
     front.measured(facts)
-    model.tell = front.measured
+    model.front = front
     return front
 
 
@@ -294,86 +284,57 @@ def load_engines(
             found[source.name] = load(source, own_budget, watch, list(found.values()), is_read=is_read)
     engine = LLMEngine([found[source.name] for source in sources], watch)
     for model in reversed(found.values()):
-        if model.residence.may_leave and _lacks_room(engine.models, budget):
+        if model.may_leave and _lacks_room(engine.models, budget):
             engine.evict(model)
-    if disk is not None and (tree := engine.cache_tree) is not None:
-        caches = [(model.scheduler.prefix_cache, model.facts.info.model) for model in engine.models]
-        names = {cache.fingerprint: model for cache, model in caches if cache is not None}
-        engine.attach(disk.start(tree, names), disk.report)
+    if disk is not None:
+        disk.serve(engine)
     return engine
 
 
 def _lacks_room(models: Iterable[ServedModel], budget: Budget, coming: MemoryBudget | None = None) -> bool:
     """Return whether these models, one that comes, and a step have no room together."""
-    residents = [model.residence for model in models]
-    memory = [*(each.memory for each in residents), *([] if coming is None else [coming])]
-    held_bytes = sum(each.held_bytes for each in residents)
+    step_bytes, held_bytes = 0, 0
+    for model in models:
+        step_bytes, held_bytes = max(step_bytes, model.memory.transient_bytes), held_bytes + model.held_bytes
     if coming is not None:
         held_bytes += coming.weights_bytes + coming.media_bytes + coming.grammars_bytes
-    return held_bytes + max(each.transient_bytes for each in memory) > budget.total_bytes
+        step_bytes = max(step_bytes, coming.transient_bytes)
+    return held_bytes + step_bytes > budget.total_bytes
 
 
 def load(
     source: Source, budget: Budget, watch: DeviceWatch, before: Items[ServedModel], *, is_read: bool
 ) -> ServedModel:
     """Load and measure a model, or assemble it by the headers of its files."""
+    source.stage.model = source.name
+    source = replace(source, config=within_kernels(source.config, source.checkpoint))
     if source.encoder is not None and not source.encoder.is_causal:
-        return _load_encoder(source, source.encoder, budget, watch, is_read=is_read)
-    config, checkpoint = within_kernels(source.config, source.checkpoint), source.checkpoint
-    tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
+        if is_read:
+            return _served(*load_encoder(source, source.encoder, budget, watch))
+        return _served(unread_encoder(source, source.encoder, budget, watch))
     probe = None if source.vision is None else source.vision.probe()
-    source.stage.model, kind = source.name, Scheduler if source.encoder is None else RerankScheduler
-
-    def measure(model: Model) -> Generator[None, None, Assembly]:
-        measured = yield from measuring(config, checkpoint, model, probe, UNSEEN)
-        yield
-        warm_up(model, has_drafts=no_drafts(config, model) is None)
-        stored = None if assembly.scheduler.prefix_cache is None else assembly.scheduler.prefix_cache.tree
-        return assemble(config, checkpoint, measured, budget, watch, stored, planner=kind)
-
-    if is_read:
-        measured = load_measured(config, checkpoint, probe, budget, stage=source.stage)
-        source.stage.begin("trying replies")
-        warm_up(measured.model, has_drafts=no_drafts(config, measured.model) is None)
-        assembly = assemble(config, checkpoint, measured, budget, watch, tree, planner=kind)
-    else:
-        measured = unread(config, checkpoint, budget, takes_images=probe is not None)
-        assembly = replace(assemble(config, checkpoint, measured, budget, watch, tree, planner=kind), measure=measure)
-    return _served(source, assembly, measured.model if is_read else None)
+    tree = next((cache.tree for model in before if (cache := model.scheduler.prefix_cache) is not None), None)
+    if not is_read:
+        measured = unread(source.config, source.checkpoint, budget, probe)
+        return _served(assemble(source, measured, budget, watch, tree))
+    measured = load_measured(source.config, source.checkpoint, probe, budget, stage=source.stage)
+    source.stage.begin("trying replies")
+    warm_up(measured.model, has_drafts=no_drafts(source.config, measured.model) is None)
+    return _served(assemble(source, measured, budget, watch, tree), measured.model)
 
 
-def _load_encoder(
-    source: Source, facts: EncoderFacts, budget: Budget, watch: DeviceWatch, *, is_read: bool
-) -> ServedModel:
-    checkpoint = source.checkpoint
-    encoder = Encoder(
-        config=source.config,
-        checkpoint=checkpoint,
-        facts=facts,
-        budget=budget,
-        watch=watch,
-        identity=checkpoint.fingerprint(),
-    )
-    source.stage.begin("reading weights", 0.0)
-    model, assembly = encoder.load() if is_read else (None, encoder.unread())
-    return _served(source, assembly, model)
-
-
-def _served(source: Source, assembly: Assembly, model: Model | EncoderModel | None) -> ServedModel:
+def _served(assembly: Assembly, model: Model | EncoderModel | None = None) -> ServedModel:
     """Return the served model, with its weights if they were read."""
-    no_unload, idle_unload_s = source.config.no_unload, source.config.idle_unload_s
-    served = ServedModel(assembly, name=source.name, pin=source.pin, no_unload=no_unload, idle_unload_s=idle_unload_s)
+    served = ServedModel(assembly)
     if model is not None:
         served.start(model)
     return served
 
 
 def _load_leader(source: Source, ranks: Ranks) -> LLMEngine:
-    source.stage.model, checkpoint = source.name, source.checkpoint
-    config, measured, budget = _load_in_lockstep(source.config, checkpoint, ranks, source.stage)
+    source, measured, budget = _load_in_lockstep(source, ranks)
     watch = device_watch(budget)
-    model = ServedModel(assemble(config, checkpoint, measured, budget, watch, ranks=ranks), no_unload=config.no_unload)
-    model.start(measured.model)
+    model = _served(assemble(source, measured, budget, watch, ranks=ranks), measured.model)
     _loaded(ranks, watch)
     engine = LLMEngine([model], watch)
     engine.rank_reports = ranks.watch.rows
@@ -381,10 +342,11 @@ def _load_leader(source: Source, ranks: Ranks) -> LLMEngine:
 
 
 def work(config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks) -> None:
-    """Load this rank's shard, and execute the plans of rank 0 until it stops. Raises ConfigError, or a rank's error."""
-    _, measured, budget = _load_in_lockstep(config, checkpoint, ranks)
+    """Load this rank's shard, and carry out the plans of rank 0 until it stops. Raises ConfigError, or what failed."""
+    source = Source(name=config.model, config=config, checkpoint=checkpoint)
+    _, measured, budget = _load_in_lockstep(source, ranks)
     watch = device_watch(budget)
-    worker = Worker(measured.model, watch, prefill_context(measured, budget), ranks)
+    worker = Worker(measured.model, watch, prefill_context(measured.calibration, budget), ranks)
     _loaded(ranks, watch)
     worker.work()
 
@@ -395,81 +357,87 @@ def _loaded(ranks: Ranks, watch: DeviceWatch) -> None:
     ranks.watch.ready()
 
 
-def _load_in_lockstep(
-    config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks, stage: LoadStage = UNSEEN
-) -> tuple[EngineConfig, MeasuredModel, Budget]:
-    config = within_kernels(config, checkpoint)
+def _load_in_lockstep(source: Source, ranks: Ranks) -> tuple[Source, MeasuredModel, Budget]:
+    source.stage.model, checkpoint = source.name, source.checkpoint
+    config = within_kernels(source.config, checkpoint)
     budget = budget_of(config)
     check_link(ranks, checkpoint, config.max_prefill_chunk)
-    measured = load_measured(config, checkpoint, budget=budget, ranks=ranks, stage=stage)
+    measured = load_measured(config, checkpoint, budget=budget, ranks=ranks, stage=source.stage)
     warm_up(measured.model, fences=Unfenced)
-    return config, *agreed(ranks, measured, budget)
+    return replace(source, config=config), *agreed(ranks, measured, budget)
+
+
+@dataclass(eq=False, kw_only=True)
+class ModelAssembly(Assembly):
+    """A model that generates. With `ranks`, this is rank 0, and its runner leads the others."""
+
+    budget: Budget
+    watch: DeviceWatch
+    proofs: Proofs | None  # of the first load; None before
+    media: MediaCache[Features] | None  # features of images, which outlive the weights
+    probe: VisionProbe | None  # with which the first load measures a model that takes images
+    ranks: Ranks | None = None
+
+    def begin(self) -> Loading[Model]:
+        self.source.checkpoint.check_unchanged(self.identity)
+        return begin_drafting(self.source.config, self.source.checkpoint, proofs=self.proofs)
+
+    def run(self, model: Model) -> Runner:
+        if isinstance(model, MultimodalModel):
+            model.forget_images(self.media)
+        saving, cache = prefill_context(self.facts.calibration, self.budget), self.scheduler.prefix_cache
+        if self.ranks is not None:
+            return Leader(model, self.watch, saving, self.ranks, None if cache is None else cache.tree)
+        return Runner(model, self.watch, saving, has_drafts=self.scheduler.speculation is not None)
+
+    def measure(self, model: Model) -> Generator[None, None, Assembly]:
+        config, checkpoint, cache = self.source.config, self.source.checkpoint, self.scheduler.prefix_cache
+        measured = yield from measuring(config, checkpoint, model, self.probe, UNSEEN)
+        yield
+        warm_up(model, has_drafts=no_drafts(config, model) is None)
+        return assemble(self.source, measured, self.budget, self.watch, None if cache is None else cache.tree)
 
 
 def assemble(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
+    source: Source,
     measured: MeasuredModel,
     budget: Budget,
     watch: DeviceWatch,
     tree: MemoryAwarePrefixCache | None = None,
     ranks: Ranks | None = None,
-    planner: type[Scheduler] = Scheduler,
 ) -> Assembly:
     """Build all parts of a measured model except its weights. `tree` is that of the other models, if there is one.
 
     With `ranks`, this is rank 0, and its runner leads the others. Raises ConfigError.
     """
-    config = one_chunk(config, checkpoint, measured, budget)
+    checkpoint, is_reranker = source.checkpoint, source.encoder is not None
+    config = one_chunk(source.config, checkpoint, measured, budget)
     attention = attention_cost(config, checkpoint, measured, budget)
-    task: Task = "rerank" if planner is RerankScheduler else "chat"
-    facts = engine_facts(config, checkpoint, measured, attention, budget, task)
-    pacer = PrefillPacer(
-        max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
-        max_chunk=config.max_prefill_chunk,
-        tokens_per_s=measured.calibration.tokens_per_s,
-        overhead_s=measured.calibration.overhead_s,
-        half_share=measured.calibration.half_share,
-        long_probe_s=measured.calibration.long_probe_s,
-        attention=attention,
-        whole_prompts=measured.model.no_chunks is not None,
-    )
+    facts = engine_facts(config, checkpoint, measured, attention, budget, "rerank" if is_reranker else "chat")
+    pacer = pacer_of(config, measured.calibration, attention, whole_prompts=measured.model.no_chunks is not None)
     cache = _prefix_planner(config, checkpoint, measured, facts.memory, tree)
-    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images, planner)
+    kind = RerankScheduler if is_reranker else Scheduler
+    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images, kind)
     watch.raise_cache_limit(cache_limit_bytes(budget.total_bytes, facts.memory.transient_bytes))
-    saving = prefill_context(measured, budget)
-    run: Callable[[Model], Runner]
-    if ranks is None:
-        run = partial(Runner, watch=watch, prefill_context=saving, has_drafts=scheduler.speculation is not None)
-    else:
-        stored = None if cache is None else cache.tree
-        run = partial(Leader, watch=watch, ranks=ranks, prefill_context=saving, tree=stored)
-    media, identity = measured.model.media, checkpoint.fingerprint()
-    proofs = None if measured.is_assumed else Proofs.of(measured.model)
-
-    def begin() -> Loading[Model]:
-        checkpoint.check_unchanged(identity)
-        return begin_drafting(config, checkpoint, proofs=proofs)
-
-    def run_as_measured(model: Model) -> Runner:
-        if isinstance(model, MultimodalModel):
-            model.forget_images(media)
-        return run(model)
-
-    sizes = [array.nbytes for array in weight_arrays(measured.model.weights)]
-    return Assembly(
+    return ModelAssembly(
+        source=source,
         scheduler=scheduler,
         facts=facts,
-        begin=begin,
-        run=run_as_measured,
-        weights_bytes=sum(sizes),
-        room_bytes=max(sizes),
+        room_bytes=max(array.nbytes for array in weight_arrays(measured.model.weights)),
         load_s=measured.load_s,
+        is_measured=not measured.is_assumed,
+        budget=budget,
+        watch=watch,
+        identity=checkpoint.fingerprint(),
+        proofs=None if measured.is_assumed else Proofs.of(measured.model),
+        media=measured.model.media,
+        probe=measured.probe,
+        ranks=ranks,
     )
 
 
-def prefill_context(measured: MeasuredModel, budget: Budget) -> Callable[[], AbstractContextManager[None]]:
-    return partial(memory_saving, measured.calibration.attention, forced_bytes(budget, measured))
+def prefill_context(calibration: Calibration, budget: Budget) -> Callable[[], AbstractContextManager[None]]:
+    return partial(memory_saving, calibration.attention, forced_bytes(budget, calibration))
 
 
 def device_watch(budget: Budget) -> DeviceWatch:

@@ -41,21 +41,20 @@ class OwnMedia:
         return made
 
 
+@dataclass(frozen=True, slots=True)
 class MediaRequests:
     """Reads documents, and renders images and videos. A known image or video is decoded only to be encoded."""
 
-    def __init__(self, vision: VisionProcessor | None, loader: MediaLoader, wake: Callable[[], None]):
-        """`vision` is None for a model that takes no images. `wake` is called when encoder inputs were made again."""
-        self._vision = vision
-        self._loader = loader
-        self._wake = wake
+    vision: VisionProcessor | None  # None for a model that takes no images
+    loader: MediaLoader
+    wake: Callable[[], None]  # called when encoder inputs were made again
 
     @property
     def pixels_bytes(self) -> int:
-        return self._loader.decoded.used_bytes
+        return self.loader.decoded.used_bytes
 
     async def close(self) -> None:
-        await self._loader.close()
+        await self.loader.close()
 
     async def read_documents(self, request: Request, *, deadline: Deadline) -> Request:
         """Return the request with its documents replaced by texts and images.
@@ -65,7 +64,7 @@ class MediaRequests:
         """
         if not (asked := document_parts(request)):
             return request
-        read = await self._loader.read(tuple(asked), salt=request.cache_salt, tenant=request.tenant, deadline=deadline)
+        read = await self.loader.read(tuple(asked), salt=request.cache_salt, tenant=request.tenant, deadline=deadline)
         parts: dict[DocumentPart, tuple[ShownPart, ...]] = {}
         for number, (part, found) in enumerate(read.items(), 1):
             if isinstance(found, DocumentText):
@@ -84,6 +83,6 @@ class MediaRequests:
 
         Raises RequestError, and the error of the deadline.
         """
-        assert self._vision is not None, "a model that takes no images refuses them before"
-        media = OwnMedia(self._vision, self._loader, salt, self._wake)
-        return await self._loader.load(parts, media, salt=salt, tenant=tenant, deadline=deadline)
+        assert self.vision is not None, "a model that takes no images refuses them before"
+        media = OwnMedia(self.vision, self.loader, salt, self.wake)
+        return await self.loader.load(parts, media, salt=salt, tenant=tenant, deadline=deadline)

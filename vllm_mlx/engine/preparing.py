@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from ..core.errors import ShuttingDown
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
@@ -22,6 +22,7 @@ from ..util.tasks import Deadline, do_nothing, settle
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _PACKAGE = str(Path(__file__).parents[1])
 
 LONG_CHARS = 1_000_000  # tokenising this many characters takes about a second
@@ -52,7 +53,8 @@ def _num_chars(parts: Iterable[Part]) -> int:
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    work: Callable[[], Any]
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
     deadline: Deadline | None
     hangs_at_s: float = math.inf  # known once it starts: from then on, by the monotonic clock, it counts as hung
     result: "Future[Any]" = field(default_factory=Future)
@@ -75,7 +77,7 @@ class _Job:
     def _work_in_time(self) -> Any:
         if self.deadline is not None:
             self.deadline.check()
-        return self.work()
+        return self.work(*self.args)
 
 
 class PromptPool:
@@ -96,12 +98,14 @@ class PromptPool:
         """Call `changed` with True when the first thread starts to work, and with False when the last one ends."""
         self._changed = changed
 
-    async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
+    async def run(
+        self, work: Callable[[*Ts], T], *args: *Ts, tenant: str, deadline: Deadline | None, is_long: bool = False
+    ) -> T:
         """Raise the errors of `work` and of the deadline, and ShuttingDown at shutdown.
 
         Work that did not begin before that, or before the caller was cancelled, is dropped.
         """
-        result: asyncio.Future[T] = asyncio.wrap_future(self._add(work, tenant, deadline, is_long))
+        result: asyncio.Future[T] = asyncio.wrap_future(self._add(work, args, tenant, deadline, is_long))
         try:
             while not result.done():
                 rest_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline.remaining_s)
@@ -114,9 +118,9 @@ class PromptPool:
         finally:
             result.cancel()
 
-    def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
+    def submit(self, work: Callable[[*Ts], T], *args: *Ts, tenant: str = "") -> "Future[T]":
         """Add work for which no request waits. Its failure is logged. Raises ShuttingDown after shutdown."""
-        result = self._add(partial(function, *args), tenant, None, False)
+        result = self._add(work, args, tenant, None, False)
         result.add_done_callback(_log_failure)
         return result
 
@@ -137,9 +141,11 @@ class PromptPool:
             queue.close(ShuttingDown)
         self._threads.shutdown(wait=False)
 
-    def _add(self, work: Callable[[], T], tenant: str, deadline: Deadline | None, is_long: bool) -> "Future[T]":
+    def _add(
+        self, work: Callable[..., T], args: tuple[Any, ...], tenant: str, deadline: Deadline | None, is_long: bool
+    ) -> "Future[T]":
         self._hung()
-        job = _Job(work, deadline)
+        job = _Job(work, args, deadline)
         waiting = (self._long if is_long else self._short).ask(tenant)
         job.result.add_done_callback(lambda _: waiting.cancel())  # its caller may leave
         waiting.add_done_callback(partial(self._start, job))
@@ -159,7 +165,7 @@ class PromptPool:
         try:
             self._threads.submit(self._run, job)
         except RuntimeError:  # the shutdown came in between
-            job.work = _refuse
+            job.work, job.args = _refuse, ()
             self._run(job)
 
     def _hung(self) -> list[_Job]:

@@ -31,6 +31,7 @@ from ..runner.model import Model, MultimodalModel, weight_arrays, weights_bytes
 from ..runner.model_types import longest_chunk, text_config
 from ..runner.mtp import HeadLoader
 from ..runner.proofs import Proofs, prove_rows
+from ..scheduler.prefill_pacer import PrefillPacer
 from .macos import wired_bytes
 from .monitoring.schema import EngineFacts
 
@@ -40,7 +41,7 @@ _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
 _MOST_SLICES = 50  # of the weights at the start, after each of which it can tell how far it is
 _MAX_IMAGES_BYTES = 512 << 20
 _MAX_RENDERED_BYTES = 64 << 20
-ASSUMED_TOKENS_PER_S = 1000.0  # of the prefill of a model that was never loaded
+_ASSUMED_TOKENS_PER_S = 1000.0  # of the prefill of a model that was never loaded
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
 
@@ -54,6 +55,7 @@ class MeasuredModel:
     video_fault: str | None = None  # why videos, as the processor prepares them, cannot be served
     load_s: float = 0.0
     is_assumed: bool = False  # whether the weights were not read, so that nothing was measured
+    probe: VisionProbe | None = None  # with which the first load of a model that is not read measures images
 
 
 def budget_of(config: EngineConfig, held_bytes: int = 0) -> Budget:
@@ -120,19 +122,28 @@ def measuring(
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 
-def unread(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, *, takes_images: bool) -> MeasuredModel:
+def unread(
+    config: EngineConfig, checkpoint: Checkpoint, budget: Budget, probe: VisionProbe | None = None
+) -> MeasuredModel:
     """Build a model without reading its weights, and assume the figures of a load. Raises ConfigError."""
     _check_weights(config, checkpoint, budget, None)
     model = begin_drafting(config, checkpoint, proofs=Proofs()).unread()
-    calibration = Calibration(
-        tokens_per_s=ASSUMED_TOKENS_PER_S,
-        overhead_s=0.0,
-        chunk_bytes_per_token=least_bytes_per_token(checkpoint),
-        attention=assumed(checkpoint.config) if model.footprint.bytes_per_token else frozenset(),
-    )
+    calibration = assumed_calibration(checkpoint)
+    if not model.footprint.bytes_per_token:
+        calibration = replace(calibration, attention=frozenset())
     pixels = config.max_pixels or DEFAULT_MAX_PIXELS
-    images = ImageCost(feature_bytes_per_token=0, encoder_bytes=0, max_pixels=pixels) if takes_images else None
-    return MeasuredModel(model=model, calibration=calibration, images=images, is_assumed=True)
+    images = ImageCost(feature_bytes_per_token=0, encoder_bytes=0, max_pixels=pixels) if probe is not None else None
+    return MeasuredModel(model=model, calibration=calibration, images=images, is_assumed=True, probe=probe)
+
+
+def assumed_calibration(checkpoint: Checkpoint) -> Calibration:
+    """Return the figures that are assumed until the first load of a checkpoint."""
+    return Calibration(
+        tokens_per_s=_ASSUMED_TOKENS_PER_S,
+        overhead_s=0.0,
+        chunk_bytes_per_token=_least_bytes_per_token(checkpoint),
+        attention=assumed(checkpoint.config),
+    )
 
 
 def _check_weights(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, ranks: Ranks | None) -> None:
@@ -270,9 +281,24 @@ def attention_cost(
     )
 
 
-def forced_bytes(budget: Budget, measured: MeasuredModel) -> int:
+def pacer_of(
+    config: EngineConfig, calibration: Calibration, attention: AttentionCost, *, whole_prompts: bool = False
+) -> PrefillPacer:
+    return PrefillPacer(
+        max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
+        max_chunk=config.max_prefill_chunk,
+        tokens_per_s=calibration.tokens_per_s,
+        overhead_s=calibration.overhead_s,
+        half_share=calibration.half_share,
+        long_probe_s=calibration.long_probe_s,
+        attention=attention,
+        whole_prompts=whole_prompts,
+    )
+
+
+def forced_bytes(budget: Budget, calibration: Calibration) -> int:
     """Return bytes of attention scores from which on a kernel that keeps none is forced; 0 if no layer needs that."""
-    return budget.forced_bytes if can_force(measured.calibration.attention) else 0
+    return budget.forced_bytes if can_force(calibration.attention) else 0
 
 
 def engine_facts(
@@ -317,7 +343,7 @@ def engine_facts(
 def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionCost, budget: Budget) -> MemoryBudget:
     images = measured.images
     chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
-    chunk_bytes += max(attention.room_bytes, forced_bytes(budget, measured))
+    chunk_bytes += max(attention.room_bytes, forced_bytes(budget, measured.calibration))
     weights = weights_bytes(measured.model.weights)
     copied_bytes = max(layers.SLICE_BYTES, measured.model.footprint.layer_bytes(max(0, budget.free_bytes - weights)))
     join_bytes = min(budget.join_bytes, copied_bytes) if measured.model.can_batch else 0
@@ -343,7 +369,7 @@ def _divided(
 def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, weights: int) -> MemoryBudget:
     """Return the sizes before a load, which measures a step: here a step takes the least. Raises ConfigError."""
     chunk = within_kernels(config, checkpoint).max_prefill_chunk
-    chunk_bytes = chunk * least_bytes_per_token(checkpoint)
+    chunk_bytes = chunk * _least_bytes_per_token(checkpoint)
     if not mx.metal.is_available():  # scores are kept
         wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
         pair_bytes = score_bytes(assumed(checkpoint.config), on_metal=False)
@@ -354,7 +380,7 @@ def least_memory(config: EngineConfig, checkpoint: Checkpoint, budget: Budget, w
     return _divided(config, budget, weights, step_bytes, takes_images=takes_images)
 
 
-def least_bytes_per_token(checkpoint: Checkpoint) -> int:
+def _least_bytes_per_token(checkpoint: Checkpoint) -> int:
     """Return the least activations of a chunk: two states and three results of a feed-forward layer, in 16 bits."""
     text = text_config(checkpoint.config)
     width = text.get("intermediate_size") or 0  # gemma3n has a list, with the width of each layer

@@ -188,7 +188,6 @@ class RequestProcessor:
         self,
         request: Request,
         rendered: Mapping[MediaPart, RenderedMedia] | None = None,
-        *,
         deadline: Deadline | None = None,
         runs: bool = True,
     ) -> PreparedRequest:

@@ -44,29 +44,56 @@ class _Guide:
         return tuple(self.tokens[self.position : self.position + most]) if self.is_followed else ()
 
 
-class _Row:
-    """One row's text, the n-grams of its reply, and the texts that the reply may follow."""
+class RowDrafts:
+    """The text of a row, the n-grams of its reply, and the texts that the reply may follow.
 
-    def __init__(self, prompt: Sequence[int], index: PromptIndex | None, prediction: _Guide, *, has_head: bool):
+    A token costs the same at any length of prompt and reply.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        index: PromptIndex | None = None,
+        prediction: Sequence[int] | PromptIndex = (),
+        *,
+        has_head: bool = False,
+    ):
+        """Begin with the prompt. The tokens of a reply that has begun before are then given to `take`.
+
+        A long prompt without an index gives no drafts; its reply does. A long prediction without an index is followed
+        until the reply leaves it. `has_head`: the model's MTP head drafts where nothing else does.
+        """
         self._has_head = has_head
-        self._prompt, self._index = tuple(prompt), index
+        self._prompt, self._index = tuple(prompt), index or _indexed(prompt)
         self._reply: list[int] = []
         self._last = self._prompt[-_LONGEST:]
         self._positions: dict[tuple[int, ...], int] = {}  # behind the latest occurrence of an n-gram that ends here
         self._earlier: dict[int, int | None] = {}  # by size: behind the occurrence before the last n-gram
-        self._prediction = prediction
-        self.forced = _Guide()
+        if isinstance(prediction, PromptIndex):
+            self._prediction = _Guide(prediction.token_ids, prediction)
+        else:
+            self._prediction = _Guide(tuple(prediction), _indexed(prediction))
+        self._forced = _Guide()
         self._remember()
 
-    def take(self, token: int) -> None:
-        self._reply.append(token)
-        self._last = (*self._last, token)[-_LONGEST:]
-        self._remember()
-        self.forced.take(token)
-        self._prediction.take(token)
+    def take(self, token_ids: Iterable[int]) -> None:
+        """Take the next tokens of the reply."""
+        for token in token_ids:
+            self._reply.append(token)
+            self._last = (*self._last, token)[-_LONGEST:]
+            self._remember()
+            self._forced.take(token)
+            self._prediction.take(token)
+
+    def force(self, token_ids: Sequence[int]) -> None:
+        """Say which tokens a grammar allows alone, next and in this order. They hold until `take` gets another."""
+        self._forced = _Guide(tuple(token_ids))
 
     def draft(self, most: int) -> Draft | None:
-        if tokens := self.forced.following((), most):
+        """Guess the next tokens, `most` at most. The result is not empty."""
+        if most <= 0:
+            return None
+        if tokens := self._forced.following((), most):
             return Draft(tokens, "grammar")
         if tokens := self._prediction.following(self._last, most):
             return Draft(tokens, "prediction")
@@ -100,58 +127,6 @@ class _Row:
             if found is not None:
                 return found
         return None
-
-
-class Drafter:
-    """Owns the sources of drafts for each row: forced tokens of a grammar, the prediction, repeated n-grams, a head.
-
-    A reply's tokens count from the time when they were sent. A token costs the same at any length of prompt and reply.
-    """
-
-    def __init__(self, *, has_head: bool = False) -> None:
-        """`has_head`: the model's MTP head drafts where nothing else does."""
-        self._has_head = has_head
-        self._rows: dict[int, _Row] = {}
-
-    def __contains__(self, seq_id: int) -> bool:
-        return seq_id in self._rows
-
-    def open(
-        self,
-        seq_id: int,
-        prompt: Sequence[int],
-        index: PromptIndex | None,
-        prediction: Sequence[int] | PromptIndex = (),
-    ) -> None:
-        """Begin a row, or begin it again. The tokens of a reply that has begun before are then given to `take`.
-
-        A long prompt without an index gives no drafts; its reply does. A long prediction without an index is followed
-        until the reply leaves it.
-        """
-        if not isinstance(prediction, PromptIndex):
-            guide = _Guide(tuple(prediction), _indexed(prediction))
-        else:
-            guide = _Guide(prediction.token_ids, prediction)
-        self._rows[seq_id] = _Row(prompt, index or _indexed(prompt), guide, has_head=self._has_head)
-
-    def take(self, seq_id: int, token_ids: Iterable[int]) -> None:
-        """Take the next tokens of the reply."""
-        row = self._rows[seq_id]
-        for token in token_ids:
-            row.take(token)
-
-    def force(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """Set the tokens that a grammar forces next, in this order. They hold until `take` gets another token."""
-        if (row := self._rows.get(seq_id)) is not None:  # the reply may have ended
-            row.forced = _Guide(tuple(token_ids))
-
-    def draft(self, seq_id: int, most: int) -> Draft | None:
-        """Guess the next tokens, `most` at most. The result is not empty."""
-        return self._rows[seq_id].draft(most) if most > 0 else None
-
-    def close(self, seq_id: int) -> None:
-        """Forget a row, whether it is known or not."""
-        self._rows.pop(seq_id, None)
 
 
 def _indexed(token_ids: Sequence[int]) -> PromptIndex | None:

@@ -25,15 +25,24 @@ _MOST_ROWS = 256  # of a unit, so that its plan stays small; no Mac has verified
 NO_STATE = RowFootprint(bytes_per_token=0)  # an encoder keeps nothing of a text
 
 
-class _OpenTexts:
-    """The texts of a running sequence, and the vectors that are known."""
+class OpenTexts:
+    """A request whose texts are read, and the vectors or scores that are known."""
 
     def __init__(self, seq: Sequence):
-        assert seq.prompt.texts is not None
-        self.seq, self.turn = seq, 0
-        self.starts = [start for start, _ in seq.prompt.texts.spans]
-        self.left = sorted((end - start, start) for start, end in seq.prompt.texts.spans)  # the longest last
-        self.vectors: dict[int, Any] = {}  # by start
+        assert seq.prompt.texts is not None, "other requests are refused"
+        self.seq, self.tokenized = seq, seq.prompt.texts
+        self.found: dict[int, Any] = {}  # by keys that rise with the texts
+
+    def vectors(self, num_texts: int) -> list[Any]:
+        """Return the results of so many texts in their order; none until all are known."""
+        return [self.found[key] for key in sorted(self.found)] if len(self.found) == num_texts else []
+
+
+class _UnitTexts(OpenTexts):
+    def __init__(self, seq: Sequence):
+        super().__init__(seq)
+        self.turn = 0
+        self.left = sorted((end - start, start) for start, end in self.tokenized.spans)  # the longest last
 
 
 class EncoderScheduler(Scheduler):
@@ -43,7 +52,7 @@ class EncoderScheduler(Scheduler):
         """`attention`: the memory of a row's scores and mask. The pacer bounds the tokens of a unit, padded."""
         super().__init__(config, memory=memory, footprint=NO_STATE, pacer=pacer)
         self._attention = attention
-        self._open: dict[int, _OpenTexts] = {}  # by seq_id
+        self._open: dict[int, _UnitTexts] = {}  # by seq_id
         self._planned: list[PrefillChunk] = []  # of the last unit
         self._num_turns = 0
 
@@ -51,7 +60,7 @@ class EncoderScheduler(Scheduler):
         """Plan the next unit. The arguments are those of a scheduler that generates."""
         for chunk in self._planned:  # a fault has lost its vector, or has ended its sequence
             texts = self._open.get(chunk.seq.seq_id)
-            if texts is not None and chunk.start not in texts.vectors:
+            if texts is not None and chunk.start not in texts.found:
                 insort(texts.left, (chunk.end - chunk.start, chunk.start))
         for seq in list(self._seqs.waiting):
             self._start_texts(seq, now)
@@ -63,16 +72,14 @@ class EncoderScheduler(Scheduler):
         changed = []
         for encoded in output.encoded:
             texts = self._open[encoded.seq_id]
-            texts.vectors[encoded.start] = encoded.vector
+            texts.found[encoded.start] = encoded.vector
             texts.seq.num_computed_tokens += encoded.num_tokens
             changed.append(texts)
         updates = super().update(output)
         for texts in dict.fromkeys(changed):
-            vectors: list[Any] = []
-            if len(texts.vectors) == len(texts.starts):
-                vectors = [texts.vectors[start] for start in texts.starts]
+            if vectors := texts.vectors(len(texts.tokenized.ends)):
                 self._finish(texts.seq, FinishReason.STOP)
-            updates.append(replace(update_of(texts.seq), vectors=vectors))
+            updates.append(replace(update_of(texts.seq), vectors=vectors, num_encoded=len(texts.found)))
         return updates
 
     def _start_texts(self, seq: Sequence, now: float) -> None:
@@ -82,7 +89,7 @@ class EncoderScheduler(Scheduler):
             seq.scheduled_s = now
             self._pending.admitted.append(seq)
         seq.status = SequenceStatus.PREFILLING
-        texts = self._open.setdefault(seq.seq_id, _OpenTexts(seq))
+        texts = self._open.setdefault(seq.seq_id, _UnitTexts(seq))
         seq.num_computed_tokens = seq.num_prompt_tokens - sum(length for length, _ in texts.left)
 
     def _unit(self, now: float) -> Iterator[PrefillChunk]:
@@ -108,7 +115,7 @@ class EncoderScheduler(Scheduler):
         by_memory = min(self._pacer.longest_chunk // longest, self._attention.most_rows(longest))
         return max(1, min(by_time, by_memory, _MOST_ROWS))
 
-    def _nearest(self, first: _OpenTexts, rows: list[_OpenTexts], most: int) -> Iterator[PrefillChunk]:
+    def _nearest(self, first: _UnitTexts, rows: list[_UnitTexts], most: int) -> Iterator[PrefillChunk]:
         """Take the longest text of `first`, and then those of all rows that are nearest to it and not longer."""
         longest, num_tokens = first.left[-1][0], 0
         ends = [bisect_right(texts.left, (longest, math.inf)) for texts in rows]

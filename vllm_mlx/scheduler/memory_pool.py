@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import dataclass
 
 from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure, RowFootprint, readable
 from ..core.sequence import Sequence
@@ -30,7 +31,7 @@ class MemoryPool:
     def __init__(self, memory: MemoryBudget, pacer: PrefillPacer):
         self.num_bytes = memory.rows_bytes
         self.num_shortened = 0  # times that chunks were made shorter
-        self._planned_bytes = memory.rows_bytes
+        self.planned_bytes = memory.rows_bytes  # its size while the device has all the memory that was planned
         self._pacer = pacer
         self._used_bytes = 0
         self._rows_bytes = 0
@@ -40,18 +41,13 @@ class MemoryPool:
     @property
     def is_crowded(self) -> bool:
         """Return whether a row that is admitted now would soon be preempted."""
-        margin = self._planned_bytes // _MARGIN
+        margin = self.planned_bytes // _MARGIN
         return self._crowded_bytes is not None and self.num_bytes < self._crowded_bytes + margin
-
-    @property
-    def planned_bytes(self) -> int:
-        """Its size while the device has all the memory that was planned."""
-        return self._planned_bytes
 
     def plan(self, num_bytes: int) -> None:
         """Set its size while the device has all the memory that was planned. What the device lacks stays lacking."""
-        self.num_bytes = max(0, min(self.num_bytes + num_bytes - self._planned_bytes, num_bytes))
-        self._planned_bytes = num_bytes
+        self.num_bytes = max(0, min(self.num_bytes + num_bytes - self.planned_bytes, num_bytes))
+        self.planned_bytes = num_bytes
 
     def crowd(self) -> None:
         """Note that a row was preempted."""
@@ -79,13 +75,13 @@ class MemoryPool:
         overrun, chunks = output.overrun, output.chunk_timings
         is_rising = self._yield_to_system(overrun.pressure)
         if overrun == NO_OVERRUN:
-            self._grow(self._planned_bytes)
+            self._grow(self.planned_bytes)
             for chunk in chunks:
                 self._pacer.lengthen(chunk.num_tokens)
             return
         if not overrun.peak_bytes:
             if not is_rising:
-                self._grow(int(self._planned_bytes * _GROWN_UNDER_PRESSURE[overrun.pressure]))
+                self._grow(int(self.planned_bytes * _GROWN_UNDER_PRESSURE[overrun.pressure]))
             return
         is_shorter = bool(chunks) and self._pacer.shorten(max(chunk.num_tokens for chunk in chunks))
         self.num_shortened += is_shorter
@@ -94,7 +90,7 @@ class MemoryPool:
 
     def _grow(self, limit: int) -> None:
         """Grow by one step, to at most `limit` bytes."""
-        grown = self.num_bytes + max(1, self._planned_bytes // _GROWTH_STEPS)
+        grown = self.num_bytes + max(1, self.planned_bytes // _GROWTH_STEPS)
         self.num_bytes = max(self.num_bytes, min(limit, grown))
 
     def _yield_to_system(self, pressure: Pressure) -> bool:
@@ -125,84 +121,75 @@ class MemoryPool:
     def _shrink_to(self, num_bytes: int) -> None:
         if num_bytes >= self.num_bytes:
             return
-        if self.num_bytes == self._planned_bytes:
+        if self.num_bytes == self.planned_bytes:
             logger.warning(
                 "The device has less memory than planned: running requests and the prefix cache now share "
                 "%s instead of %s",
                 readable(num_bytes),
-                readable(self._planned_bytes),
+                readable(self.planned_bytes),
             )
         self.num_bytes = num_bytes
 
 
+@dataclass(eq=False, slots=True)
 class Room:
     """Measures the rows, and keeps cached state within the memory that they leave of the pool."""
 
-    def __init__(
-        self,
-        max_num_seqs: int,
-        pool: MemoryPool,
-        footprint: RowFootprint,
-        seqs: RunningSet,
-        groups: DecodeGroups,
-        prefix_cache: PrefixPlanner | None,
-        images: MLLMScheduler | None,
-    ):
-        self._max_num_seqs = max_num_seqs
-        self._pool = pool
-        self._footprint = footprint
-        self._seqs = seqs
-        self._groups = groups
-        self._prefix_cache = prefix_cache
-        self._images = images
-        self.is_shared = False  # whether other models may give memory back
-        self.first_beside = math.inf  # the id of the row of another model that came first; infinite without any
+    max_num_seqs: int
+    pool: MemoryPool
+    footprint: RowFootprint
+    seqs: RunningSet
+    groups: DecodeGroups
+    prefix_cache: PrefixPlanner | None
+    images: MLLMScheduler | None
+    is_shared: bool = False  # whether other models may give memory back
+    first_beside: float = math.inf  # the id of the row of another model that came first; infinite without any
 
     @property
     def kept_bytes(self) -> int:
         """Return bytes of the pool that cached state and features of images take."""
-        return self.image_bytes + (0 if self._prefix_cache is None else self._prefix_cache.held_bytes)
+        return self.image_bytes + (0 if self.prefix_cache is None else self.prefix_cache.held_bytes)
 
     @property
     def image_bytes(self) -> int:
         """Return bytes of image features that are kept."""
-        return 0 if self._images is None else self._images.used_bytes
+        return 0 if self.images is None else self.images.used_bytes
 
     def bytes_of(self, row: Sequence, extra: int = 0) -> int:
         """Return bytes of one row with its complete prompt, without padding, once it has grown by `extra` tokens."""
-        return self._footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens) + extra)
+        return self.footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens) + extra)
 
     @property
     def first_id(self) -> float:
         """Return the id of the row that came first; infinite if there is none."""
-        return min(self._seqs.by_id, default=math.inf)
+        return min(self.seqs.by_id, default=math.inf)
 
     def coming_bytes(self, seq: Sequence) -> int:
         """Return bytes of a sequence that is admitted, with a part of its reply: longer replies may be preempted."""
         reserved = min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
-        return self._footprint.bytes_at(seq.num_tokens + reserved)
+        return self.footprint.bytes_at(seq.num_tokens + reserved)
 
     @property
     def growth_bytes(self) -> int:
         """Return bytes for which the rows were admitted, and which they do not take yet."""
-        return sum(self.coming_bytes(row) - self.bytes_of(row) for row in self._seqs.rows())
+        return sum(self.coming_bytes(row) - self.bytes_of(row) for row in self.seqs.rows())
 
     def has_room_beside(self, coming_bytes: int) -> bool:
         """Return whether a row may be its model's first: it waits only for memory that other models may give back."""
-        is_free = len(self._seqs) > 0 or not self.is_shared
-        return is_free or coming_bytes <= self._pool.planned_bytes
+        is_free = len(self.seqs) > 0 or not self.is_shared
+        return is_free or coming_bytes <= self.pool.planned_bytes
 
     def share(self, num_bytes: int) -> float:
-        """Return the share of a row with `num_bytes` in all places, or in the memory if that is larger."""
-        return max(1 / self._max_num_seqs, num_bytes / max(1, self._pool.num_bytes))
+        """Return the share that a row of so many bytes has of all places, or of the memory if that is larger."""
+        return max(1 / self.max_num_seqs, num_bytes / max(1, self.pool.num_bytes))
 
     def rows_bytes(self, *, extra: int = 0) -> int:
         """Return bytes of all rows, padded and with complete prompts, once each has grown by `extra` tokens."""
-        num_bytes, lengths = 0, {seq.seq_id: seq.num_computed_tokens for seq in self._seqs.rows()}
-        for group in self._groups.shared:
+        num_bytes, lengths = 0, {seq.seq_id: seq.num_computed_tokens for seq in self.seqs.rows()}
+        for group in self.groups.shared:
             if padded := [lengths.pop(row) for row in group if row in lengths]:
-                num_bytes += len(padded) * self._footprint.bytes_at(max(padded) + extra)
-        alone = (self._seqs.by_id[row] for row in lengths)
+                num_bytes += len(padded) * self.footprint.bytes_at(max(padded) + extra)
+        alone = (self.seqs.by_id[row] for row in lengths)
         return num_bytes + sum(self.bytes_of(row, extra) for row in alone)
 
     def shrink_cache(self, rows_bytes: int | None = None) -> None:
@@ -210,8 +197,8 @@ class Room:
 
         Without `rows_bytes`, these are the rows of the next step.
         """
-        room = max(0, self._pool.num_bytes - (self.rows_bytes(extra=1) if rows_bytes is None else rows_bytes))
-        if self._images is not None:
-            room = max(0, room - self._images.shrink_to(room))
-        if self._prefix_cache is not None:
-            self._prefix_cache.shrink_to(room)
+        room = max(0, self.pool.num_bytes - (self.rows_bytes(extra=1) if rows_bytes is None else rows_bytes))
+        if self.images is not None:
+            room = max(0, room - self.images.shrink_to(room))
+        if self.prefix_cache is not None:
+            self.prefix_cache.shrink_to(room)

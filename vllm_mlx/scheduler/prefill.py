@@ -1,38 +1,24 @@
 """Plans the prefill of a step: which prompts are computed, and up to where."""
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import MOST_SCORED, PrefillChunk
 from .ahead import MAX_CHUNK_S
-from .image_planner import MLLMScheduler
 from .memory_pool import Room
 from .prefill_pacer import GRID, Budget, PrefillPacer
-from .prefix_planner import PrefixPlanner
 from .turns import Turns
 
 _FIXED_CHUNK = 256  # tokens; long enough for full speed, short enough for the GPU's watchdog; not measured on a Mac
 
 
 class PrefillPlanner:
-    def __init__(
-        self,
-        config: EngineConfig,
-        pacer: PrefillPacer,
-        turns: Turns,
-        room: Room,
-        prefix_cache: PrefixPlanner | None,
-        images: MLLMScheduler | None,
-    ):
-        self._pacer = pacer
-        self._turns = turns
-        self._room = room
-        self._prefix_cache = prefix_cache
-        self._images = images
-        self.beside_s = math.inf  # share of a step that busy other models leave; with 0, there is no prefill
+    def __init__(self, config: EngineConfig, pacer: PrefillPacer, turns: Turns, room: Room):
+        self._pacer, self._turns, self._room = pacer, turns, room
+        self._prefix_cache, self._images = room.prefix_cache, room.images
+        self.beside_s = math.inf  # what other models leave of a step while they are busy; with 0, there is no prefill
         self.is_prefilling = self.is_decoding = False  # in the last step, or ready to decode after it
         # tokens of every chunk, if chunks must not depend on other requests
         self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
@@ -56,11 +42,37 @@ class PrefillPlanner:
             longest_s = min(longest_s, MAX_CHUNK_S)
         most_s, is_alone = min(self.beside_s, longest_s), self._turns.num_here.total() == 1
         budget = self._pacer.budget(decoding=is_decoding, most_s=most_s, is_alone=is_alone)
-        chunks = plan_prefill(self._turns.in_turn(prefilling), self._pacer, self._chunk, budget)
+        chunks = self._chunks(self._turns.in_turn(prefilling), budget)
         if chunks:
             self._turns.prefill(chunks[0].seq)
         self.is_decoding |= any(chunk.seq.status is SequenceStatus.DECODING for chunk in chunks)
         return chunks
+
+    def _chunks(self, queue: Rows[Sequence], budget: Budget) -> tuple[PrefillChunk, ...]:
+        """Give the first prompt at least half of the budget. Prompts that fit into the rest run completely."""
+        pacer, riders, spent_s, at = self._pacer, [], 0.0, queue[0].num_computed_tokens
+        head_s = pacer.chunk_s(pacer.shortest_chunk(budget.seconds, at), at)
+        for seq in queue[1:]:
+            start = seq.num_computed_tokens
+            num_left = seq.prefill_end - start
+            cost_s = pacer.chunk_s(num_left, start)
+            most_s = min(budget.seconds / 2, budget.seconds - head_s)
+            if num_left <= pacer.chunk_tokens(budget.seconds, start) and spent_s + cost_s <= most_s:
+                riders.append(seq)
+                spent_s += cost_s
+        head_budget = Budget(budget.seconds - spent_s) if riders else budget
+        head = self._chunk(queue[0], pacer.chunk_end(at, head_budget, queue[0].prefill_end - at))
+        chunks = [head, *(self._chunk(seq, seq.prefill_end) for seq in riders)]
+        spent_s += pacer.chunk_s(head.end - head.start, head.start)
+        rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
+        for seq in rest:  # the head took less than its share
+            start = seq.num_computed_tokens
+            if spent_s + pacer.chunk_s(GRID, start) > budget.seconds:
+                break
+            planned = self._chunk(seq, pacer.chunk_end(start, Budget(budget.seconds - spent_s)))
+            spent_s += pacer.chunk_s(planned.end - planned.start, planned.start)
+            chunks.append(planned)
+        return tuple(planned for planned in chunks if planned.end > planned.start)
 
     def _chunk(self, seq: Sequence, most: int) -> PrefillChunk:
         """Plan the next chunk of a row, up to position `most` or an earlier one. It may be empty."""
@@ -74,9 +86,9 @@ class PrefillPlanner:
 
     def _chunk_end(self, seq: Sequence, most: int) -> int:
         if self._pacer.whole_prompts:
-            end = fixed_chunk_end(seq, seq.num_prompt_tokens)
+            end = _fixed_end(seq, seq.num_prompt_tokens)
         elif self._fixed_chunk is not None:
-            end = fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
+            end = _fixed_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
         else:
             end = min(most, seq.prefill_end if self._prefix_cache is None else self._prefix_cache.next_point(seq))
         if not (seq.is_scored or self._pacer.whole_prompts):
@@ -88,42 +100,7 @@ class PrefillPlanner:
         return end
 
 
-def plan_prefill(
-    queue: Rows[Sequence],
-    pacer: PrefillPacer,
-    chunk: Callable[[Sequence, int], PrefillChunk],
-    budget: Budget,
-) -> tuple[PrefillChunk, ...]:
-    """Give the first prompt at least half of the budget. Prompts that fit completely into the rest run in this step.
-
-    `chunk` plans a row's chunk up to a position at most; the chunk may be empty.
-    """
-    riders, spent_s, at = [], 0.0, queue[0].num_computed_tokens
-    head_s = pacer.chunk_s(pacer.shortest_chunk(budget.seconds, at), at)
-    for seq in queue[1:]:
-        start = seq.num_computed_tokens
-        num_left = seq.prefill_end - start
-        cost_s = pacer.chunk_s(num_left, start)
-        most_s = min(budget.seconds / 2, budget.seconds - head_s)
-        if num_left <= pacer.chunk_tokens(budget.seconds, start) and spent_s + cost_s <= most_s:
-            riders.append(seq)
-            spent_s += cost_s
-    head_budget = Budget(budget.seconds - spent_s) if riders else budget
-    head = chunk(queue[0], pacer.chunk_end(at, head_budget, queue[0].prefill_end - at))
-    chunks = [head, *(chunk(seq, seq.prefill_end) for seq in riders)]
-    spent_s += pacer.chunk_s(head.end - head.start, head.start)
-    rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
-    for seq in rest:  # the head took less than its share
-        start = seq.num_computed_tokens
-        if spent_s + pacer.chunk_s(GRID, start) > budget.seconds:
-            break
-        planned = chunk(seq, pacer.chunk_end(start, Budget(budget.seconds - spent_s)))
-        spent_s += pacer.chunk_s(planned.end - planned.start, planned.start)
-        chunks.append(planned)
-    return tuple(planned for planned in chunks if planned.end > planned.start)
-
-
-def fixed_chunk_end(seq: Sequence, num_tokens: int) -> int:
+def _fixed_end(seq: Sequence, num_tokens: int) -> int:
     """Return the end of the next chunk if chunks depend on the sequence alone, so that every run rounds alike.
 
     Chunks of a prompt end at multiples of `num_tokens` and before an image. A preempted row computes the tokens of its

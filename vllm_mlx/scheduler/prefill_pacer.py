@@ -112,13 +112,13 @@ class PrefillPacer:
         self._idle_s = max(stall_s, min(_IDLE_STALLS * stall_s, _MAX_IDLE_S))
         self._attention = attention
         self._max_chunk = max_chunk
-        self._longest_now = max_chunk  # less under memory pressure
+        self.longest_chunk = max_chunk  # tokens; less under memory pressure
         self._too_long = max_chunk + 1  # tokens of the last chunk that exceeded memory
         self._num_full_chunks = 0  # full-length chunks within memory since the limit moved
         self._speed = ChunkSpeed(overhead_s=overhead_s, tokens_per_s=tokens_per_s)
         # seconds a token by depth and length, if that is a power of two
         self._by_length = {} if long_probe_s is None else {_depth(0): {LONG_PROBE: long_probe_s / LONG_PROBE}}
-        self._decode_s = 0.0  # a cautious estimate from recent steps
+        self.decode_s = 0.0  # a cautious estimate from recent steps
         self._last_decode_s = 0.0
         self._least_decode_s = 0.0  # the shorter of two steps, because one may be slow for another reason
         self._longest = _FIRST_PROBE  # tokens of the longest measured chunk
@@ -132,28 +132,23 @@ class PrefillPacer:
         relative_s = _STALL_STEPS * (self._speed.overhead_s + self._least_decode_s)
         return self._stall_s if self._is_given else max(self._stall_s, min(relative_s, _MOST_STALLS * self._stall_s))
 
-    @property
-    def longest_chunk(self) -> int:
-        """Return tokens of the longest chunk that memory allows now."""
-        return self._longest_now
-
     def shorten(self, num_tokens: int) -> bool:
         """Halve the limit, because a chunk of this length exceeded memory. Returns False at the minimum."""
         self._num_full_chunks = 0
-        shorter = min(self._longest_now, max(SHORTEST_CHUNK, num_tokens // 2))
-        if shorter == self._longest_now:
+        shorter = min(self.longest_chunk, max(SHORTEST_CHUNK, num_tokens // 2))
+        if shorter == self.longest_chunk:
             return False
-        self._longest_now, self._too_long = shorter, num_tokens
+        self.longest_chunk, self._too_long = shorter, num_tokens
         return True
 
     def lengthen(self, num_tokens: int) -> None:
         """Raise the limit again, step by step, because a chunk of this length ran within memory."""
-        if self._longest_now == self._max_chunk or num_tokens < _power_of_two(self._longest_now):
+        if self.longest_chunk == self._max_chunk or num_tokens < _power_of_two(self.longest_chunk):
             return
         self._num_full_chunks += 1
-        longer = self._longest_now + 1 + self._longest_now // _GROWTH
+        longer = self.longest_chunk + 1 + self.longest_chunk // _GROWTH
         if longer < self._too_long or self._num_full_chunks >= _TRIALS:
-            self._longest_now, self._num_full_chunks = min(self._max_chunk, longer), 0
+            self.longest_chunk, self._num_full_chunks = min(self._max_chunk, longer), 0
 
     def observe_chunk(self, timing: ChunkTiming) -> None:
         """Learn from a chunk. A short one is ignored, because its time is mostly overhead, or that of few experts."""
@@ -170,12 +165,8 @@ class PrefillPacer:
         self._caution = max(1.0, ratio, (1 + self._caution) / 2)
         self._longest = max(self._longest, timing.num_tokens)
 
-    @property
-    def decode_s(self) -> float:
-        return self._decode_s
-
     def observe_decode(self, seconds: float) -> None:
-        self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
+        self.decode_s = max(seconds, (self.decode_s + seconds) / 2)
         self._least_decode_s, self._last_decode_s = min(seconds, self._last_decode_s), seconds
 
     def budget(self, *, decoding: bool, most_s: float = math.inf, is_alone: bool = False) -> Budget:
@@ -183,14 +174,14 @@ class PrefillPacer:
         seconds = min(most_s, self._idle_s)
         if not decoding:
             return Budget(seconds, is_idle=seconds == self._idle_s, is_alone=is_alone)
-        return Budget(max(0.0, min(seconds, self.max_stall_s - self._decode_s)))
+        return Budget(max(0.0, min(seconds, self.max_stall_s - self.decode_s)))
 
     def chunk_end(self, start: int, budget: Budget, num_left: int = 1 << 40) -> int:
         """Return the position at which a chunk after `start` tokens ends, if nothing cuts it.
 
         `num_left`: tokens up to the end of the prompt. A length that has never run is not tried on fewer.
         """
-        in_memory = min(self._longest_now, self._attention.longest_chunk(start))
+        in_memory = min(self.longest_chunk, self._attention.longest_chunk(start))
         if budget.is_idle:
             length = self._idle_length(start, _power_of_two(in_memory), num_left, is_alone=budget.is_alone)
             return _edge(start, length, grid=length)
@@ -204,7 +195,7 @@ class PrefillPacer:
     def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
         """Return the longest chunk after `start` expected to take `budget_s`, in tokens; at least the shortest."""
         is_careful = budget_s <= self.max_stall_s
-        longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
+        longest = min(self.longest_chunk, _MAX_GROWTH * self._longest) if is_careful else self.longest_chunk
         if is_careful and not self._speed.knows(start):
             budget_s *= _UNKNOWN_SHARE
         tokens = self._speed.tokens_within(budget_s / self._caution, start)
@@ -250,7 +241,7 @@ class PrefillPacer:
 
     def fixed_chunk(self, num_tokens: int, start: int) -> int:
         """Return a chunk's tokens after `start` others if lengths depend on positions alone, halved to fit memory."""
-        longest = min(self._longest_now, self._attention.longest_chunk(start))
+        longest = min(self.longest_chunk, self._attention.longest_chunk(start))
         while num_tokens > max(longest, SHORTEST_CHUNK):
             num_tokens //= 2
         return num_tokens

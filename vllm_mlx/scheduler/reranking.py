@@ -6,13 +6,15 @@ from typing import Any
 
 from ..core.events import FinishReason
 from ..core.request import ROW_IDS, TokenSampling
-from ..core.sequence import PromptInputs, Sequence, TokenizedTexts
+from ..core.sequence import PromptInputs, Sequence
 from ..core.step import SequenceUpdate
+from .encoder import OpenTexts
 from .scheduler import Scheduler
 
 
-def _row(seq: Sequence, texts: TokenizedTexts, number: int) -> Sequence:
+def _row(request: OpenTexts, number: int) -> Sequence:
     """Return the row of a document, counted from 1. It samples one token, and its document is not stored."""
+    seq, texts = request.seq, request.tokenized
     shared, start, end = texts.ends[0], texts.ends[number - 1], texts.ends[number]
     prompt = PromptInputs(token_ids=(*texts.ids[:shared], *texts.ids[start:end]))
     sampling = TokenSampling(temperature=0.0, num_top_logprobs=2, read_ids=texts.answer_ids)
@@ -25,14 +27,13 @@ class RerankScheduler(Scheduler):
 
     def __init__(self, *settings: Any, **parts: Any):
         super().__init__(*settings, **parts)
-        self._open: dict[int, tuple[Sequence, TokenizedTexts, dict[int, float]]] = {}  # with scores, all by seq_id
+        self._open: dict[int, OpenTexts] = {}  # by seq_id
 
     def add(self, seq: Sequence) -> None:
         """Let as many rows of a request wait as can run, so that the rows of others wait for no more."""
-        assert seq.prompt.texts is not None, "other requests are refused"
-        self._open[seq.seq_id] = seq, seq.prompt.texts, {}
-        for number in range(1, min(len(seq.prompt.texts.ends), 1 + self._max_num_seqs)):
-            super().add(_row(seq, seq.prompt.texts, number))
+        request = self._open[seq.seq_id] = OpenTexts(seq)
+        for number in range(1, min(len(request.tokenized.ends), 1 + self._max_num_seqs)):
+            super().add(_row(request, number))
 
     def abort(self, seq_id: int) -> bool:
         """End a request with all of its rows, or one row. Returns False if there is none with this id."""
@@ -48,16 +49,17 @@ class RerankScheduler(Scheduler):
         for update in updates:
             if (seq_id := update.seq_id // ROW_IDS * ROW_IDS) not in self._open:
                 continue  # another row has ended it
-            seq, texts, scores = self._open[seq_id]
+            request = self._open[seq_id]
+            scores, ends = request.found, request.tokenized.ends
             for logprob in (token.logprob for token in update.tokens if token.logprob is not None):
-                yes, no = map(dict(logprob.top).__getitem__, texts.answer_ids)
-                scores[update.seq_id] = 1 / (1 + math.exp(min(no - yes, 700)))  # of more, exp is not a number
-                if (number := len(scores) + self._max_num_seqs) < len(texts.ends):
-                    super().add(_row(seq, texts, number))
-            vectors = [scores[row] for row in sorted(scores)] if len(scores) == len(texts.ends) - 1 else ()
-            reason, num_read = FinishReason.STOP if vectors else None, texts.ends[len(scores)] if scores else 0
+                yes, no = map(dict(logprob.top).__getitem__, request.tokenized.answer_ids)
+                scores[update.seq_id] = 1 / (1 + math.exp(min(no - yes, 700)))  # of more, exp is no number
+                if (number := len(scores) + self._max_num_seqs) < len(ends):
+                    super().add(_row(request, number))
+            vectors = request.vectors(len(ends) - 1)
+            reason, num_read = FinishReason.STOP if vectors else None, ends[len(scores)] if scores else 0
             update = replace(update, seq_id=seq_id, tokens=(), vectors=vectors, finish_reason=reason)
-            news[seq_id] = replace(update, num_computed_tokens=num_read)
+            news[seq_id] = replace(update, num_computed_tokens=num_read, num_encoded=len(scores))
             if vectors or update.error is not None:
                 self.abort(seq_id)
         return list(news.values())

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from ..core.errors import ModelUnavailable
 from ..core.memory import MemoryBudget
@@ -42,13 +42,15 @@ _RETRY_S = 30.0  # after which a model that had no room may be loaded by command
 
 @dataclass(eq=False, kw_only=True)
 class Resident:
-    """A model of the server, whether its weights are in memory or not. `Residency` alone writes it, except `used_s`."""
+    """A model of the server, whether its weights are in memory or not. `Residency` alone writes it, except `used_s`.
+
+    A scheduler and sizes that were assumed are replaced at the first load.
+    """
 
     name: str
     scheduler: Scheduler
     memory: MemoryBudget
-    weights_bytes: int
-    room_bytes: int  # for data in memory in addition to the weights while they are read
+    room_bytes: int  # for what is in memory in addition to the weights while they are read
     expected_load_s: float = 0.0
     is_pinned: bool = False  # the weights leave for no other model
     no_unload: str | None = None  # why the weights never leave; None if they may
@@ -114,10 +116,6 @@ class Resident:
         """Return whether sequences wait or run, or have left something to do."""
         return self.scheduler.has_work or bool(self.queue)
 
-    def measured(self, scheduler: Scheduler, memory: MemoryBudget) -> None:
-        """Take the measurements of the first load, which replace assumed sizes."""
-        self.scheduler, self.memory, self.is_measured = scheduler, memory, True
-
     # -- state
 
     @property
@@ -168,8 +166,8 @@ class Resident:
     def taken_bytes(self) -> int:
         """Return bytes that the weights take now, with the room for reading them."""
         if self.state == "loading":
-            return self.weights_bytes + self.room_bytes
-        return self.weights_bytes if self.is_in_memory else 0
+            return self.memory.weights_bytes + self.room_bytes
+        return self.memory.weights_bytes if self.is_in_memory else 0
 
     @property
     def leaving_bytes(self) -> int:
@@ -195,12 +193,12 @@ class Resident:
         if self.is_in_memory:
             needed_bytes = self.scheduler.room.rows_bytes(extra=1) + row_bytes
         else:
-            needed_bytes = self.weights_bytes + max(row_bytes, self.room_bytes) + self.growth_bytes
+            needed_bytes = self.memory.weights_bytes + max(row_bytes, self.room_bytes) + self.growth_bytes
         return needed_bytes - self.scheduler.pool.planned_bytes
 
     def fits_after(self, freed_bytes: int) -> bool:
         """Return whether the weights are in memory, or have room there once others free so much."""
-        needed_bytes = self.weights_bytes + self.room_bytes + self.growth_bytes
+        needed_bytes = self.memory.weights_bytes + self.room_bytes + self.growth_bytes
         return self.takes_memory or needed_bytes <= self.scheduler.pool.planned_bytes + freed_bytes
 
     @property
@@ -220,10 +218,13 @@ class Resident:
         return max(_LEAST_PATIENCE_S, _PATIENT_LOADS * (self.load_s or self.expected_load_s))
 
 
-class Residency:
+M = TypeVar("M", bound=Resident)
+
+
+class Residency(Generic[M]):
     """Owns the state of each model's weights, and the memory that each model may use. Belongs to the engine thread."""
 
-    def __init__(self, models: list[Resident]):
+    def __init__(self, models: list[M]):
         self.models = models
         self._short_since_s: dict[int, float] = {}  # since when sequences that waited longest have had no room
         self.measure(0.0)
@@ -237,7 +238,7 @@ class Residency:
         )
 
     def take(
-        self, model: Resident, event: Event, now: float, *, reason: Reason = "request", cause: str | None = None
+        self, model: M, event: Event, now: float, *, reason: Reason = "request", cause: str | None = None
     ) -> Action | None:
         """Take an event, and return the action for the engine. `reason` is that of a load, `cause` of a failure."""
         if (row := TRANSITIONS.get((model.state, event))) is None:
@@ -271,11 +272,12 @@ class Residency:
         """
         models = self.models
         held = [model.held_bytes for model in models]
-        step_bytes = max((model.memory.transient_bytes for model in models), default=0)
+        steps = [model.memory.transient_bytes for model in models if model.takes_memory]
         growth_bytes = sum(model.scheduler.room.growth_bytes for model in models)
         for model, own in zip(models, held, strict=True):
             memory, room, others = model.memory, model.scheduler.room, self.others(model)
             fixed_bytes = model.taken_bytes + memory.media_bytes + memory.grammars_bytes
+            step_bytes = max([memory.transient_bytes, *steps])
             model.scheduler.pool.plan(memory.total_bytes - step_bytes - fixed_bytes - (sum(held) - own))
             model.growth_bytes = growth_bytes
             room.is_shared = any(other.may_leave or other.is_busy for other in others)
@@ -290,7 +292,7 @@ class Residency:
         for model in wanting:
             model.is_short |= not model.is_in_memory and (is_loading or model is not first)
 
-    def _can_have_room(self, model: Resident, now: float) -> bool:
+    def _can_have_room(self, model: M, now: float) -> bool:
         """Return whether all that may leave would make room for its first sequence, or no other model runs then."""
         others = self.others(model)
         if not any(other.is_pinned and other.is_busy for other in others):
@@ -299,7 +301,7 @@ class Residency:
         growth_bytes = 0 if model.is_in_memory else sum(other.scheduler.room.growth_bytes for other in leaving)
         return model.lacking_bytes(now) <= growth_bytes + sum(other.freed_bytes for other in leaving)
 
-    def model_to_leave(self, now: float) -> Resident | None:
+    def model_to_leave(self, now: float) -> M | None:
         """Return the model whose weights leave now for another one. Called after `measure`.
 
         They leave for the model whose first sequence has waited longest and has no room. Models without work leave if
@@ -326,14 +328,13 @@ class Residency:
         is_worth_it = waits_long or is_outgrown or not are_running
         for free in (idle, [model for model in leaving if model in idle or model.is_stuck]):
             if free and (is_worth_it or sum(model.leaving_bytes for model in free) >= lacking_bytes):
-                enough = [model for model in free if model.weights_bytes >= lacking_bytes]
-                return min(enough, key=lambda model: model.weights_bytes, default=_longest_unused(free))
-        are_yielding = any(model.is_yielding for model in self.models)
-        if leaving and not first.scheduler.num_running and waits_long and not are_yielding:
+                enough = [model for model in free if model.memory.weights_bytes >= lacking_bytes]
+                return min(enough, key=lambda model: model.memory.weights_bytes, default=_longest_unused(free))
+        if leaving and not first.scheduler.num_running and waits_long:
             min(leaving, key=lambda model: model.begun_s).is_yielding = True
         return None
 
-    def model_to_leave_for(self, model: Resident, now: float) -> Resident | None:
+    def model_to_leave_for(self, model: M, now: float) -> M | None:
         """Return the idle model that leaves for a load by command; None if none has to. Raises ModelUnavailable."""
         self.measure(now)
         others = self.others(model)
@@ -346,9 +347,9 @@ class Residency:
             )
         return None if model.fits_after(0) else _longest_unused(idle)
 
-    def others(self, model: Resident) -> list[Resident]:
+    def others(self, model: M) -> list[M]:
         return [other for other in self.models if other is not model]
 
 
-def _longest_unused(models: Items[Resident]) -> Resident | None:
+def _longest_unused(models: Items[M]) -> M | None:
     return min(models, key=lambda model: model.used_s, default=None)

@@ -56,8 +56,8 @@ class Scheduler:
         self._pending = Pending()
         self._groups = DecodeGroups(footprint, can_batch and not config.repeatable, shares_forward)
         self.room = Room(config.max_num_seqs, self.pool, footprint, self._seqs, self._groups, prefix_cache, images)
-        self.turns = Turns(lambda row: self.room.share(self.room.bytes_of(row)))
-        self.prefill = PrefillPlanner(config, pacer, self.turns, self.room, prefix_cache, images)
+        self.turns = Turns(self.room)
+        self.prefill = PrefillPlanner(config, pacer, self.turns, self.room)
         self.speculation = speculation
         self.ahead = Ahead()
         self._now = 0.0

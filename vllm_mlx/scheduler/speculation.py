@@ -15,7 +15,7 @@ from ..core.errors import setting
 from ..core.sequence import Sequence
 from ..core.step import Drafts, StepOutput
 from .depth import DepthController
-from .drafts import HEAD, SOURCES, Draft, Drafter
+from .drafts import HEAD, SOURCES, Draft, RowDrafts
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ class Speculation:
         self._depth = depth
         self._shares_forward = shares_forward
         self._state_bytes = state_bytes
-        self._drafter = Drafter(has_head=has_head)
+        self._has_head = has_head
+        self._rows: dict[int, RowDrafts] = {}  # by seq_id
         self._planned: dict[int, tuple[Sequence, str]] = {}  # the rows that have drafts in this step, and the source
         self._awaited: frozenset[tuple[int, str]] = frozenset()  # rows that get drafts after a step that reads
         self._forced: list[tuple[int, tuple[int, ...]]] = []  # by seq_id: tokens that grammars force next
@@ -69,17 +70,18 @@ class Speculation:
 
     def open(self, seq: Sequence) -> None:
         """Begin a row, unless it was begun before it was preempted."""
-        if seq.seq_id in self._drafter:
-            return
-        self._drafter.open(seq.seq_id, seq.prompt.token_ids, seq.prompt_index, seq.prediction)
-        self._drafter.take(seq.seq_id, seq.output_token_ids)
+        if seq.seq_id not in self._rows:
+            row = RowDrafts(seq.prompt.token_ids, seq.prompt_index, seq.prediction, has_head=self._has_head)
+            row.take(seq.output_token_ids)
+            self._rows[seq.seq_id] = row
 
     def take(self, seq: Sequence, token_id: int) -> None:
         """Take a token that was added to a reply."""
-        self._drafter.take(seq.seq_id, (token_id,))
+        self._rows[seq.seq_id].take((token_id,))
 
     def close(self, seq_id: int) -> None:
-        self._drafter.close(seq_id)
+        """Forget a row, whether it is known or not."""
+        self._rows.pop(seq_id, None)
         for source in SOURCES:
             self._depth.forget((seq_id, source))
 
@@ -109,12 +111,13 @@ class Speculation:
         last = self._pass
         self._observe(now_s, is_ahead=is_ahead, is_alone=is_alone)
         for seq_id, tokens in self._forced:  # the tokens before them were taken meanwhile
-            self._drafter.force(seq_id, tokens)
+            if (row := self._rows.get(seq_id)) is not None:  # the reply may have ended
+                row.force(tokens)
         self._forced = []
         found = self._find(rows, _LAG if is_ahead else 0, merged if self.parked is not None else ())
         limits = {(seq_id, draft.source): len(draft.tokens) for seq_id, draft in found.items()}
-        for row in self._awaited - limits.keys():
-            self._depth.learn(row, 1, 0)  # the reply continued differently while its samples were read
+        for awaited in self._awaited - limits.keys():
+            self._depth.learn(awaited, 1, 0)  # the reply took another way while its samples were read
         limits |= {(seq.seq_id, ""): 0 for seq in rows if seq.seq_id not in found}
         depths = self._depth.depths(limits)
         self.recorded_bytes = len(rows) * (1 + max(depths.values())) * self._state_bytes if depths else 0
@@ -167,7 +170,7 @@ class Speculation:
         most = min(MOST, _MOST_TOKENS // max(1, len(rows)) - 1)
         for seq in rows:
             left = seq.decode_end - seq.num_tokens
-            draft = self._drafter.draft(seq.seq_id, min(lag + most, left)) if seq.seq_id not in left_out else None
+            draft = self._rows[seq.seq_id].draft(min(lag + most, left)) if seq.seq_id not in left_out else None
             if draft is not None:
                 tokens = tuple(takewhile(lambda token_id: token_id < self._vocab_size, draft.tokens))[lag:]
                 if tokens:

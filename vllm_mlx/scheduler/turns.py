@@ -6,10 +6,11 @@ admitted, and replaces the other's youngest row.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Rows
 
 from ..core.sequence import Sequence
+from .memory_pool import Room
 
 _RECENT_S = 60.0  # a tenant that was here within this time may come again at any moment
 _PREFILL_SHARE = 0.25  # share of a stall limit that prefill may take in a step while another tenant may come
@@ -18,9 +19,8 @@ _PREFILL_SHARE = 0.25  # share of a stall limit that prefill may take in a step 
 class Turns:
     """Owns the order in which tenants were served last."""
 
-    def __init__(self, share: Callable[[Sequence], float]):
-        """`share` gives the share of all places, or of the memory if that is larger, that a row takes."""
-        self._share = share
+    def __init__(self, room: Room):
+        self._room = room
         self.num_here: Counter[str] = Counter()  # sequences that wait or run, by tenant
         self._num_turns = 0
         self._admitted: dict[str, int] = {}  # the number of a tenant's last turn at admission
@@ -107,10 +107,10 @@ class Turns:
         return _youngest(rows, max(held, key=held.__getitem__))
 
     def _held(self, rows: Iterable[Sequence]) -> defaultdict[str, float]:
-        """Return the sum of the shares of each tenant's rows."""
+        """Return the sum of the shares of each tenant's rows: of all places, or of the memory if that is larger."""
         held: defaultdict[str, float] = defaultdict(float)
         for row in rows:
-            held[row.tenant] += self._share(row)
+            held[row.tenant] += self._room.share(self._room.bytes_of(row))
         return held
 
 

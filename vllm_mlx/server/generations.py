@@ -7,11 +7,11 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
-from ..api.blocks import BlockEnd, BlockSplitter, ReasoningMode
-from ..api.replies import total_usage
+from ..api.blocks import BlockEnd, ReasoningMode
+from ..api.replies import FoldedChoice, total_usage
 from ..api.search import SEARCH_NAME, SearchTool, result_part
 from ..api.text import decode_arguments
 from ..core.errors import ContextLengthExceeded
@@ -89,17 +89,14 @@ class PromptBatch:
             await self._events.put(None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """The blocks of one generation, and its end."""
-
-    blocks: list[BlockEnd]
-    end: Finished
+class _Round(FoldedChoice):
+    """One generation of the reply."""
 
     @property
     def searches(self) -> list[ToolCallPart]:
         """Return the searches to run; none if a limit or a stop string ended the reply."""
-        if self.end.reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or self.end.stop is not None:
+        end = self.finished
+        if end.reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or end.stop is not None:
             return []
         return [part for part in self.parts if isinstance(part, ToolCallPart) and part.name == SEARCH_NAME]
 
@@ -172,11 +169,10 @@ class SearchingReply:
         request, num_rounds = self._request, 0
         while True:
             num_rounds += 1
-            splitter, blocks, end = BlockSplitter(self._reasoning), [], None
+            done, end = _Round(self._reasoning), None
             assert self._generation is not None, "it was entered"
             async for index, event in self._generation:
-                ended = (block for block in splitter.feed(event) if isinstance(block, BlockEnd))
-                blocks += [block for block in ended if not block.is_broken]
+                done.feed(event)
                 if isinstance(event, Started) and event.written is not None:
                     self._written.append(event.written)
                     event = replace(event, written=self)
@@ -188,7 +184,6 @@ class SearchingReply:
                     yield index, event
             if end is None:
                 return  # it has failed
-            done = _Round(blocks, end)
             found = []
             for call in done.searches:
                 found.append(await self._search(call))
@@ -237,7 +232,7 @@ class SearchingReply:
         sampling = request.sampling
         if sampling.max_tokens is not None:
             sampling = replace(
-                sampling, max_tokens=sampling.max_tokens - done.end.usage.completion_tokens, min_tokens=0
+                sampling, max_tokens=sampling.max_tokens - done.finished.usage.completion_tokens, min_tokens=0
             )
         return replace(
             request,

@@ -121,7 +121,7 @@ class RequestRecord:
     progress_logged_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    num_inputs: int | None = None  # of a request to an encoder that has ended
+    num_inputs: int | None = None  # of a request to an encoder
     prompt_change: PromptChange | None = None
     receipts: Receipts = field(default_factory=Receipts)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
@@ -188,8 +188,6 @@ class RequestRecord:
         if isinstance(event, Finished):
             self._usages[index] = event.usage
             self.finish_reasons.append(event.reason.value)
-        elif isinstance(event, Vectors):
-            self.num_inputs = len(event.vectors)
         elif isinstance(event, Started):
             self.cached_tokens = event.cached_tokens
             self.receipts.take(index, event)

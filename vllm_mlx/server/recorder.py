@@ -124,6 +124,8 @@ def redacted(value: Any, salt: bytes, field: str = "") -> Any:
             return 0
         case dict() if field in _NAME_FIELDS:
             return {_letters(name, salt): redacted(at, salt) for name, at in value.items()}
+        case {"input": list(items)} if not field:  # a conversation of Responses
+            return {**redacted({**value, "input": None}, salt), "input": redacted(items, salt, "messages")}
         case dict():
             return {name: redacted(at, salt, name) for name, at in value.items()}
         case list():  # token ids are texts

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from ..api.replies import ReplyFold
+from ..api.responses.encode import ResponseStream
 from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
 from ..core.errors import InvalidParameter
@@ -173,7 +173,7 @@ class BackgroundReplies:
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self, reply_id: str, submission: Submission, fold: ReplyFold, record: RequestRecord) -> None:
+    async def start(self, reply_id: str, submission: Submission, fold: ResponseStream, record: RequestRecord) -> None:
         """Return once the engine has accepted the request. Raises the errors of the submission.
 
         Afterwards the fold is finished or has failed, unless the reply is cancelled. Cancelling `start` cancels it.

@@ -12,10 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..api.error_replies import OpenAIError
-from ..api.replies import ReplyFold, StreamEncoder, TokenNames
 from ..api.responses.decode import DecodedResponse, decode_response
-from ..api.responses.encode import ResponseStream, response_fold
-from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, ResponseSpec, response
+from ..api.responses.encode import ResponseStream
+from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, ResponseNotFound, Unsupported, VLLMMLXError, shown
@@ -138,9 +137,9 @@ class _Responses:
 
     async def _in_background(self, http: Request, call: "ResponsesCall", found: DecodedResponse) -> Response:
         """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
-        spec, keeper = found.reply, call.keeper(found)
+        spec = found.reply
         answer = as_json(response(spec, "queued"))
-        keeper.keep(response(spec, "in_progress"))
+        call.keep(found, response(spec, "in_progress"))
         submission = submit(self._engine, found.requests, http, spec)
         starting = self._background.start(spec.reply_id, submission, call.fold(found), record_of(http.scope))
         with ExitStack() as undone:
@@ -148,20 +147,6 @@ class _Responses:
             await while_connected(http.receive, starting)
             undone.pop_all()
         return answer
-
-
-@dataclass(frozen=True, slots=True)
-class _Keeper:
-    """Keeps a response with its input."""
-
-    store: ResponseStore
-    found: DecodedResponse
-    previous_id: str | None
-
-    def keep(self, reply: ResponseReply) -> None:
-        reply.completed_at = int(time.time()) if reply.status == "completed" else None
-        if self.found.reply.store:
-            self.store.put(stored(self.found.kept, reply, self.previous_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,25 +174,26 @@ class ResponsesCall(ReplyCall[ResponsesBody, DecodedResponse]):
             usual={"temperature": self.front.info.temperature, "top_p": self.front.info.top_p},
         )
 
-    def stream(self, found: DecodedResponse, generation: RequestGeneration) -> StreamEncoder:
-        return _KeptStream(found.reply, self._names(found), self.keeper(found))
+    def stream(self, found: DecodedResponse, generation: RequestGeneration) -> ResponseStream:
+        return self.fold(found)
 
-    def fold(self, found: DecodedResponse) -> ReplyFold:
-        return response_fold(found.reply, self.keeper(found).keep, self._names(found))
+    def fold(self, found: DecodedResponse) -> ResponseStream:
+        return _KeptResponse(self, found)
 
-    def keeper(self, found: DecodedResponse) -> _Keeper:
-        return _Keeper(self.store, found, self.previous_id)
+    def keep(self, found: DecodedResponse, reply: ResponseReply) -> None:
+        """Keep the response with its input."""
+        reply.completed_at = int(time.time()) if reply.status == "completed" else None
+        if found.reply.store:
+            self.store.put(stored(found.kept, reply, self.previous_id))
 
-    def _names(self, found: DecodedResponse) -> TokenNames | None:
-        return None if found.request.sampling.logprobs is None else self.front.tokenizer
 
-
-class _KeptStream(ResponseStream):
+class _KeptResponse(ResponseStream):
     """Keeps the response once it has ended. A client that disconnects leaves nothing."""
 
-    def __init__(self, spec: ResponseSpec, names: TokenNames | None, keeper: _Keeper) -> None:
-        super().__init__(spec, names)
-        self._keeper: _Keeper | None = keeper
+    def __init__(self, call: ResponsesCall, found: DecodedResponse) -> None:
+        super().__init__(found.reply, None if found.request.sampling.logprobs is None else call.front.tokenizer)
+        self._call, self._found = call, found
+        self._is_kept = False
 
     def fail(self, error: VLLMMLXError) -> bytes:
         wire = super().fail(error)
@@ -218,10 +204,14 @@ class _KeptStream(ResponseStream):
         self._keep()
         return super().close()
 
+    def finish(self) -> bytes:
+        self._keep()
+        return super().finish()
+
     def _keep(self) -> None:
-        keeper, self._keeper = self._keeper, None  # if storing fails, `fail` follows, which must not try it again
-        if keeper is not None:
-            keeper.keep(self.reply)
+        if not self._is_kept:
+            self._is_kept = True  # if storing fails, `fail` follows, which must not try it again
+            self._call.keep(self._found, self.reply)
 
 
 def _earlier(previous_id: str | None, store: ResponseStore) -> Sequence[StoredItem]:

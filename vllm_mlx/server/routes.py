@@ -35,6 +35,7 @@ from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus,
 from ..api.openai.schema import ChatCompletionBody, CompletionBody, ResponsesAsChatBody
 from ..api.parameters import Decoded
 from ..api.replies import MANY_LOGPROBS, Reply, ReplyFold, StreamEncoder, given
+from ..api.responses.encode import ResponseStream
 from ..api.responses.replies import ResponseSpec
 from ..core.catalogue import Catalogue
 from ..core.errors import GenerationError, Overloaded, VLLMMLXError
@@ -55,7 +56,7 @@ ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
 _OF_COMMAND: dict[int | str, dict[str, Any]] = {200: {"model": ModelCard}, "4XX": {"model": OpenAIError}}
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
-Fold = ReplyFold | EncoderFold
+Fold = ReplyFold | EncoderFold | ResponseStream
 Spec = ReplySpec | MessageSpec | ResponseSpec  # how each protocol writes a reply
 T = TypeVar("T")
 
@@ -228,6 +229,8 @@ async def submit(
             generation = opened[0]
             if len(opened) > 1:
                 generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
+        texts = requests[0].texts
+        record_of(http.scope).num_inputs = None if texts is None else len(texts.texts)
         record_of(http.scope).begin_reply(
             spec.reply_id, spec.model, generation, num_prompts=len(requests), choices_per_prompt=num_choices
         )

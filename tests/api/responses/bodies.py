@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from vllm_mlx.api.error_replies import HTTPError, OpenAIEnvelope
 from vllm_mlx.api.responses.decode import DecodedResponse, decode_response
-from vllm_mlx.api.responses.encode import ResponseStream, response_fold
+from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.replies import ResponseSpec
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.errors import VLLMMLXError
@@ -64,4 +64,4 @@ def streamed(events: Iterable[GenerationEvent], **fields: Any) -> bytes:
 
 
 def folded(events: Iterable[GenerationEvent], **fields: Any) -> Any:
-    return fold(response_fold(spec(**fields), lambda _: None), alone(events))
+    return fold(ResponseStream(spec(**fields)), alone(events))

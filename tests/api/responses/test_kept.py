@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from vllm_mlx.api.responses.encode import response_fold
+from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.replies import ResponseReply, response
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.responses.stored import StoredResponse, as_input, kept_input, stored
@@ -30,9 +30,9 @@ INPUT: Any = [
 
 
 def kept(events: list[GenerationEvent], **fields: Any) -> ResponseReply:
-    found: list[ResponseReply] = []
-    fold(response_fold(spec(**fields), found.append), alone(events))
-    return found[0]
+    stream = ResponseStream(spec(**fields))
+    fold(stream, alone(events))
+    return stream.reply
 
 
 def check(reply: ResponseReply) -> None:

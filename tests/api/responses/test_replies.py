@@ -109,7 +109,7 @@ def test_a_call_that_was_cut_does_not_end(fields: Any, end: str) -> None:
         "failure": [],
         "broken": [ToolCallDelta(0, '"}'), replace(closed, is_broken=True), TextDelta("so"), finished()],
     }
-    stream = ResponseStream(spec(**fields))
+    stream = ResponseStream(spec(stream=True, **fields))
     wire = stream.open() + b"".join([stream.feed(0, event) for event in (start, part, *rest[end])])
     sent = named_events(wire + (stream.close() if rest[end] else stream.fail(Cancelled())))
     statuses = [item["status"] for item in sent[-1]["response"]["output"]]

@@ -4,8 +4,10 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from pydantic_core import to_json
 
+from ...core.errors import GenerationError
 from ...core.events import Finished, GenerationEvent, Usage, Vectors
 from ..replies import Reply, given
 from .decode import EncoderSpec
@@ -73,6 +75,12 @@ class EncoderFold:
         return len(self._vectors) > _MANY_TEXTS
 
     def finish(self) -> bytes:
+        """Write the reply. Raises GenerationError if a value is not a finite number, which JSON does not have."""
+        if not all(np.isfinite(vector).all() for vector in self._vectors):
+            raise GenerationError(
+                "The encoder computed a value that is not a finite number, which no reply can hold. Compare the files "
+                "of its checkpoint with the published ones."
+            )
         spec, count = self._spec, self._usage.prompt_tokens
         usage = EncoderUsage(prompt_tokens=count, total_tokens=count)
         around: Reply = EmbeddingList(model=spec.model, data=[], usage=usage)

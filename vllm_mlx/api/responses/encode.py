@@ -1,6 +1,6 @@
 """Events → one response, streamed or complete. A streamed text costs one escape and one join."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from pydantic_core import to_json
@@ -9,12 +9,17 @@ from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent, SearchDone, TextDelta, TokenLogprob
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
 from ..openai.replies import ChatLogprobs, ContentLogprob
-from ..replies import FoldedChoice, ReplyFold, TokenNames
+from ..replies import TokenNames
 from . import replies
 
 
 class ResponseStream:
-    """The `StreamEncoder` of Responses. `reply` is the response after the last event."""
+    """The `StreamEncoder` of Responses. `reply` is the response after the last event.
+
+    A response that is not streamed is the same one: `feed` for every event, then `finish`, or `fail`.
+    """
+
+    is_long = False  # a response is kept where it ends, so `finish` does not run on another thread
 
     def __init__(self, spec: replies.ResponseSpec, names: TokenNames | None = None) -> None:
         """Begin a stream. `names`: of the tokens, if the reply has log-probabilities."""
@@ -55,6 +60,10 @@ class ResponseStream:
 
     def close(self) -> bytes:
         return self._response(self.reply.status)
+
+    def finish(self) -> bytes:
+        """Return the complete response, in place of a stream's end."""
+        return self.reply.to_json().encode()
 
     def fail(self, error: VLLMMLXError) -> bytes:
         """End the open items first, so that the failed response keeps its text. A cut call has no end."""
@@ -132,6 +141,8 @@ class ResponseStream:
         if event.call is not None and replies.is_search(self._spec, event.call):
             self._searches[event.call.call_id] = event
             return self._event("web_search_call.searching", self._place)
+        if event.is_broken and not self._spec.stream:
+            return b""  # its text follows as content
         logprobs, self._logprobs = self._logprobs, []
         status = "incomplete" if event.is_broken else status
         ended = replies.item(self._spec, event, status, logprobs=logprobs)
@@ -177,38 +188,6 @@ class ResponseStream:
     def _summary(self, what: str, text: str) -> bytes:
         part = replies.SummaryText(text=text).to_json()
         return self._event(f"reasoning_summary_part.{what}", f'{self._summary_place},"part":{part}')
-
-
-def response_fold(
-    spec: replies.ResponseSpec, keep: Callable[[replies.ResponseReply], None], names: TokenNames | None = None
-) -> ReplyFold:
-    """Make a fold. `keep` gets the response when it is complete or has failed. `names`: as of a stream."""
-
-    def items(choice: FoldedChoice, status: replies.ItemStatus) -> list[replies.OutputItem]:
-        last = len(choice.blocks) - 1 if choice.ended_in_block else None
-        return [
-            replies.item(
-                spec,
-                block,
-                status if number == last else "completed",
-                None if block.call is None else choice.searches.get(block.call.call_id),
-                _named(choice.logprobs_of(number), names),
-            )
-            for number, block in enumerate(choice.blocks)
-        ]
-
-    def write(choices: Sequence[FoldedChoice]) -> replies.ResponseReply:
-        [choice] = choices
-        status = replies.final_status(choice.finished)
-        reply = replies.response(spec, status, items(choice, status), end=choice.finished)
-        keep(reply)
-        return reply
-
-    def fail(choices: Sequence[FoldedChoice], error: VLLMMLXError) -> None:
-        [choice] = choices
-        keep(replies.response(spec, "failed", items(choice, "incomplete"), error=error))
-
-    return ReplyFold(write, fail)
 
 
 def _named(tokens: Sequence[TokenLogprob], names: TokenNames | None) -> list[ContentLogprob]:

@@ -159,6 +159,7 @@ class ReplyStats:
     template: tuple[str, ...] = ()  # as in a receipt
     receipt: CacheReceipt | None = None  # None: not looked up yet
     computed_tokens: int = 0  # prompt tokens that are computed, including cached ones
+    encoded_inputs: int = 0  # texts of which an encoder has computed the vectors or scores
     completion_tokens: int = 0
 
     @classmethod
@@ -197,6 +198,7 @@ class ReplyStats:
             self.first_token_s = self.first_token_s if self.first_token_s is not None else now
             self.last_token_s = now
             self.completion_tokens += len(update.tokens)
+        self.encoded_inputs = max(self.encoded_inputs, update.num_encoded)
         new, self.computed_tokens = computed - self.computed_tokens, computed
         return new
 
@@ -330,9 +332,6 @@ class Totals:
                 if computed:
                     totals.computed_tokens += computed
                     totals.prompt_rate.add(computed, now)
-                if update.vectors:
-                    totals.encoded_inputs += len(update.vectors)
-                    totals.encoded_tokens += stats.prompt_tokens
                 if update.tokens:
                     totals._sampled(stats, len(update.tokens), last_token_s, now)
 
@@ -346,6 +345,8 @@ class Totals:
     def _ended(self, stats: ReplyStats) -> None:
         assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
         self.outcomes[stats.outcome] += 1
+        self.encoded_inputs += stats.encoded_inputs
+        self.encoded_tokens += stats.computed_tokens if stats.encoded_inputs else 0
         if stats.outcome in ("stop", "length", "tool_calls"):
             self.e2e.add(stats.ended_s - stats.arrived_s, stats.ended_s)
             self.prompt_sizes.add(stats.prompt_tokens)

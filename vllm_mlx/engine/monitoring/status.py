@@ -64,11 +64,16 @@ class Moment:
 
     @property
     def rows_bytes(self) -> int:
-        """Return the memory planned for rows and caches, in addition to the weights that are in memory now."""
-        memory, weights_bytes = self.memory, sum(lane.row["weights_bytes"] for lane in self.report.lanes)
-        kept_bytes = sum(each.media_bytes + each.grammars_bytes for each in memory)
-        step_bytes = max((each.transient_bytes for each in memory), default=0)
-        return self.total_bytes - weights_bytes - kept_bytes - step_bytes
+        """Return the memory that is planned for rows and caches beside the weights that are in memory now."""
+        weights_bytes = sum(lane.row["weights_bytes"] for lane in self.report.lanes)
+        kept_bytes = sum(each.media_bytes + each.grammars_bytes for each in self.memory)
+        return self.total_bytes - weights_bytes - kept_bytes - self.step_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Return the memory of one step of any model whose weights are in memory."""
+        lanes = zip(self.memory, self.report.lanes, strict=False)
+        return max((memory.transient_bytes for memory, lane in lanes if lane.row["weights_bytes"]), default=0)
 
 
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
@@ -190,11 +195,10 @@ def memory_status(moment: Moment) -> MemoryStatus:
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
     free_bytes = max(0, moment.rows_bytes - live_bytes - cache_bytes - media_bytes)
     lacking_bytes = min(free_bytes, max((lane.lacking_bytes for lane in report.lanes), default=0))
-    transient_bytes = max((memory.transient_bytes for memory in moment.memory), default=0)
     return {
         "total_bytes": moment.total_bytes,
         "weights_bytes": sum(lane.row["weights_bytes"] for lane in report.lanes),
-        "transient_bytes": transient_bytes + sum(memory.grammars_bytes for memory in moment.memory),
+        "transient_bytes": moment.step_bytes + sum(memory.grammars_bytes for memory in moment.memory),
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
         "media_bytes": media_bytes,
