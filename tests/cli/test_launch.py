@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ import yaml
 
 from tests.server.encoding import FakeEncoders
 from tests.server.fakes import FakeEngine
-from tests.support.commands import call, refusal, run
+from tests.support.commands import call, refusal, run, stand_in
 from tests.support.rows import cases
 from tests.support.running import serving
 from vllm_mlx.cli.clients import CLIENTS, NO_KEY, Client, Target, roles_of
@@ -41,12 +40,6 @@ SET_UP = [*STARTED, *EDITORS]
 BY_HAND = [name for name in CLIENTS if name not in SET_UP]  # they have a page and no more
 
 
-def stand_in(program: Path, code: str) -> None:
-    """Makes `program` run Python code. By way of a shell: the interpreter's path can have a space in it."""
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", code])} "$@"\n')
-    program.chmod(0o755)
-
-
 def client_of(name: str, model: dict[str, Any] | None = None, **other: Any) -> Client:
     target = replace(TARGET, model=replace(TARGET.model, **(model or {})), **other)
     return CLIENTS[name].for_server(target)
@@ -64,7 +57,6 @@ def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> 
     home = tmp_path / "home"
     client = client_of(name, folder=tmp_path / "state")
     programs = tmp_path / "bin"
-    programs.mkdir()
     stand_in(programs / client.program, "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))")
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), **dict.fromkeys(client.unset, "set")}
     out = subprocess.run(

@@ -15,10 +15,8 @@ import pytest
 
 from scripts.served import free_port
 from tests.cli.terminal import Terminal, terminal
-from tests.support.commands import COMMAND, call, refusal
+from tests.support.commands import COMMAND, call, refusal, stand_in
 from vllm_mlx.cli.own_server import run_client
-
-from .test_launch import stand_in
 
 _CLIENT = """
 import os, signal, sys, urllib.request
@@ -36,7 +34,6 @@ _PATIENCE_S = 120.0
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """A free one, at which `launch` looks for a server; `claude` is a script."""
-    (tmp_path / "bin").mkdir()
     stand_in(tmp_path / "bin" / "claude", _CLIENT)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("VLLM_MLX_CACHE_DISK", "0")

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripts.served import free_port
+from tests.support.commands import write_script
 from tests.support.harm.vitals import Vitals
 from tests.support.rows import cases
 from tests.support.supervisors import Machine
@@ -46,8 +47,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Install a `vllm-mlx` that runs `code`."""
     path = folder / "bin" / "vllm-mlx"
-    path.write_text(f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(_ROOT)!r})\n{code}\n")
-    path.chmod(0o755)
+    write_script(path, f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(_ROOT)!r})\n{code}\n")
     monkeypatch.setattr(sys, "argv", [str(path)])
 
 
@@ -202,14 +202,11 @@ def test_settings_that_serve_refuses_are_not_installed(machine: Machine, tmp_pat
 
 
 def test_a_supervisor_that_refuses_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(cli, "supervisor", Systemd)
     program(tmp_path, monkeypatch, "")
-    refusing = tmp_path / "bin" / "systemctl"
-    refusing.write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
-    refusing.chmod(0o755)
+    write_script(tmp_path / "bin" / "systemctl", "#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
     code, text = service("install", "demo", "--api-key", _KEY)
     assert code == 1 and text.endswith("Failed to connect to bus")
     assert files_below(tmp_path) == {}
@@ -224,11 +221,11 @@ def test_a_second_service_that_cannot_start_leaves_the_first(
     for name in ("launchctl", "systemctl"):  # they refuse one start
         shim = tmp_path / "bin" / name
         real = shim.rename(shim.with_name(f"real-{name}"))
-        shim.write_text(
+        write_script(
+            shim,
             f'#!/bin/sh\ncase "$*" in *bootstrap*|*restart*) mv {real} {shim}; echo No. >&2; exit 1;; esac\n'
-            f'exec {real} "$@"\n'
+            f'exec {real} "$@"\n',
         )
-        shim.chmod(0o755)
     code, text = service("install", "demo", "--port", "8124", "--api-key", "sk-another", "--drain-s", "9")
     assert code == 1 and text.endswith("No.")
     assert files_below(tmp_path) == before

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_service import files_below, service
+from tests.support.commands import write_script
 from vllm_mlx.cli import service as cli
 from vllm_mlx.cli.supervisors import Job, Launchd, Systemd, program_path
 from vllm_mlx.cli.terminal import CommandFailed
@@ -91,8 +92,7 @@ def roots(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(pwd, "getpwnam", lambda _: entry)
         monkeypatch.setattr(cli, "SYSTEM_LOG", folder / "units" / "start.log")
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
-        (folder / "bin" / "systemctl").write_text("#!/bin/sh\n[ $(id -u) = 0 ]\n")
-        (folder / "bin" / "systemctl").chmod(0o755)
+        write_script(folder / "bin" / "systemctl", "#!/bin/sh\n[ $(id -u) = 0 ]\n")
 
         class Unit(Systemd):
             path = folder / "units" / "vllm-mlx.service"  # type: ignore[assignment]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.sources import ROOT
+from tests.support.commands import write_script
 
 TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz", "check-drift")
 SCRIPTS = ("serve", "test", "check", *TOOLS_IN_FOLDERS, "vllm-mlx", "lock", "install", "formula")
@@ -37,8 +38,8 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def installed(project: Path) -> Path:
     """The same project with an environment whose Python notes what it is asked to run."""
-    executable(project / ".venv/bin/python", NOTING)
-    executable(project / ".venv/bin/vllm-mlx", "#!/bin/sh\n")
+    write_script(project / ".venv/bin/python", NOTING)
+    write_script(project / ".venv/bin/vllm-mlx", "#!/bin/sh\n")
     return project
 
 
@@ -48,12 +49,6 @@ def tools(tmp_path: Path) -> Path:
     for tool in TOOLS:
         (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
     return tmp_path
-
-
-def executable(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    file.chmod(0o755)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -80,7 +75,7 @@ def test_a_script_runs_in_the_bash_of_macos(name: str) -> None:
 
 
 def test_without_a_recent_python_the_script_says_what_to_do(project: Path, tools: Path) -> None:
-    executable(tools / "python3", "#!/bin/sh\nexit 1\n")  # as macOS's own: there, and too old
+    write_script(tools / "python3", "#!/bin/sh\nexit 1\n")  # as macOS's own: there, and too old
     environment = {"PATH": str(tools), "HOME": str(tools)}
     result = subprocess.run(
         ["bash", str(project / "scripts/serve")], env=environment, capture_output=True, text=True, check=False

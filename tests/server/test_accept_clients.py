@@ -1,7 +1,6 @@
 """scripts/accept-clients: one client after the other, whatever each of them does. The clients here are stand-ins."""
 
 import json
-import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from scripts._accept_clients.__main__ import parse_arguments, run_clients
 from scripts._accept_clients.clients import CLIENTS, NOT_RUN, Client
 from scripts._accept_clients.install import binary, run_program
 from scripts._accept_clients.session import SCRIPTED_COMMANDS
+from tests.support.commands import stand_in
 from tests.support.running import serving
 from vllm_mlx.cli.clients import CLIENTS as LAUNCHED
 
@@ -44,16 +44,13 @@ def client_of(launched: str) -> Client:
     return next(client for client in CLIENTS if client.launched == launched)
 
 
-def stand_in(launched: str, folder: Path, code: str) -> None:
+def install(launched: str, folder: Path, code: str) -> None:
     """A client that looks installed, and runs this code."""
     client = client_of(launched)
     package = folder / "node_modules" / client.package / "package.json"
     package.parent.mkdir(parents=True)
     package.write_text(json.dumps({"version": client.version}))
-    program = binary(client, folder)
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", code])} "$@"\n')
-    program.chmod(0o755)
+    stand_in(binary(client, folder), code)
 
 
 @pytest.fixture
@@ -81,10 +78,10 @@ def rows(table: str) -> dict[str, list[str]]:
 
 
 def test_a_client_that_fails_does_not_end_the_run(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stand_in("qwen", tmp_path, "import sys; sys.exit('no such model')")
-    stand_in("cline", tmp_path, "")
+    install("qwen", tmp_path, "import sys; sys.exit('no such model')")
+    install("cline", tmp_path, "")
     binary(client_of("cline"), tmp_path).write_text("#!/nowhere\n")  # it is there, and cannot be started
-    stand_in("goose", tmp_path, AGENT)
+    install("goose", tmp_path, AGENT)
     assert not accepts(url, tmp_path, "qwen", "cline", "pi", "goose")
     told = capsys.readouterr()
     table = rows(told.out)
@@ -96,12 +93,10 @@ def test_a_client_that_fails_does_not_end_the_run(url: str, tmp_path: Path, caps
 
 
 def test_a_run_is_accepted_if_all_its_clients_are(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stand_in("goose", tmp_path, AGENT)
+    install("goose", tmp_path, AGENT)
     assert accepts(url, tmp_path, "goose")
     assert "goose" in rows(capsys.readouterr().out)
-    binary(client_of("goose"), tmp_path).write_text(
-        f"#!/bin/sh\nexec {shlex.join([sys.executable, '-c', FORGETFUL])}\n"
-    )
+    stand_in(binary(client_of("goose"), tmp_path), FORGETFUL)
     assert not accepts(url, tmp_path, "goose")
     assert "of 2 commands, 2 ran, and not every output came back" in rows(capsys.readouterr().out)["goose"][-1]
 
@@ -129,7 +124,7 @@ def test_the_output_of_a_command_that_ends_at_once_is_lost_by_clients_known_for_
     if launched == "qwen":
         code = code.replace("GOOSE_MODEL", "OPENAI_MODEL").replace("OPENAI_HOST", "OPENAI_BASE_URL")
         code = code.replace("/v1/chat", "/chat")
-    stand_in(launched, tmp_path, code)
+    install(launched, tmp_path, code)
     assert accepts(url, tmp_path, launched) == verdict.startswith("yes")
     assert rows(capsys.readouterr().out)[client_of(launched).name][-1] == verdict
 
@@ -171,7 +166,7 @@ ask("ANTHROPIC_MODEL", messages=messages, tools=[{"name": "Bash", "input_schema"
 def test_replies_of_a_small_model_beside_the_main_one_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
 ) -> None:
-    stand_in("claude", tmp_path, WITH_TITLE)
+    install("claude", tmp_path, WITH_TITLE)
     main, small = checkpoint("qwen3", hidden_size=192), checkpoint("qwen3")
     arguments = ["--client", "claude", "--folder", str(tmp_path), "--model", str(main), "--small", str(small)]
     assert run_clients(parse_arguments(arguments)), capsys.readouterr()

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,18 @@ def served(
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def write_script(file: Path, text: str) -> None:
+    """A program that can be run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+def stand_in(program: Path, code: str) -> None:
+    """A program that runs Python code. By way of a shell: the interpreter's path can have a space in it."""
+    write_script(program, f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", code])} "$@"\n')
 
 
 def address(printed: str) -> str:
