@@ -108,7 +108,7 @@ class OpenDisk:
             if tier is not None and (cache := model.scheduler.prefix_cache) is not None:
                 tier.store.add_model(cache.fingerprint, model.facts.info.model)
         if tier is not None and tier is not engine.disk:
-            tier.tick(is_idle=True)  # it reads the index, so that the first request finds what there is
+            tier.tick(is_idle=True)  # it reads the index, so that the first request finds the records
         engine.attach(tier, self.report)
 
     def close(self) -> None:

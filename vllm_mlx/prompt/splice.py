@@ -29,7 +29,7 @@ class Splicer:
     def splice(
         self, rest: str, reply: FinishedReply, request: Request, prompt: Sequence[int], in_reasoning: bool
     ) -> Boundary:
-        """Return the end of the part of `rest`, the text after the `prompt`, for which the reply's ids can stand.
+        """Return the end of the part of `rest`, the text after the `prompt`, that the reply's ids can replace.
 
         They can replace it if their text is the turn's, or if both texts are parsed as the same reply: then
         only spacing differs, or the turn lacks tags that the client did not see, and the model's own text is kept.

@@ -103,7 +103,7 @@ def template_messages(
     messages: Sequence[Message],
     style: CallStyle = CallStyle(),
 ) -> list[dict[str, Any]]:
-    """Return the dicts that chat templates read. `messages`: in the style, each tool result a message of its own."""
+    """Return the dicts that chat templates read. `messages`: in the style, each tool result a separate message."""
     return [_template_message(message, style) for message in messages]
 
 
