@@ -98,23 +98,23 @@ class Watch:
             threading.Thread(target=target, name="watch of ranks", daemon=True).start()
 
     def advance(self) -> None:
-        """Return a part of the load is done, if the ranks still load."""
+        """Note that a part of the load is done, if the ranks still load."""
         if self._is_loading:
             self._plans = (self._plans[0] + 1, self._plans[0])
 
     def ready(self) -> None:
-        """All ranks have loaded: from now on, each is always able to say something."""
+        """Note that all ranks have loaded: from now on, each can always say something."""
         self._is_loading, self._plans = False, (0, 0)
         if self.rank:
             logger.info("Rank %d is ready", self.rank)
 
     def begin(self, number: int, num_tokens: int) -> None:
-        """Plan `number` begins, which is more than the last one's; its chunks compute so many tokens."""
+        """Note that plan `number` begins, after the last one; its chunks compute so many tokens."""
         self._begun_s, self._limit_s = time.monotonic(), STEP_S + STEP_TOKEN_S * num_tokens
         self._plans = (number, self._plans[1])
 
     def done(self) -> None:
-        """Return the last plan that began is done."""
+        """Note that the last plan that began is done."""
         self._plans = (self._plans[0], self._plans[0])
 
     @property
