@@ -30,7 +30,7 @@ def is_foreign(value: Any) -> bool:
 
 
 def arrays(held: Any, is_left_out: Callable[[Any], bool] = is_foreign) -> list[mx.array]:
-    """Return the arrays that an object holds at any depth, each once. Values for which `is_left_out` is true are not entered."""
+    """Return the arrays that an object holds at any depth, each once. `is_left_out` tells which values to skip."""
     found: list[mx.array] = []
     seen: set[int] = set()
     pending: list[Any] = [held]
