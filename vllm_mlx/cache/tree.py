@@ -38,9 +38,8 @@ class MemoryAwarePrefixCache:
         self._max_buffers = max_buffers or 1 << 62
         self._s_per_token = s_per_token
         self._speeds: dict[str, float] = {}  # seconds to recompute a token, by model fingerprint
-        self.read_bytes_per_s: float | None = (
-            None  # how fast nodes with `is_copied` are read again; None if they are not
-        )
+        # how fast nodes with `is_copied` are read again; None if they are not
+        self.read_bytes_per_s: float | None = None
         self._min_cut = min_cut
         self._worth = worth
         self.store = NodeStore()

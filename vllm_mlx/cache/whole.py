@@ -4,7 +4,7 @@ The attributes of an object are its state. The libraries' own pairs of `state` a
 classes lack one of the two, and mlx-vlm's ChunkedKVCache forgets its position in them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -24,11 +24,29 @@ def take(cache: Any) -> tuple[list[mx.array], Json]:
     return list(found.values()), fields
 
 
-def arrays(cache: Any) -> list[mx.array]:
-    """Return the arrays of a cache object, each once. Anything that cannot be copied is left out."""
-    found: dict[int, mx.array] = {}
-    _collect(cache, found)
-    return list(found.values())
+def is_foreign(value: Any) -> bool:
+    """Return whether this is code or a part of a model: its parameters are no state."""
+    return callable(value) or isinstance(value, nn.Module)
+
+
+def arrays(held: Any, is_left_out: Callable[[Any], bool] = is_foreign) -> list[mx.array]:
+    """Return the arrays that an object holds at any depth, each once. `is_left_out` tells which values to skip."""
+    found: list[mx.array] = []
+    seen: set[int] = set()
+    pending: list[Any] = [held]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen or is_left_out(value):
+            continue
+        seen.add(id(value))
+        if isinstance(value, mx.array):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            pending += value
+        else:
+            pending += value.values() if isinstance(value, dict) else ()
+            pending += getattr(value, "__dict__", {}).values()
+    return found
 
 
 def put(cache: Any, stored: Sequence[mx.array], fields: Json) -> None:
@@ -61,26 +79,9 @@ def _json(value: Any, name: str, found: dict[int, mx.array]) -> Json:
         return {type(value).__name__: [_json(item, name, found) for item in value]}
     if type(value) is dict and all(type(key) is str for key in value):
         return {"dict": {key: _json(item, name, found) for key, item in value.items()}}
-    if _is_cache(value):
+    if hasattr(value, "__dict__") and not is_foreign(value):
         return {"cache": type(value).__name__, "fields": _fields(value, found)}
     raise CannotCopy(f"{name} is of class {type(value).__name__}")
-
-
-def _collect(value: Any, found: dict[int, mx.array]) -> None:
-    if isinstance(value, mx.array):
-        found.setdefault(id(value), value)
-    elif type(value) in (list, tuple):
-        for item in value:
-            _collect(item, found)
-    elif type(value) is dict:
-        _collect(list(value.values()), found)
-    elif _is_cache(value):
-        _collect(vars(value), found)
-
-
-def _is_cache(value: Any) -> bool:
-    """Return whether this is an object with its own attributes: a model's parameters are not state."""
-    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (nn.Module, type))
 
 
 def _value(stored: Json, current: Any, found: Sequence[mx.array]) -> Any:

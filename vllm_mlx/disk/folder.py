@@ -307,7 +307,5 @@ def look(root: Path) -> Listing:
             records, reasons = listed(rows, dict(record_files(root)))
             left = {name_of(row_id) for (row_id,) in connection.execute("SELECT id FROM record")}
             models = dict(connection.execute("SELECT fingerprint, name FROM model"))
-    reasons = {
-        name: reason for name, reason in reasons.items() if name in left
-    }  # the owner may have removed some meanwhile
-    return Listing(records, reasons, models)
+    # the owner may have removed some meanwhile
+    return Listing(records, {name: reason for name, reason in reasons.items() if name in left}, models)

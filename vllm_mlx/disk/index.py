@@ -71,9 +71,8 @@ class DiskIndex:
         self.tree = MemoryAwarePrefixCache(max_bytes=1 << 62, min_cut=_WHOLE)
         self._stored: dict[str, Stored] = {}  # by name
         self._num_changes = -1  # those of the tree when the unused records were found last
-        self._repeated: list[
-            Stored
-        ] = []  # runs whose tokens other runs hold: records that continue them may come later
+        # runs whose tokens other runs hold: records that continue them may come later
+        self._repeated: list[Stored] = []
         self._rules: dict[str, ResumeRule] = {}
 
     def __len__(self) -> int:

@@ -87,7 +87,7 @@ class DiskStore:
         return sum(record.file_bytes for record in records)
 
     def _remove_files(self, records: list[Record]) -> None:
-        """Return runs on the thread that writes."""
+        """Remove the files. Runs on the thread that writes."""
         try:
             self.folder.remove(records)
         finally:

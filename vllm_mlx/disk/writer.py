@@ -255,7 +255,7 @@ class Writer:
         return self._usage
 
     def _look(self) -> None:
-        """Return runs on the thread that writes."""
+        """Look at the size of the folder. Runs on the thread that writes."""
         self._store.threads.post(partial(self._looked, self._store.folder.usage()))
 
     def _looked(self, usage: FolderUsage) -> None:

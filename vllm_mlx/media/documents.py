@@ -113,24 +113,20 @@ class DocumentReader:
 
     def _failure(self, error: ReadingFailed) -> DocumentRefusal:
         """Return the refusal of a PDF. Clients look for the words of Anthropic's API in it."""
-        match error.status, error.reason:
-            case status, _ if status == TOO_MUCH:
-                words = "its pages are too large as images. Send fewer pages."
-            case status, _ if status == TOO_SLOW:
-                limit = f"{self._config.max_document_s:g} seconds of computing ({setting('max_document_s')})"
-                words = f"it takes more than {limit} to read. Send a part of it, or images of its pages."
-            case status, _ if status == TOO_LARGE:
-                words = "it takes too much memory to read. Send a part of it, or images of its pages."
-            case _, reason if reason == ENCRYPTED:
-                words = "it is encrypted: The PDF specified is password protected. Send it without a password."
-            case _, reason if reason == TOO_MUCH_TEXT:
-                words = _too_much_text(self._config.max_document_chars)
-            case _, num_pages if num_pages.isdecimal():
-                limit = f"A maximum of {self._config.max_document_pages} PDF pages may be provided"
-                words = f"it has {num_pages} pages: {limit} ({setting('max_document_pages')}). Send a part of it."
-            case _:
-                words = "it is damaged: The PDF specified was not valid."
-        return DocumentRefusal(words)
+        if error.reason.isdecimal():
+            limit = f"A maximum of {self._config.max_document_pages} PDF pages may be provided"
+            words = f"it has {error.reason} pages: {limit} ({setting('max_document_pages')}). Send a part of it."
+            return DocumentRefusal(words)
+        limit = f"{self._config.max_document_s:g} seconds of computing ({setting('max_document_s')})"
+        known: dict[str | int, str] = {
+            TOO_MUCH: "its pages are too large as images. Send fewer pages.",
+            TOO_SLOW: f"it takes more than {limit} to read. Send a part of it, or images of its pages.",
+            TOO_LARGE: "it takes too much memory to read. Send a part of it, or images of its pages.",
+            ENCRYPTED: "it is encrypted: The PDF specified is password protected. Send it without a password.",
+            TOO_MUCH_TEXT: _too_much_text(self._config.max_document_chars),
+        }
+        damaged = "it is damaged: The PDF specified was not valid."
+        return DocumentRefusal(known.get(error.reason or error.status, damaged))
 
 
 def _too_much_text(max_chars: int) -> str:

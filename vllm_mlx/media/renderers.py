@@ -9,7 +9,6 @@ positions on three axes, counted from its start. Qwen2.5-VL (arXiv 2502.13923) s
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -164,13 +163,6 @@ class ImageRenderer:
         return t, h // self._merge_size, w // self._merge_size
 
 
-@dataclass(frozen=True, slots=True)
-class NoVideos:
-    """Stands in for a renderer if the model takes no videos."""
-
-    reason: str  # the end of "This model takes no videos: …"
-
-
 class VideoRenderer:
     """Not safe to share between threads, like its processor."""
 
@@ -195,16 +187,16 @@ class VideoRenderer:
     @classmethod
     def find(
         cls, processor: ModelProcessor, tokenizer: Tokenizer, config: Mapping[str, Any], *, max_pixels: int
-    ) -> "VideoRenderer | NoVideos":
-        """Return the renderer that the checkpoint's files describe; `probe` tries it."""
+    ) -> "VideoRenderer | str":
+        """Return the renderer that the checkpoint's files describe, which `probe` tries, or the reason for none."""
         if config.get("model_type") not in _FAMILIES:
-            return NoVideos("videos of its family are not served")
+            return "videos of its family are not served"
         if processor.video_processor is None:
-            return NoVideos("the checkpoint has no video processor")
+            return "the checkpoint has no video processor"
         ids = [config.get(f"{name}_token_id") for name in ("vision_start", "video", "vision_end")]
         tokens = [None if token_id is None else tokenizer.added_token(token_id) for token_id in ids]
         if None in tokens:
-            return NoVideos("config.json names no tokens for one")
+            return "config.json names no tokens for one"
         marker = "".join(token[0] for token in tokens if token is not None)
         return cls(processor, tokenizer, config, marker=marker, max_pixels=max_pixels)
 

@@ -27,7 +27,6 @@ from .renderers import (
     WAYS,
     ImageRenderer,
     ModelProcessor,
-    NoVideos,
     VideoRenderer,
     load_library_processor,
     unusable,
@@ -111,10 +110,11 @@ class VisionProcessor:
         processor: ModelProcessor,
         tokenizer: Tokenizer,
         images: ImageRenderer,
-        videos: VideoRenderer | NoVideos,
+        videos: VideoRenderer | str,
         *,
         max_pixels: int,
     ):
+        """`videos`: or the end of "This model takes no videos: …"."""
         self._path = path
         self._processor = processor
         self._tokenizer = tokenizer
@@ -172,16 +172,16 @@ class VisionProcessor:
     @property
     def video_marker(self) -> str | None:
         """Return the text that a chat template writes for a video; None if the model takes no videos."""
-        return None if isinstance(self._videos, NoVideos) else self._videos.marker
+        return None if isinstance(self._videos, str) else self._videos.marker
 
     @property
     def no_videos(self) -> str | None:
         """Return the end of the sentence "This model takes no videos: …"; None if it takes videos."""
-        return self._videos.reason if isinstance(self._videos, NoVideos) else None
+        return self._videos if isinstance(self._videos, str) else None
 
     @property
     def frame_sampling(self) -> FrameSampling | None:
-        return None if isinstance(self._videos, NoVideos) else self._videos.sampling
+        return None if isinstance(self._videos, str) else self._videos.sampling
 
     def recall(self, part: MediaPart, content: bytes, owner: Owner) -> RenderedMedia | None:
         """Return the earlier rendering of the part, if it is known. `content`: the salt and the digest of its file."""
@@ -218,7 +218,7 @@ class VisionProcessor:
                 if isinstance(decoded, DecodedImage):
                     return self._images.render(decoded, max_side)
                 what = f"{len(decoded)} frames of {what}"
-                assert not isinstance(self._videos, NoVideos), "videos are refused before they are decoded"
+                assert isinstance(self._videos, VideoRenderer), "videos are refused before they are decoded"
                 return self._videos.render(decoded)
         except REFUSALS as error:
             raise InvalidImage(
@@ -245,9 +245,9 @@ class VisionProcessor:
 
     def refuse_videos(self, reason: str) -> None:
         """`reason`: the end of "This model takes no videos: …"."""
-        if not isinstance(self._videos, NoVideos):
+        if isinstance(self._videos, VideoRenderer):
             logger.warning("Videos are refused: %s", reason)
-        self._videos = NoVideos(reason)
+        self._videos = reason
 
     def _images_text(self) -> str:
         try:
@@ -260,7 +260,7 @@ class VisionProcessor:
 
     def _video_trial(self) -> Trial | None:
         """Render a video in a text. If that fails, refuse videos from now on, and return None."""
-        if isinstance(videos := self._videos, NoVideos):
+        if isinstance(videos := self._videos, str):
             return None
         fault = "the chat template fails on one"
         failures: tuple[type[Exception], ...] = (*TEMPLATE_FAILURES, TemplateError)

@@ -162,11 +162,9 @@ class _Reader:
         named = read_json(self._path / "tokenizer_config.json").get("model_max_length")
         declared = (self._transformer.get("max_seq_length"), named) if given is None else (given,)
         limits = [value for value in (table, *declared) if isinstance(value, int) and 0 < value < _MAX_TOKENS]
-        return (
-            min(limits)
-            if limits
-            else self._refuse("does not say how long an input may be", f"Set {setting('max_model_len')}")
-        )
+        if not limits:
+            self._refuse("does not say how long an input may be", f"Set {setting('max_model_len')}")
+        return min(limits)
 
     def _refuse(self, reason: str, advice: str = "Use another checkpoint") -> NoReturn:
         raise ModelLoadError(f"{self._path} {reason}. {advice}.")

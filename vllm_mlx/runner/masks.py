@@ -30,7 +30,6 @@ class Masks:
         self._clock = clock
         self._rows: dict[int, RowConstraint] = {}
         self._failed: list[tuple[int, GenerationError]] = []
-        self.num_filled = 0
 
     def has_any(self, seqs: Iterable[Sequence]) -> bool:
         return bool(self._rows) and any(seq.seq_id in self._rows for seq in seqs)
@@ -89,7 +88,6 @@ class Masks:
             own = words[start : start + 1 + len(drafts)]
             filled = None
             if row is not None:
-                self.num_filled += 1
                 with self._fence(seq.seq_id, row.constraint) as fence:
                     filled = row.fill_block(own, drafts)
                 if fence.error is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..cache import layers, snapshot
+from ..cache import layers, snapshot, whole
 from ..cache.footprint import footprint
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
@@ -312,22 +312,11 @@ def _between(seq: Sequence, start: int, end: int) -> list[MediaItem]:
 
 def weight_arrays(model: Any) -> list[mx.array]:
     """Return all arrays of the model, each once: parameters, and constants that MLX hides, as rotary frequencies."""
-    found: list[mx.array] = []
-    seen: set[int] = set()
-    pending: list[Any] = [model]
-    while pending:
-        value = pending.pop()
-        if id(value) in seen or isinstance(value, (type, FunctionType, ModuleType)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, mx.array):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            pending += value
-        else:
-            pending += value.values() if isinstance(value, dict) else ()
-            pending += getattr(value, "__dict__", {}).values()
-    return found
+    return whole.arrays(model, _is_code)
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, (type, FunctionType, ModuleType))
 
 
 def weights_bytes(model: Any) -> int:
