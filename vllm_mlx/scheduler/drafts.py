@@ -58,7 +58,7 @@ class RowDrafts:
         *,
         has_head: bool = False,
     ):
-        """Begin with the prompt. The tokens of a reply that has begun before are then given to `take`.
+        """Begin with the prompt, before the first token of the reply.
 
         A long prompt without an index gives no drafts; its reply does. A long prediction without an index is followed
         until the reply leaves it. `has_head`: the model's MTP head drafts where nothing else does.

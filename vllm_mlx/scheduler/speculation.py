@@ -72,7 +72,6 @@ class Speculation:
         """Begin a row, unless it was begun before it was preempted."""
         if seq.seq_id not in self._rows:
             row = RowDrafts(seq.prompt.token_ids, seq.prompt_index, seq.prediction, has_head=self._has_head)
-            row.take(seq.output_token_ids)
             self._rows[seq.seq_id] = row
 
     def take(self, seq: Sequence, token_id: int) -> None:
