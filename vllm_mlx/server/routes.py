@@ -87,16 +87,11 @@ class ChatCall(ReplyCall[ChatCompletionBody | ResponsesAsChatBody, Decoded[Reply
     """Chat completions. Some clients send the body of Responses there."""
 
     def decode(self) -> Decoded[ReplySpec]:
-        options: dict[str, Any] = {
-            "reply_id": f"chatcmpl-{uuid.uuid4().hex}",
-            "model": self.model,
-            "created": int(time.time()),
-            "separate_reasoning": self.config.separate_reasoning,
-            "searches": self.searches,
-        }
+        spec = ReplySpec(reply_id=f"chatcmpl-{uuid.uuid4().hex}", model=self.model, created=int(time.time()))
+        is_separate = self.config.separate_reasoning
         if isinstance(self.body, ChatCompletionBody):
-            return decode_chat(self.body, **options)
-        return decode_responses_as_chat(self.body, **options)
+            return decode_chat(self.body, spec, separate_reasoning=is_separate, searches=self.searches)
+        return decode_responses_as_chat(self.body, spec, separate_reasoning=is_separate, searches=self.searches)
 
     def stream(self, found: Decoded[ReplySpec], generation: RequestGeneration) -> StreamEncoder:
         return ChatStream(found.reply, self.front.tokenizer, prompt_tokens=generation.num_prompt_tokens)
@@ -109,8 +104,8 @@ class CompletionCall(ReplyCall[CompletionBody, Decoded[ReplySpec]]):
     """Completions of one or several texts."""
 
     def decode(self) -> Decoded[ReplySpec]:
-        reply_id = f"cmpl-{uuid.uuid4().hex}"
-        return decode_completion(self.body, reply_id=reply_id, model=self.model, created=int(time.time()))
+        spec = ReplySpec(reply_id=f"cmpl-{uuid.uuid4().hex}", model=self.model, created=int(time.time()))
+        return decode_completion(self.body, spec)
 
     def stream(self, found: Decoded[ReplySpec], generation: RequestGeneration) -> StreamEncoder:
         return CompletionStream(found.reply, self.front.tokenizer)
@@ -123,13 +118,11 @@ class MessagesCall(ReplyCall[MessagesBody, Decoded[MessageSpec]]):
     """Messages of Anthropic's protocol."""
 
     def decode(self) -> Decoded[MessageSpec]:
-        return decode_messages_request(
-            self.body,
-            reply_id=f"msg_{uuid.uuid4().hex}",
-            model=self.model,
-            messages_thinking=self.config.messages_thinking,
-            searches=self.searches,
+        spec, thinking = (
+            MessageSpec(reply_id=f"msg_{uuid.uuid4().hex}", model=self.model),
+            self.config.messages_thinking,
         )
+        return decode_messages_request(self.body, spec, messages_thinking=thinking, searches=self.searches)
 
     def stream(self, found: Decoded[MessageSpec], generation: RequestGeneration) -> StreamEncoder:
         return MessageStream(found.reply, prompt_tokens=generation.num_prompt_tokens)

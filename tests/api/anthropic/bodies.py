@@ -24,12 +24,12 @@ def body(fields: dict[str, Any]) -> dict[str, Any]:
 
 def decode(**fields: Any) -> Request:
     wire = MessagesBody.model_validate(body(fields))
-    return decode_messages_request(wire, reply_id="msg_1", model="tiny").request
+    return decode_messages_request(wire, spec()).request
 
 
 def spec_of(*, messages_thinking: ThinkingPolicy = "asked", **fields: Any) -> MessageSpec:
     wire = MessagesBody.model_validate(body(fields))
-    return decode_messages_request(wire, reply_id="msg_1", model="tiny", messages_thinking=messages_thinking).reply
+    return decode_messages_request(wire, spec(), messages_thinking=messages_thinking).reply
 
 
 def counted(**fields: Any) -> Request:
