@@ -209,10 +209,11 @@ async def submit(
     """
     num_choices = requests[0].sampling.n
     client: SearchClient | None = http.app.state.search
+    record, texts = record_of(http.scope), requests[0].texts
     counts = isinstance(spec, ReplySpec) and spec.continuous_usage
     ready = [replace(owned(request, http, spec.model), counts=counts) for request in requests]
     for path in spec.left_out:
-        record_of(http.scope).unknown_fields.note(path)
+        record.unknown_fields.note(path)
     async with AsyncExitStack() as stack:
         if client is not None and spec.search is not None:
             reply = SearchingReply(engine, client, ready[0], spec.search, spec.reasoning)
@@ -222,9 +223,8 @@ async def submit(
             generation = opened[0]
             if len(opened) > 1:
                 generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
-        texts = requests[0].texts
-        record_of(http.scope).num_inputs = None if texts is None else len(texts.texts)
-        record_of(http.scope).begin_reply(
+        record.num_inputs = None if texts is None else len(texts.texts)
+        record.begin_reply(
             spec.reply_id, spec.model, generation, num_prompts=len(requests), choices_per_prompt=num_choices
         )
         yield generation
