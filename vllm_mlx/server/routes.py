@@ -33,10 +33,9 @@ from ..api.openai.decode import AnyChatBody, ReplySpec, decode_chat, decode_comp
 from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus, ModelCard, ModelList
 from ..api.openai.schema import ChatCompletionBody, CompletionBody, ResponsesAsChatBody
-from ..api.parameters import Decoded
+from ..api.parameters import Decoded, Spec
 from ..api.replies import MANY_LOGPROBS, Reply, ReplyFold, StreamEncoder, given
 from ..api.responses.encode import ResponseStream
-from ..api.responses.replies import ResponseSpec
 from ..core.catalogue import Catalogue
 from ..core.errors import GenerationError, Overloaded, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, TextDelta
@@ -57,7 +56,6 @@ _OF_COMMAND: dict[int | str, dict[str, Any]] = {200: {"model": ModelCard}, "4XX"
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
 Fold = ReplyFold | EncoderFold | ResponseStream
-Spec = ReplySpec | MessageSpec | ResponseSpec  # how each protocol writes a reply
 T = TypeVar("T")
 
 

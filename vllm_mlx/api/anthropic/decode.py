@@ -24,7 +24,7 @@ from ...core.messages import (
 from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..blocks import ReasoningMode
 from ..guides import decode_format, one_guide
-from ..parameters import Decoded, decode_file, decode_sampling, named_choice, required_name, without_client_marks
+from ..parameters import Decoded, Spec, decode_file, decode_sampling, named_choice, required_name, without_client_marks
 from ..past_calls import PastCalls
 from ..search import (
     NO_SEARCH,
@@ -53,15 +53,10 @@ _ENGINE_PREFIX, _WIRE_PREFIX, _SEARCH_PREFIX = "call_", "toolu_", "srvtoolu_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageSpec:
-    """The form of the reply. Thinking blocks that are `sealed` are empty, and their signature holds the reasoning."""
+class MessageSpec(Spec):
+    """The form of a message. Thinking blocks that are `sealed` are empty, and their signature holds the reasoning."""
 
-    reply_id: str
-    model: str
-    stream: bool = False
     thinking: ThinkingBlocks = "visible"
-    search: SearchTool | None = None
-    left_out: tuple[str, ...] = ()
 
     @property
     def reasoning(self) -> ReasoningMode:

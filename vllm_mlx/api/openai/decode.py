@@ -26,6 +26,7 @@ from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import (
     Decoded,
+    Spec,
     allowed_choice,
     custom_parameters,
     decode_file_data,
@@ -48,22 +49,17 @@ _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplySpec:
-    """The form of the reply. `created`: unix seconds. Choices are numbered prompt by prompt."""
+class ReplySpec(Spec):
+    """The form of chats and completions. `created`: unix seconds. Choices are numbered prompt by prompt."""
 
-    reply_id: str
-    model: str
     created: int
     num_prompts: int = 1
     choices_per_prompt: int = 1
-    stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False  # in every chunk, for its choice
     logprobs: bool = False
     reasoning: ReasoningMode = "separate"
     custom_tools: frozenset[str] = frozenset()  # their calls carry one text in place of arguments
-    search: SearchTool | None = None
-    left_out: tuple[str, ...] = ()
 
     @property
     def num_choices(self) -> int:

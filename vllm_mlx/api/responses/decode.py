@@ -107,6 +107,8 @@ def decode_response(
         shows_summary=bool(reasoning.summary or reasoning.generate_summary),
         seals_reasoning=body.store is False or ENCRYPTED_REASONING in include,
         tools=tools,
+        search=tools.search,
+        left_out=tools.left_out,
         shows_sources="web_search_call.action.sources" in include,
         shows_results="web_search_call.results" in include,
         echo=_echo(body, usual),
