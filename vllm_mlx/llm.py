@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .api.error_replies import describe
-from .api.openai.decode import decode_chat
+from .api.openai.decode import ReplySpec, decode_chat
 from .api.openai.schema import ChatCompletionBody
 from .api.replies import FoldedChoice
 from .api.text import well_formed
@@ -214,7 +214,7 @@ class LLM:
             body = _chat_body(
                 with_texts({"messages": _with_files(list(conversation), self._reads_files), **fields}, well_formed)
             )
-            request = decode_chat(body, reply_id=f"chat-{number}", model="", created=0).requests[0]
+            request = decode_chat(body, ReplySpec(reply_id=f"chat-{number}", model="", created=0)).request
             requests.append(request if sampling is None else replace(request, sampling=sampling))
         return requests
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from scripts import markdown
-from vllm_mlx.api.anthropic.decode import decode_messages_request
+from vllm_mlx.api.anthropic.decode import MessageSpec, decode_messages_request
 from vllm_mlx.api.anthropic.schema import MessagesBody
-from vllm_mlx.api.openai.decode import decode_chat
+from vllm_mlx.api.openai.decode import ReplySpec, decode_chat
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.api.responses.decode import decode_response
+from vllm_mlx.api.responses.replies import ResponseSpec
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart
@@ -138,10 +139,13 @@ def _texts(message: Message) -> list[str]:
 
 def decode(protocol: Protocol, body: dict[str, Any]) -> Request:
     if protocol is CHAT:
-        return decode_chat(ChatCompletionBody.model_validate(body), reply_id="r", model="m", created=0).requests[0]
+        chat = ReplySpec(reply_id="r", model="m", created=0)
+        return decode_chat(ChatCompletionBody.model_validate(body), chat).request
     if protocol is MESSAGES:
-        return decode_messages_request(MessagesBody.model_validate(body), reply_id="r", model="m").request
-    return decode_response(ResponsesBody.model_validate(body), reply_id="r", model="m", created_at=0).request
+        message = MessageSpec(reply_id="r", model="m")
+        return decode_messages_request(MessagesBody.model_validate(body), message).request
+    response = ResponseSpec(reply_id="r", model="m", created_at=0)
+    return decode_response(ResponsesBody.model_validate(body), response).request
 
 
 _COLUMNS = ("request", "at s", "prompt", "cached", "ideal", "of ideal", "reply", "TTFT")

@@ -17,7 +17,7 @@ TOOL = {"type": "function", "function": {"name": "ls", "description": "List.", "
 
 def decode(**fields: Any) -> Decoded[ReplySpec]:
     body = ChatCompletionBody.model_validate({"messages": HI, **fields})
-    return decode_chat(body, reply_id="chatcmpl-1", model="tiny", created=5)
+    return decode_chat(body, spec())
 
 
 def chat(**fields: Any) -> Request:
@@ -27,7 +27,7 @@ def chat(**fields: Any) -> Request:
 
 def decode_text(**fields: Any) -> Decoded[ReplySpec]:
     body = CompletionBody.model_validate({"prompt": "Once", **fields})
-    return decode_completion(body, reply_id="cmpl-1", model="tiny", created=5)
+    return decode_completion(body, spec(reply_id="cmpl-1"))
 
 
 def completion(**fields: Any) -> Request:

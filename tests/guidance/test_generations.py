@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.api.openai.decode import decode_chat
+from vllm_mlx.api.openai.decode import ReplySpec, decode_chat
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.request import Request
@@ -39,7 +39,7 @@ def request(temperature: float, seed: int, **fields: Any) -> Request:
             **fields,
         }
     )
-    return decode_chat(body, reply_id=f"r{next(_numbers)}", model="m", created=0).requests[0]
+    return decode_chat(body, ReplySpec(reply_id=f"r{next(_numbers)}", model="m", created=0)).request
 
 
 def by_schema(schema: Schema, temperature: float, seed: int) -> Request:

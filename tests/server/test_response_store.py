@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vllm_mlx.api.responses.decode import decode_response
 from vllm_mlx.api.responses.encode import ResponseStream
+from vllm_mlx.api.responses.replies import ResponseSpec
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.responses.stored import StoredResponse, as_input, item_list, stored
 from vllm_mlx.core.events import TextDelta
@@ -21,7 +22,7 @@ from .fakes import finished
 
 def response(number: int, previous: int | None = None) -> StoredResponse:
     body = ResponsesBody.model_validate({"input": f"question {number}"})
-    decoded = decode_response(body, reply_id=f"resp_{number}", model="tiny", created_at=1)
+    decoded = decode_response(body, ResponseSpec(reply_id=f"resp_{number}", model="tiny", created_at=1))
     fold = ResponseStream(decoded.reply)
     fold.feed(0, TextDelta(f"answer {number}"))
     fold.feed(0, finished())
@@ -83,7 +84,7 @@ def test_small_elements_count_what_they_take() -> None:
     parts = [{"text": "x"}] * 10_000
     body = ResponsesBody.model_validate({"input": [{"type": "reasoning", "summary": parts}]})
     tracemalloc.start()
-    kept = decode_response(body, reply_id="resp_1", model="tiny", created_at=1).kept
+    kept = decode_response(body, ResponseSpec(reply_id="resp_1", model="tiny", created_at=1)).kept
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.5 * taken < kept.num_bytes < 2 * taken

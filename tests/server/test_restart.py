@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.running import Running, serving, slowly
 from tests.support.shapes import draw_shape
-from vllm_mlx.api.openai.decode import decode_chat
+from vllm_mlx.api.openai.decode import ReplySpec, decode_chat
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import Finished
@@ -85,7 +85,8 @@ def test_a_restart_between_turns_costs_no_cached_token(tmp_path: Path) -> None:
 def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path, small: str) -> None:
     engine = engine_in(tmp_path, small)
     body = {"messages": [{"role": "user", "content": "Say: hello"}], "temperature": 0, "max_tokens": 40}
-    request = decode_chat(ChatCompletionBody.model_validate(body), reply_id="r", model="", created=0).requests[0]
+    reply = ReplySpec(reply_id="r", model="", created=0)
+    request = decode_chat(ChatCompletionBody.model_validate(body), reply).request
 
     async def main() -> None:
         async with await engine.submit(request) as generation:

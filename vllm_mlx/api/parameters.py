@@ -10,6 +10,8 @@ from ..core.encoding import Task
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import DocumentPart, ImagePart, Message, Part, TextPart, ToolChoice, ToolSpec
 from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, Request, SamplingParams, check_budget
+from .blocks import ReasoningMode
+from .search import SearchTool
 from .text import CUSTOM_INPUT, decode_arguments
 from .wire import ExtraFields, Ignored, Refused, Wire
 
@@ -18,15 +20,32 @@ LOW_DETAIL_SIDE = 512  # pixels
 MAX_TEMPLATE_KWARGS = 16
 BILLING_HEADER = "x-anthropic-billing-header:"
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Spec = TypeVar("Spec", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded(Generic[Spec]):
+class Spec:
+    """The form of a reply. `left_out`: paths and types of the tools that the model does not see."""
+
+    reply_id: str
+    model: str
+    stream: bool = False
+    search: SearchTool | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def reasoning(self) -> ReasoningMode:
+        return "separate"
+
+
+S = TypeVar("S", bound=Spec | None, covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded(Generic[S]):
     """A decoded body: a request for each prompt, and the form in which the client wants the reply."""
 
     requests: tuple[Request, ...]
-    reply: Spec
+    reply: S
 
     @property
     def request(self) -> Request:

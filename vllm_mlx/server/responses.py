@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..api.error_replies import OpenAIError
 from ..api.responses.decode import DecodedResponse, decode_response
 from ..api.responses.encode import ResponseStream
-from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, response
+from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, ResponseSpec, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, ResponseNotFound, Unsupported, VLLMMLXError, shown
@@ -166,10 +166,8 @@ class ResponsesCall(ReplyCall[ResponsesBody, DecodedResponse]):
     def decode(self) -> DecodedResponse:
         return decode_response(
             _resolved(self.body, self.referenced),
+            ResponseSpec(reply_id=self.reply_id, model=self.model, created_at=int(time.time())),
             earlier=as_input(self.earlier),
-            reply_id=self.reply_id,
-            model=self.model,
-            created_at=int(time.time()),
             searches=self.searches,
             usual={"temperature": self.front.info.temperature, "top_p": self.front.info.top_p},
         )

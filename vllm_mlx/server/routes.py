@@ -33,10 +33,9 @@ from ..api.openai.decode import AnyChatBody, ReplySpec, decode_chat, decode_comp
 from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from ..api.openai.replies import LOADED, ChatCompletion, Completion, LoadStatus, ModelCard, ModelList
 from ..api.openai.schema import ChatCompletionBody, CompletionBody, ResponsesAsChatBody
-from ..api.parameters import Decoded
+from ..api.parameters import Decoded, Spec
 from ..api.replies import MANY_LOGPROBS, Reply, ReplyFold, StreamEncoder, given
 from ..api.responses.encode import ResponseStream
-from ..api.responses.replies import ResponseSpec
 from ..core.catalogue import Catalogue
 from ..core.errors import GenerationError, Overloaded, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, TextDelta
@@ -57,7 +56,6 @@ _OF_COMMAND: dict[int | str, dict[str, Any]] = {200: {"model": ModelCard}, "4XX"
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
 Fold = ReplyFold | EncoderFold | ResponseStream
-Spec = ReplySpec | MessageSpec | ResponseSpec  # how each protocol writes a reply
 T = TypeVar("T")
 
 
@@ -87,16 +85,11 @@ class ChatCall(ReplyCall[ChatCompletionBody | ResponsesAsChatBody, Decoded[Reply
     """Chat completions. Some clients send the body of Responses there."""
 
     def decode(self) -> Decoded[ReplySpec]:
-        options: dict[str, Any] = {
-            "reply_id": f"chatcmpl-{uuid.uuid4().hex}",
-            "model": self.model,
-            "created": int(time.time()),
-            "separate_reasoning": self.config.separate_reasoning,
-            "searches": self.searches,
-        }
+        spec = ReplySpec(reply_id=f"chatcmpl-{uuid.uuid4().hex}", model=self.model, created=int(time.time()))
+        is_separate = self.config.separate_reasoning
         if isinstance(self.body, ChatCompletionBody):
-            return decode_chat(self.body, **options)
-        return decode_responses_as_chat(self.body, **options)
+            return decode_chat(self.body, spec, separate_reasoning=is_separate, searches=self.searches)
+        return decode_responses_as_chat(self.body, spec, separate_reasoning=is_separate, searches=self.searches)
 
     def stream(self, found: Decoded[ReplySpec], generation: RequestGeneration) -> StreamEncoder:
         return ChatStream(found.reply, self.front.tokenizer, prompt_tokens=generation.num_prompt_tokens)
@@ -109,8 +102,8 @@ class CompletionCall(ReplyCall[CompletionBody, Decoded[ReplySpec]]):
     """Completions of one or several texts."""
 
     def decode(self) -> Decoded[ReplySpec]:
-        reply_id = f"cmpl-{uuid.uuid4().hex}"
-        return decode_completion(self.body, reply_id=reply_id, model=self.model, created=int(time.time()))
+        spec = ReplySpec(reply_id=f"cmpl-{uuid.uuid4().hex}", model=self.model, created=int(time.time()))
+        return decode_completion(self.body, spec)
 
     def stream(self, found: Decoded[ReplySpec], generation: RequestGeneration) -> StreamEncoder:
         return CompletionStream(found.reply, self.front.tokenizer)
@@ -123,13 +116,11 @@ class MessagesCall(ReplyCall[MessagesBody, Decoded[MessageSpec]]):
     """Messages of Anthropic's protocol."""
 
     def decode(self) -> Decoded[MessageSpec]:
-        return decode_messages_request(
-            self.body,
-            reply_id=f"msg_{uuid.uuid4().hex}",
-            model=self.model,
-            messages_thinking=self.config.messages_thinking,
-            searches=self.searches,
+        spec, thinking = (
+            MessageSpec(reply_id=f"msg_{uuid.uuid4().hex}", model=self.model),
+            self.config.messages_thinking,
         )
+        return decode_messages_request(self.body, spec, messages_thinking=thinking, searches=self.searches)
 
     def stream(self, found: Decoded[MessageSpec], generation: RequestGeneration) -> StreamEncoder:
         return MessageStream(found.reply, prompt_tokens=generation.num_prompt_tokens)
@@ -216,10 +207,11 @@ async def submit(
     """
     num_choices = requests[0].sampling.n
     client: SearchClient | None = http.app.state.search
+    record, texts = record_of(http.scope), requests[0].texts
     counts = isinstance(spec, ReplySpec) and spec.continuous_usage
     ready = [replace(owned(request, http, spec.model), counts=counts) for request in requests]
     for path in spec.left_out:
-        record_of(http.scope).unknown_fields.note(path)
+        record.unknown_fields.note(path)
     async with AsyncExitStack() as stack:
         if client is not None and spec.search is not None:
             reply = SearchingReply(engine, client, ready[0], spec.search, spec.reasoning)
@@ -229,9 +221,8 @@ async def submit(
             generation = opened[0]
             if len(opened) > 1:
                 generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
-        texts = requests[0].texts
-        record_of(http.scope).num_inputs = None if texts is None else len(texts.texts)
-        record_of(http.scope).begin_reply(
+        record.num_inputs = None if texts is None else len(texts.texts)
+        record.begin_reply(
             spec.reply_id, spec.model, generation, num_prompts=len(requests), choices_per_prompt=num_choices
         )
         yield generation

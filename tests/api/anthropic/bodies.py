@@ -27,7 +27,7 @@ def body(fields: dict[str, Any]) -> dict[str, Any]:
 
 def decoded(*, messages_thinking: ThinkingPolicy = "asked", **fields: Any) -> Decoded[MessageSpec]:
     wire = MessagesBody.model_validate(body(fields))
-    return decode_messages_request(wire, reply_id="msg_1", model="tiny", messages_thinking=messages_thinking)
+    return decode_messages_request(wire, spec(), messages_thinking=messages_thinking)
 
 
 def decode(**fields: Any) -> Request:

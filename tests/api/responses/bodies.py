@@ -23,7 +23,7 @@ NAMESPACE: Any = {"type": "namespace", "name": "multi", "tools": [{"type": "func
 
 def decoded(**fields: Any) -> DecodedResponse:
     body = ResponsesBody.model_validate({"input": "hi", **fields})
-    return decode_response(body, reply_id="resp_1", model="tiny", created_at=5)
+    return decode_response(body, spec())
 
 
 def decode(**fields: Any) -> Request:

@@ -18,7 +18,7 @@ from vllm_mlx.core.messages import (
     ToolResultPart,
 )
 
-from .bodies import NAMESPACE, TOOL, conversation, decode, decoded, refusal
+from .bodies import NAMESPACE, TOOL, conversation, decode, decoded, refusal, spec
 
 
 def call(name: str, call_id: str = "call_1", **fields: Any) -> Any:
@@ -126,7 +126,7 @@ def test_an_error_says_whose_item_it_is(is_earlier: bool) -> None:
     body = ResponsesBody.model_validate({"input": [good] if is_earlier else [bad], "previous_response_id": "resp_1"})
     earlier = as_input([good, bad] if is_earlier else [good, good])
     with pytest.raises(Unsupported) as caught:
-        decode_response(body, earlier=earlier, reply_id="resp_2", model="tiny", created_at=5)
+        decode_response(body, spec(reply_id="resp_2"), earlier=earlier)
     place = "previous_response_id.input[1].content[0]" if is_earlier else "input[0].content[0]"
     assert caught.value.param == place and f"`{place}`" in caught.value.message
 
@@ -134,7 +134,7 @@ def test_an_error_says_whose_item_it_is(is_earlier: bool) -> None:
 def test_earlier_items_come_before_the_new_ones() -> None:
     before = as_input(decoded(input="first").kept.items)
     body = ResponsesBody.model_validate({"input": "second", "instructions": "I"})
-    again = decode_response(body, earlier=before, reply_id="resp_2", model="tiny", created_at=5)
+    again = decode_response(body, spec(reply_id="resp_2"), earlier=before)
     assert again.request.messages is not None
     assert [message.parts[0] for message in again.request.messages] == [
         TextPart("I"),

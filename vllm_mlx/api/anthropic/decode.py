@@ -24,7 +24,7 @@ from ...core.messages import (
 from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..blocks import ReasoningMode
 from ..guides import decode_format, one_guide
-from ..parameters import Decoded, decode_file, decode_sampling, named_choice, required_name, without_client_marks
+from ..parameters import Decoded, Spec, decode_file, decode_sampling, named_choice, required_name, without_client_marks
 from ..past_calls import PastCalls
 from ..search import (
     NO_SEARCH,
@@ -53,15 +53,10 @@ _ENGINE_PREFIX, _WIRE_PREFIX, _SEARCH_PREFIX = "call_", "toolu_", "srvtoolu_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageSpec:
-    """The form of the reply. Thinking blocks that are `sealed` are empty, and their signature holds the reasoning."""
+class MessageSpec(Spec):
+    """The form of a message. Thinking blocks that are `sealed` are empty, and their signature holds the reasoning."""
 
-    reply_id: str
-    model: str
-    stream: bool = False
     thinking: ThinkingBlocks = "visible"
-    search: SearchTool | None = None
-    left_out: tuple[str, ...] = ()
 
     @property
     def reasoning(self) -> ReasoningMode:
@@ -70,13 +65,14 @@ class MessageSpec:
 
 def decode_messages_request(
     body: schema.MessagesBody,
+    spec: MessageSpec,
     *,
-    reply_id: str,
-    model: str,
     messages_thinking: ThinkingPolicy = "asked",
     searches: bool = False,
 ) -> Decoded[MessageSpec]:
-    """Decode a body. `messages_thinking`: the requests that get thinking blocks; `searches`: the server runs them."""
+    """Decode a body. `spec`: of the reply, so far without the client's wishes. `messages_thinking`: the requests that
+    get thinking blocks; `searches`: the server runs them.
+    """
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)
@@ -84,16 +80,15 @@ def decode_messages_request(
     check_stop("stop_sequences", stop)
     sampling = decode_sampling(body, max_tokens=body.max_tokens, stop=stop, guide=_guide(body))
     tools = Toolbox(body.tools or (), searches=searches)
-    spec = MessageSpec(
-        reply_id=reply_id,
-        model=model,
+    reply = replace(
+        spec,
         stream=bool(body.stream),
         thinking=_thinking_blocks(body, messages_thinking),
         search=tools.search,
         left_out=tuple(tools.left_out),
     )
-    request = replace(_request(body, tools, reply_id, sampling), keeps_reasoning=body.cache_reasoning_tokens)
-    return Decoded(requests=(request,), reply=spec)
+    request = replace(_request(body, tools, spec.reply_id, sampling), keeps_reasoning=body.cache_reasoning_tokens)
+    return Decoded(requests=(request,), reply=reply)
 
 
 def decode_count_request(body: schema.CountTokensBody, *, request_id: str, searches: bool = False) -> Decoded[None]:

@@ -5,16 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.request import Request, TextInputs
-from ..openai.decode import ReplySpec
-from ..parameters import Decoded
+from ..parameters import Decoded, Spec
 from .schema import Document, EmbeddingBody, RerankBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderSpec(ReplySpec):
+class EncoderSpec(Spec):
     """`documents`: the texts to send back with their scores; None sends none."""
 
-    created: int = 0  # not written
     is_base64: bool = False
     is_ranking: bool = False
     documents: Sequence[str] | None = None

@@ -26,6 +26,7 @@ from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import (
     Decoded,
+    Spec,
     allowed_choice,
     custom_parameters,
     decode_file_data,
@@ -38,6 +39,7 @@ from ..parameters import (
 )
 from ..past_calls import PastCalls
 from ..responses.decode import decode_part, decode_response
+from ..responses.replies import ResponseSpec
 from ..responses.schema import InputFile, InputImage
 from ..search import NO_SEARCH, PAGES, SearchTool, search_spec, search_tool
 from . import schema
@@ -47,22 +49,17 @@ _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplySpec:
-    """The form of the reply. `created`: unix seconds. Choices are numbered prompt by prompt."""
+class ReplySpec(Spec):
+    """The form of chats and completions. `created`: unix seconds. Choices are numbered prompt by prompt."""
 
-    reply_id: str
-    model: str
     created: int
     num_prompts: int = 1
     choices_per_prompt: int = 1
-    stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False  # in every chunk, for its choice
     logprobs: bool = False
     reasoning: ReasoningMode = "separate"
     custom_tools: frozenset[str] = frozenset()  # their calls carry one text instead of arguments
-    search: SearchTool | None = None
-    left_out: tuple[str, ...] = ()
 
     @property
     def num_choices(self) -> int:
@@ -85,22 +82,16 @@ AnyChatBody = Annotated[
 
 
 def decode_chat(
-    body: schema.ChatCompletionBody,
-    *,
-    reply_id: str,
-    model: str,
-    created: int,
-    separate_reasoning: bool = True,
-    searches: bool = False,
+    body: schema.ChatCompletionBody, spec: ReplySpec, *, separate_reasoning: bool = True, searches: bool = False
 ) -> Decoded[ReplySpec]:
-    """Decode a chat. `separate_reasoning`: the default of the server; `searches`: the server runs web searches."""
+    """Decode a chat. `spec`: of the reply, so far without the client's wishes. `separate_reasoning`: the default of the
+    server; `searches`: the server runs web searches.
+    """
     _check_chat(body)
     search = _search(body, searches=searches)
-    request = _chat_request(body, reply_id)
-    reply = ReplySpec(
-        reply_id=reply_id,
-        model=model,
-        created=created,
+    request = _chat_request(body, spec.reply_id)
+    reply = replace(
+        spec,
         choices_per_prompt=request.sampling.n,
         **_stream_fields(body.stream, body.stream_options),
         logprobs=bool(body.logprobs),
@@ -112,13 +103,7 @@ def decode_chat(
 
 
 def decode_responses_as_chat(
-    body: schema.ResponsesAsChatBody,
-    *,
-    reply_id: str,
-    model: str,
-    created: int,
-    separate_reasoning: bool = True,
-    searches: bool = False,
+    body: schema.ResponsesAsChatBody, spec: ReplySpec, *, separate_reasoning: bool = True, searches: bool = False
 ) -> Decoded[ReplySpec]:
     """Decode like `decode_chat`. Nothing is stored, so fields that need a stored response are refused."""
     for name in ("store", "background", "previous_response_id"):
@@ -129,11 +114,10 @@ def decode_responses_as_chat(
                 param=name,
             )
     stateless = body.model_copy(update={"store": False})
-    found = decode_response(stateless, reply_id=reply_id, model=model, created_at=created, searches=searches)
-    reply = ReplySpec(
-        reply_id=reply_id,
-        model=model,
-        created=created,
+    asked = ResponseSpec(reply_id=spec.reply_id, model=spec.model, created_at=spec.created)
+    found = decode_response(stateless, asked, searches=searches)
+    reply = replace(
+        spec,
         **_stream_fields(body.stream, body.stream_options),
         logprobs=found.request.sampling.logprobs is not None,
         reasoning=_reasoning_mode(separate_reasoning),
@@ -205,7 +189,7 @@ def _prediction(prediction: schema.Prediction | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded[ReplySpec]:
+def decode_completion(body: schema.CompletionBody, spec: ReplySpec) -> Decoded[ReplySpec]:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Unsupported("`best_of` other than `n` is not supported.", param="best_of")
     if body.suffix and body.echo:
@@ -215,7 +199,7 @@ def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str,
     scores_prompt = bool(body.echo) and body.logprobs is not None
     requests = tuple(
         Request(
-            request_id=reply_id if len(prompts) == 1 else f"{reply_id}-{number}",
+            request_id=spec.reply_id if len(prompts) == 1 else f"{spec.reply_id}-{number}",
             prompt=prompt,
             suffix=body.suffix or "",
             sampling=sampling,
@@ -225,10 +209,8 @@ def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str,
         )
         for number, prompt in enumerate(prompts)
     )
-    reply = ReplySpec(
-        reply_id=reply_id,
-        model=model,
-        created=created,
+    reply = replace(
+        spec,
         num_prompts=len(prompts),
         choices_per_prompt=sampling.n,
         **_stream_fields(body.stream, body.stream_options),

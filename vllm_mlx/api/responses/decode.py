@@ -7,7 +7,7 @@ again.
 import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -67,17 +67,16 @@ class DecodedResponse(Decoded[ResponseSpec]):
 
 def decode_response(
     body: schema.ResponsesBody,
+    spec: ResponseSpec,
     *,
     earlier: Sequence[schema.InputItem] = (),
-    reply_id: str,
-    model: str,
-    created_at: int,
     searches: bool = False,
     usual: Mapping[str, float] = USUAL,
 ) -> DecodedResponse:
-    """Decode a body. `earlier`: the conversation that `previous_response_id` names; `searches`: the server runs them.
+    """Decode a body. `spec`: of the reply, so far without the client's wishes.
 
-    `usual`: the temperature and the top_p of requests that give none.
+    `earlier`: the conversation that `previous_response_id` names; `searches`: the server runs them. `usual`: the
+    temperature and the top_p of requests that give none.
     """
     _check(body)
     tools = decode_tools(body.tools or (), searches=searches, max_searches=body.max_tool_calls)
@@ -85,7 +84,7 @@ def decode_response(
     reasoning, include = body.reasoning or schema.ReasoningSettings(), body.include or ()
     items = _input_items(body)
     request = Request(
-        request_id=reply_id,
+        request_id=spec.reply_id,
         messages=_messages(body, {"previous_response_id.input": earlier, "input": items}, tools.custom),
         tools=tools.specs,
         tool_choice=decode_tool_choice(body.tool_choice, tools),
@@ -100,22 +99,22 @@ def decode_response(
         cache_salt=body.cache_salt or "",
         **decode_thinking(reasoning.effort, body.chat_template_kwargs),
     )
-    spec = ResponseSpec(
-        reply_id=reply_id,
-        model=model,
-        created_at=created_at,
+    reply = replace(
+        spec,
         stream=bool(body.stream),
         store=body.store is not False,
         background=bool(body.background),
         shows_summary=bool(reasoning.summary or reasoning.generate_summary),
         seals_reasoning=body.store is False or ENCRYPTED_REASONING in include,
         tools=tools,
+        search=tools.search,
+        left_out=tools.left_out,
         shows_sources="web_search_call.action.sources" in include,
         shows_results="web_search_call.results" in include,
         echo=_echo(body, usual),
     )
-    kept = kept_input(items, reply_id) if spec.store else KeptInput()
-    return DecodedResponse(requests=(request,), reply=spec, kept=kept)
+    kept = kept_input(items, spec.reply_id) if reply.store else KeptInput()
+    return DecodedResponse(requests=(request,), reply=reply, kept=kept)
 
 
 def _input_items(body: schema.ResponsesBody) -> tuple[schema.InputItem, ...]:

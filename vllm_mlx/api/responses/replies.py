@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, FinishReason, SearchDone, ToolCallStart, Usage
 from ...core.messages import ToolSpec
-from ..blocks import BlockEnd, BlockStart, ReasoningMode
+from ..blocks import BlockEnd, BlockStart
 from ..error_replies import response_code
 from ..openai.replies import ContentLogprob
+from ..parameters import Spec
 from ..replies import CacheShortfall, ErrorText, FinishDetails, Reply, finish_details, given, shortfall_of
 from ..search import SEARCH_NAME, SearchTool, packed_search
 from ..text import custom_input, seal
@@ -29,13 +30,10 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseSpec:
-    """The form of the reply. `created_at`: unix seconds; `echo`: the request's fields that the reply repeats."""
+class ResponseSpec(Spec):
+    """The form of a response. `created_at`: unix seconds; `echo`: the request's fields that the reply repeats."""
 
-    reply_id: str
-    model: str
     created_at: int
-    stream: bool = False
     store: bool = True
     background: bool = False
     shows_summary: bool = False
@@ -44,16 +42,6 @@ class ResponseSpec:
     shows_sources: bool = False  # whether items of searches list the pages
     shows_results: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
-
-    reasoning: ClassVar[ReasoningMode] = "separate"
-
-    @property
-    def search(self) -> SearchTool | None:
-        return self.tools.search
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        return self.tools.left_out
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -285,7 +273,7 @@ def item(
 
 
 def is_search(spec: ResponseSpec, call: ToolCallStart) -> bool:
-    return spec.tools.search is not None and call.name == SEARCH_NAME
+    return spec.search is not None and call.name == SEARCH_NAME
 
 
 def _search(spec: ResponseSpec, item_id: str, found: SearchDone | None) -> WebSearchCall:
