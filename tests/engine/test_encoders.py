@@ -138,13 +138,13 @@ def test_a_decode_step_lies_between_two_units(tmp_path: Path) -> None:
 
         async def run() -> None:
             prompts = [prompt_of(number, 40) for number in range(2)]
-            alone = await asyncio.gather(*(served.ask(CHAT, prompt, 200) for prompt in prompts))
+            alone = await asyncio.gather(*(served.ask(CHAT, prompt, 120) for prompt in prompts))
             await served.encode("warm")
             steps = await served.client.ask(Steps)
-            asked = [asyncio.create_task(served.ask(CHAT, prompt, 200)) for prompt in prompts]
+            asked = [asyncio.create_task(served.ask(CHAT, prompt, 120)) for prompt in prompts]
             while "decode" not in steps.order:
                 await asyncio.sleep(0.001)
-            await asyncio.gather(*(served.encode(*texts_of(100, seed)) for seed in range(4)))
+            await asyncio.gather(*(served.encode(*texts_of(50, seed)) for seed in range(4)))
             assert [reply for reply, _ in await asyncio.gather(*asked)] == [reply for reply, _ in alone]
             beside = steps.order[steps.order.index("decode") : len(steps.order) - steps.order[::-1].index("decode")]
             assert beside.count("unit") > 3

@@ -36,7 +36,7 @@ def name_of(path: Path, **settings: Any) -> str:
 def counts(path: Path, **settings: Any) -> tuple[list[int], int, int]:
     """A reply, and how many drafts of the head there were, and how many of them were right."""
     driver = Driver(path, num_draft_tokens=3, **settings)
-    [reply] = driver.generate([PROMPT], max_tokens=40)
+    [reply] = driver.generate([PROMPT], max_tokens=25)
     speculation = driver.engine.scheduler.speculation
     return reply, speculation.num_drafted["mtp"], speculation.num_accepted["mtp"]
 
@@ -71,7 +71,7 @@ def test_a_text_model_has_a_head_too(architecture: str) -> None:
     path, text_only = checkpoint(architecture, mtp=True), architecture == FAMILY
     reply, drafted, accepted = counts(path, text_only=text_only)
     assert 0 < accepted < drafted
-    assert [reply] == Driver(path, num_draft_tokens=0, text_only=text_only).generate([PROMPT], max_tokens=40)
+    assert [reply] == Driver(path, num_draft_tokens=0, text_only=text_only).generate([PROMPT], max_tokens=25)
     assert load(path, text_only=text_only).module.vision_tower is None
     assert isinstance(load(path, text_only=True, num_draft_tokens=0), TextModel)
 

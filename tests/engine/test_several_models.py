@@ -103,6 +103,7 @@ def asked() -> tuple[Asked, list[list[int]]]:
     return order, [alone[at] for at in range(len(order))]
 
 
+@pytest.mark.full  # with every run: models that take turns
 def test_every_reply_is_as_alone(asked: tuple[Asked, list[list[int]]]) -> None:
     order, alone = asked
     with serving(*NAMES) as (served, runner):
