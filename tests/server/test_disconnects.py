@@ -1,10 +1,13 @@
 """A client that goes away frees what it held; one that stays until the end aborts nothing."""
 
+import asyncio
 import contextlib
 import json
 import logging
 import random
 import socket
+from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +15,8 @@ import pytest
 from tests.support.rows import row
 from tests.support.running import Running, eventually, post_bytes
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.events import TextDelta
+from vllm_mlx.core.events import GenerationEvent, TextDelta
+from vllm_mlx.server.generations import PromptBatch
 
 from .fakes import endless, finished, hello, silent
 
@@ -106,3 +110,24 @@ def test_a_reader_that_stalls_and_goes_is_noticed(server: Running) -> None:
     connection.close()
     eventually(lambda: not server.engine.running)
     assert len(server.engine.aborted) == 1
+
+
+class Talk:
+    """A generation of many events."""
+
+    num_prompt_tokens = 7
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        for event in (*[TextDelta("a")] * 200, finished()):
+            yield 0, event
+
+
+def test_a_client_that_leaves_several_prompts_early_leaves_no_reader_behind() -> None:
+    async def leave(talks: list[Any]) -> None:
+        async with PromptBatch(talks, 1) as batch:
+            async for _ in batch:
+                for _ in range(200):  # until the queue is full
+                    await asyncio.sleep(0)
+                return
+
+    asyncio.run(asyncio.wait_for(leave([Talk(), Talk()]), 20))

@@ -138,3 +138,32 @@ def test_such_a_tool_hinders_nothing_where_no_call_is_forced(http: httpx.Client,
     for given in (tools, [*tools, chat_tool("fine")]):
         reply = http.post("/v1/chat/completions", json={"messages": HI, "tools": given, "max_tokens": 8, **OFF})
         assert reply.status_code == 200 and reply.json()["choices"][0]["finish_reason"] == "length"
+
+
+DIGIT: Any = {"type": "integer", "minimum": 0, "maximum": 9}
+INNER: Any = {"type": "object", "properties": {"b": DIGIT}}
+OUTER: Any = {"type": "object", "properties": {"a": DIGIT, "o": INNER}, "required": ["o"]}
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": OUTER}}
+
+
+def names_in(arguments: str) -> list[str]:
+    found: list[str] = []
+    json.loads(arguments, object_pairs_hook=lambda pairs: found.extend(name for name, _ in pairs))
+    return found
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_xml", "lfm2"])
+def test_forced_calls_have_declared_arguments_alone_at_every_depth(
+    checkpoint: Callable[..., Path], parser: str
+) -> None:
+    """As JSON, as tags and as Python calls; a name comes once in the text that the client gets."""
+    choice = {"type": "function", "function": {"name": "f"}}
+    asked: Any = {"messages": HI, "tools": [TOOL], "tool_choice": choice, **OFF, "max_tokens": 400}
+    settings = {"max_model_len": 2048, "tool_call_parser": parser}
+    with engine_served(checkpoint("qwen3"), **settings) as running, running.http() as http:
+        for seed in range(2):
+            reply = http.post("/v1/chat/completions", json={**asked, "seed": seed})
+            assert reply.status_code == 200, reply.text
+            [call] = reply.json()["choices"][0]["message"]["tool_calls"]
+            found = names_in(call["function"]["arguments"])
+            assert sorted(found) == sorted({*found} & {"a", "o", "b"}), call

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
+from tests.support.protocols import PROTOCOLS
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.api.wire import MAX_UNKNOWN
 from vllm_mlx.server.request_log import MAX_WARNINGS, UNKNOWN_HEADER
@@ -19,13 +20,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 NOWHERE = "http://127.0.0.1:9"  # the model of these tests asks for no search
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI: Any = {"role": "user", "content": "hi"}
-ASKED: Any = {
-    CHAT: {"messages": [HI]},
-    COMPLETIONS: {"prompt": "hi"},
-    RESPONSES: {"input": [HI], "store": False},
-    MESSAGES: {"messages": [HI], "max_tokens": 5},
-    COUNT: {"messages": [HI]},
-}
+ASKED: Any = {**{protocol.path: protocol.body(HI) for protocol in PROTOCOLS.values()}, COUNT: {"messages": [HI]}}
 PART: Any = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 INPUT_PART: Any = {"role": "user", "content": [{"type": "input_text", "text": "hi", "spin": 1}]}
 TOOL: Any = {"type": "function", "function": {"name": "ls"}}

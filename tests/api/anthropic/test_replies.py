@@ -59,18 +59,14 @@ def test_a_streamed_message_is_the_folded_one(data: Any, events: list[Generation
 @pytest.mark.parametrize(
     ("end", "reason", "sequence"),
     [
-        (finished(), "end_turn", None),
-        (finished(FinishReason.LENGTH), "max_tokens", None),
-        (Finished(FinishReason.LENGTH, replace(USAGE, clamped_max_tokens=9)), "model_context_window_exceeded", None),
         (Finished(FinishReason.STOP, replace(USAGE, clamped_max_tokens=9)), "end_turn", None),
-        (finished(FinishReason.TOOL_CALLS), "tool_use", None),
-        (finished(FinishReason.STOP, "END"), "stop_sequence", "END"),
         (finished(FinishReason.STOP, 7), "end_turn", None),
         (finished(FinishReason.TOOL_CALLS, "END"), "stop_sequence", "END"),
         (finished(FinishReason.LENGTH, "END"), "max_tokens", None),
     ],
 )
 def test_ends(end: Finished, reason: str, sequence: str | None) -> None:
+    """`tests/golden` has those of one cause."""
     message = folded([TextDelta("x"), end])
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
     *_, delta, stop = named_events(streamed([TextDelta("x"), end]))
