@@ -2,9 +2,9 @@
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Any, Literal
 
-import numpy as np
 from pydantic_core import to_json
 
 from ...core.errors import GenerationError
@@ -76,12 +76,13 @@ class EncoderFold:
 
     def finish(self) -> bytes:
         """Write the reply. Raises GenerationError if a value is not a finite number, which JSON does not have."""
-        if not all(np.isfinite(vector).all() for vector in self._vectors):
+        spec, count = self._spec, self._usage.prompt_tokens
+        largest = (each if spec.is_ranking else abs(each).max() for each in self._vectors)
+        if not all(map(isfinite, largest)):
             raise GenerationError(
                 "The encoder computed a value that is not a finite number, which no reply can hold. Compare the files "
                 "of its checkpoint with the published ones."
             )
-        spec, count = self._spec, self._usage.prompt_tokens
         usage = EncoderUsage(prompt_tokens=count, total_tokens=count)
         around: Reply = EmbeddingList(model=spec.model, data=[], usage=usage)
         pieces = [*(self._ranked() if spec.is_ranking else self._embedded())]
