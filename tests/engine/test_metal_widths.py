@@ -4,6 +4,7 @@ In half precision the order of additions shows, and tokens need not be equal. So
 the library over prompt and reply: each token must be the likeliest there, or nearly so, with the same probability.
 """
 
+import importlib.util
 import random
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
+from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engine_driver import Driver, Reply
-from tests.support.metal_widths import MIXTURES, WIDE
+from tests.support.metal_widths import CONDITIONS, MIXTURES, WIDE, text_config, wide_config
+from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.request import TokenSampling
 from vllm_mlx.runner.calibrate import Calibration
 
@@ -107,3 +110,35 @@ def test_replies_are_the_librarys_alone_batched_chunked_and_cached(folder):
         cached = Replies(chunked, folder, prompts)
         cached.check()
         assert all(chunked.seqs[seq_id].num_cached_tokens for seq_id in cached.seq_ids)
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "vision:qwen3_5"])
+def test_widths_pass_the_conditions_of_the_kernels_that_real_models_run_on(architecture):
+    config = wide_config(architecture)
+    concerned = [condition for condition in CONDITIONS if condition.concerns(config)]
+    assert concerned
+    assert [condition.kernel for condition in concerned if not condition.holds(config)] == []
+    assert config["hidden_size"] % 128 == 0
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *(f"vision:{family}" for family in FAMILIES)])
+def test_no_tiny_checkpoint_has_widths_with_which_a_kernel_computes_nonsense(architecture):
+    config = text_config(architecture)
+    unchecked = [condition for condition in CONDITIONS if not condition.is_checked and condition.concerns(config)]
+    assert [condition.kernel for condition in unchecked if not condition.holds(config)] == []
+
+
+def test_each_kernel_has_a_checkpoint_that_passes():
+    for condition in CONDITIONS:
+        configs = [wide_config(architecture) for architecture in WIDE]
+        assert any(condition.concerns(config) and condition.holds(config) for config in configs), condition.kernel
+
+
+INSTALLED = [condition for condition in CONDITIONS if not condition.file.startswith("mlx/")]  # MLX's own is not
+
+
+@pytest.mark.parametrize("condition", INSTALLED, ids=lambda condition: condition.kernel)
+def test_the_table_is_of_the_installed_libraries(condition):
+    package, _, file = condition.file.partition("/")
+    folder = Path(importlib.util.find_spec(package).origin).parent
+    assert condition.text in (folder / file).read_text(encoding="utf-8"), "read the kernel again"
