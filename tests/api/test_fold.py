@@ -83,6 +83,13 @@ def test_a_whole_reply() -> None:
 CALL = (ToolCallStart(0, "call_1", "ls"), ToolCallDelta(0, '{"p":'), ToolCallDelta(0, "1}"), ToolCallEnd(0))
 
 
+def test_a_prompt_of_several_choices_counts_once_as_the_choice_that_computed_most_of_it() -> None:
+    usages = [Usage(prompt_tokens=7, cached_tokens=cached, completion_tokens=1) for cached in (6, 2, 6)]
+    ends = [(index, Finished(FinishReason.STOP, usage)) for index, usage in enumerate(usages)]
+    usage = folded(ends, choices_per_prompt=3)["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (7, 2)
+
+
 @row("S0-17")
 @pytest.mark.parametrize("after", [(), (TextDelta("Hi"),), CALL])
 def test_inline_reasoning_is_closed_by_whatever_follows(after: tuple[GenerationEvent, ...]) -> None:

@@ -80,6 +80,12 @@ def test_one_ordinary_key_beside_an_admin_key_manages_its_own_alone() -> None:
         assert server.engine.cleared[-1] != ""
 
 
+def test_the_only_key_manages_everything() -> None:
+    with serving(ManagedEngine(), api_keys=(ANN,)) as server:
+        assert asked(server, ANN, "DELETE", "/v1/cache") == 200
+        assert server.engine.cleared == [""]
+
+
 def test_with_admin_keys_alone_anybody_may_chat_and_nobody_else_manage() -> None:
     with serving(ManagedEngine(), api_keys=(ROOT,)) as server:
         for key in (None, APIKey("x", "not-needed")):

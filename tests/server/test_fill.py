@@ -88,7 +88,7 @@ def type_into(editor: Editor, num_lines: int, num_chars: int, suffix_bound: int,
         prefix = file + TYPED[:at]
         found = ask(prefix, SUFFIX)
         assert found["usage"]["prompt_tokens"] > editor.num_tokens(file) >= min(8000, 12 * num_lines)
-        if at % max(2, num_lines // 40) == 0:
+        if at % max(4, num_lines // 40) == 0:
             alone = ask(prefix, SUFFIX, cache_salt=f"{num_lines} {at}")
             assert found["choices"][0]["text"] == alone["choices"][0]["text"]
             assert editor.num_computed(alone) == found["usage"]["prompt_tokens"]

@@ -157,7 +157,8 @@ class PrefillPacer:
             return
         if timing.num_tokens == _power_of_two(timing.num_tokens):
             depth = self._by_length.setdefault(_depth(timing.start), {})
-            depth[timing.num_tokens] = timing.seconds / timing.num_tokens
+            token_s = timing.seconds / timing.num_tokens
+            depth[timing.num_tokens] = (depth.get(timing.num_tokens, token_s) + token_s) / 2  # some begin deeper
         is_long = timing.num_tokens > self._timely_length(timing.start)
         if is_long and timing.seconds < self.chunk_s(timing.num_tokens, timing.start):
             return  # experts are read less often for a token of a long chunk: short ones are not so quick

@@ -76,14 +76,13 @@ class EncoderFold:
 
     def finish(self) -> bytes:
         """Write the reply. Raises GenerationError if a value is not a finite number, which JSON does not have."""
-        spec = self._spec
-        largest = self._vectors if spec.is_ranking else (abs(vector).max() for vector in self._vectors)
+        spec, count = self._spec, self._usage.prompt_tokens
+        largest = (each if spec.is_ranking else abs(each).max() for each in self._vectors)
         if not all(map(isfinite, largest)):
             raise GenerationError(
                 "The encoder computed a value that is not a finite number, which no reply can hold. Compare the files "
                 "of its checkpoint with the published ones."
             )
-        count = self._usage.prompt_tokens
         usage = EncoderUsage(prompt_tokens=count, total_tokens=count)
         around: Reply = EmbeddingList(model=spec.model, data=[], usage=usage)
         pieces = [*(self._ranked() if spec.is_ranking else self._embedded())]
