@@ -91,3 +91,10 @@ def test_log_probabilities_where_they_are_asked_for(http: httpx.Client, engine: 
     assert [event["logprobs"] for event in sent if event["type"] == "response.output_text.done"] == [first, second]
     parts = [[item["content"] for item in found["output"]] for found in (whole, kept, sent[-1]["response"])]
     assert parts[0] == parts[1] == parts[2] and plain["top_logprobs"] == 0 and whole["top_logprobs"] == 2
+
+
+def test_a_token_without_text_at_the_end_has_its_log_probability(http: httpx.Client, engine: FakeEngine) -> None:
+    *start, end = says()
+    engine.play = lambda request, index: (*start, TextDelta("", (FIRST,)), end)
+    whole = http.post(RESPONSES, json={"input": "hi", "include": ["message.output_text.logprobs"]}).json()
+    assert [each["token"] for each in whole["output"][-1]["content"][0]["logprobs"]] == ["H"]

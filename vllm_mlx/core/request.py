@@ -418,7 +418,7 @@ class RequestLimits(SettingsGroup):
     def check(self, request: Request) -> None:
         """Raise InvalidParameter, naming the limit."""
         self.check_messages(len(request.messages or ()))
-        _at_most(len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools")
+        _at_most(len(request.tools) + len(request.unlisted_tools), self.max_tools, "max_tools")
         for param, schema in _schemas(request):
             if schema and _is_longer(schema, self.max_schema_bytes):
                 raise InvalidParameter(
@@ -429,7 +429,7 @@ class RequestLimits(SettingsGroup):
 
     def check_messages(self, num_messages: int) -> None:
         """Raise InvalidParameter, naming the limit."""
-        _at_most(num_messages, self.max_messages, "messages")
+        _at_most(num_messages, self.max_messages, "max_messages")
 
     @staticmethod
     def check_texts(num_texts: int, param: str) -> None:
@@ -440,13 +440,13 @@ class RequestLimits(SettingsGroup):
 
     def check_choices(self, num_choices: int) -> None:
         """Raise InvalidParameter, naming the limit."""
-        _at_most(num_choices, self.max_choices, "choices", param="n")
+        _at_most(num_choices, self.max_choices, "max_choices", param="n")
 
 
-def _at_most(number: int, limit: int, noun: str, param: str | None = None) -> None:
+def _at_most(number: int, limit: int, name: str, param: str | None = None) -> None:
     if number > limit:
-        name = setting(f"max_{noun}")
-        message = f"This request has {number} {noun}; the server takes at most {limit} ({name})."
+        noun = name.removeprefix("max_")
+        message = f"This request has {number} {noun}; the server takes at most {limit} ({setting(name)})."
         raise InvalidParameter(message, param=param or noun)
 
 

@@ -136,13 +136,11 @@ class CompiledGrammars(LRU[tuple[str, str], LLMatcher]):
 
     def __init__(self, max_grammars: int = MAX_GRAMMARS, max_bytes: int = MAX_BYTES):
         super().__init__(max_bytes, max_grammars)
-        self._max_grammars = max_grammars
 
     def _victim(self, spared: Container[tuple[str, str]]) -> tuple[str, str] | None:
-        is_full = len(self) > self._max_grammars
         held = Counter[str]()
         for (tenant, _), (_, num_bytes) in self._entries.items():
-            held[tenant] += 1 if is_full else num_bytes
+            held[tenant] += 1 if self._is_full else num_bytes
         [(heaviest, _)] = held.most_common(1)
         return next((key for key in self if key[0] == heaviest and key not in spared), None)
 

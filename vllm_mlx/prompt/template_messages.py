@@ -99,18 +99,14 @@ def as_user(message: Message) -> Message:
     return Message("user", (TextPart("<tool_response>"), *shown, TextPart("</tool_response>")))
 
 
-def template_messages(
-    messages: Sequence[Message],
-    style: CallStyle = CallStyle(),
-) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Message], style: CallStyle = CallStyle()) -> list[dict[str, Any]]:
     """Return the dicts that chat templates read. `messages`: in the style, each tool result a separate message."""
     return [_template_message(message, style) for message in messages]
 
 
 def _template_message(message: Message, style: CallStyle) -> dict[str, Any]:
-    match message.parts:
-        case (ToolResultPart() as part,):
-            return _tool_result(part, style)
+    if message.parts and isinstance(part := message.parts[0], ToolResultPart):
+        return _tool_result(part, style)
     # The parts of a reply were one text when the model wrote them; the parts that a client sends are separate texts.
     content = _content(message.parts, separator="" if message.role == "assistant" else "\n")
     result: dict[str, Any] = {"role": message.role, "content": content}

@@ -42,9 +42,10 @@ _RETRY_S = 30.0  # after which a model that had no room may be loaded by command
 
 @dataclass(eq=False, kw_only=True)
 class Resident:
-    """A model of the server, whether its weights are in memory or not. `Residency` alone writes it, except `used_s`.
+    """A model of the server, whether its weights are in memory or not.
 
-    A scheduler and sizes that were assumed are replaced at the first load.
+    `Residency` alone changes its state; the served model writes the figures of its loads. A scheduler and sizes that
+    were assumed are replaced at the first load.
     """
 
     name: str

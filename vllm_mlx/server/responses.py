@@ -12,11 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..api.error_replies import OpenAIError
+from ..api.replies import TokenNames
 from ..api.responses.decode import DecodedResponse, decode_response
 from ..api.responses.encode import ResponseStream
 from ..api.responses.replies import Deleted, InputItemList, InputTokens, ResponseReply, ResponseSpec, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
-from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
+from ..api.responses.stored import MAX_LISTED, KeptInput, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, ResponseNotFound, Unsupported, VLLMMLXError, shown
 from ..disk.kept import Journal
 from ..engine.client import EngineClient
@@ -139,9 +140,10 @@ class _Responses:
         """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
         spec = found.reply
         answer = as_json(response(spec, "queued"))
-        call.keep(found, response(spec, "in_progress"))
+        fold = call.fold(found)
+        fold.keep(response(spec, "in_progress"))
         submission = submit(self._engine, found.requests, http, spec)
-        starting = self._background.start(spec.reply_id, submission, call.fold(found), record_of(http.scope))
+        starting = self._background.start(spec.reply_id, submission, fold, record_of(http.scope))
         with ExitStack() as undone:
             undone.callback(call.store.remove, spec.reply_id)
             await while_connected(http.receive, starting)
@@ -175,22 +177,26 @@ class ResponsesCall(ReplyCall[ResponsesBody, DecodedResponse]):
     def stream(self, found: DecodedResponse, generation: RequestGeneration) -> ResponseStream:
         return self.fold(found)
 
-    def fold(self, found: DecodedResponse) -> ResponseStream:
-        return _KeptResponse(self, found)
-
-    def keep(self, found: DecodedResponse, reply: ResponseReply) -> None:
-        """Keep the response with its input."""
-        reply.completed_at = int(time.time()) if reply.status == "completed" else None
-        if found.reply.store:
-            self.store.put(stored(found.kept, reply, self.previous_id))
+    def fold(self, found: DecodedResponse) -> "KeptResponse":
+        names = None if found.request.sampling.logprobs is None else self.front.tokenizer
+        store = self.store if found.reply.store else None
+        return KeptResponse(found.reply, names, found.kept, store, self.previous_id)
 
 
-class _KeptResponse(ResponseStream):
-    """Keeps the response once it has ended. A client that disconnects leaves nothing."""
+class KeptResponse(ResponseStream):
+    """Keeps the response with its input once it has ended. A client that disconnects leaves nothing."""
 
-    def __init__(self, call: ResponsesCall, found: DecodedResponse) -> None:
-        super().__init__(found.reply, None if found.request.sampling.logprobs is None else call.front.tokenizer)
-        self._call, self._found = call, found
+    def __init__(
+        self,
+        spec: ResponseSpec,
+        names: TokenNames | None,
+        kept: KeptInput,
+        store: ResponseStore | None,
+        previous_id: str | None,
+    ) -> None:
+        """`kept`: the input of this turn. Without a `store`, nothing is kept."""
+        super().__init__(spec, names)
+        self._input, self._store, self._previous_id = kept, store, previous_id
         self._is_kept = False
 
     def fail(self, error: VLLMMLXError) -> bytes:
@@ -209,7 +215,12 @@ class _KeptResponse(ResponseStream):
     def _keep(self) -> None:
         if not self._is_kept:
             self._is_kept = True  # if storing fails, `fail` follows, which must not try it again
-            self._call.keep(self._found, self.reply)
+            self.keep(self.reply)
+
+    def keep(self, reply: ResponseReply) -> None:
+        reply.completed_at = int(time.time()) if reply.status == "completed" else None
+        if self._store is not None:
+            self._store.put(stored(self._input, reply, self._previous_id))
 
 
 def _earlier(previous_id: str | None, store: ResponseStore) -> Sequence[StoredItem]:

@@ -116,11 +116,8 @@ class MessagesCall(ReplyCall[MessagesBody, Decoded[MessageSpec]]):
     """Messages of Anthropic's protocol."""
 
     def decode(self) -> Decoded[MessageSpec]:
-        spec, thinking = (
-            MessageSpec(reply_id=f"msg_{uuid.uuid4().hex}", model=self.model),
-            self.config.messages_thinking,
-        )
-        return decode_messages_request(self.body, spec, messages_thinking=thinking, searches=self.searches)
+        spec, policy = MessageSpec(reply_id=f"msg_{uuid.uuid4().hex}", model=self.model), self.config.messages_thinking
+        return decode_messages_request(self.body, spec, messages_thinking=policy, searches=self.searches)
 
     def stream(self, found: Decoded[MessageSpec], generation: RequestGeneration) -> StreamEncoder:
         return MessageStream(found.reply, prompt_tokens=generation.num_prompt_tokens)

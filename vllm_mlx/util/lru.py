@@ -96,6 +96,10 @@ class LRU(Generic[K, V]):
         """Return the entry to evict next, or None if all are spared."""
         return next((key for key in self._entries if key not in spared), None)
 
+    @property
+    def _is_full(self) -> bool:
+        """Return whether there are too many entries."""
+        return self._max_entries is not None and len(self._entries) > self._max_entries
+
     def _exceeds(self, max_bytes: int) -> bool:
-        is_full = self._max_entries is not None and len(self._entries) > self._max_entries
-        return is_full or self.used_bytes > max_bytes
+        return self._is_full or self.used_bytes > max_bytes

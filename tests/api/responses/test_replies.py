@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from vllm_mlx.api.error_replies import response_code
 from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.replies import Tools
+from vllm_mlx.api.search import SEARCH_NAME, SearchTool
 from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import Cancelled, ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
 from vllm_mlx.core.events import (
@@ -116,6 +117,14 @@ def test_a_call_that_was_cut_does_not_end(fields: Any, end: str) -> None:
     assert statuses == (["incomplete", "completed"] if end == "broken" else ["incomplete"])
     assert {event["output_index"] for event in sent if event["type"].endswith(".done")} == set(range(1, len(statuses)))
     vendor_takes(sent)
+
+
+def test_a_complete_response_shows_a_search_that_cannot_be_read_as_its_text() -> None:
+    start, part, closed, _ = patching("{}")
+    assert isinstance(start, ToolCallStart)
+    events = (replace(start, name=SEARCH_NAME), part, replace(closed, is_broken=True), TextDelta("so"), finished())
+    [item] = folded(events, tools=Tools(search=SearchTool()), search=SearchTool())["output"]
+    assert item["content"][0]["text"] == "so"
 
 
 def test_reasoning_is_packed_into_the_item_where_the_client_asks_for_it() -> None:

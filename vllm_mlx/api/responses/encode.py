@@ -138,11 +138,13 @@ class ResponseStream:
         return b"".join([self._ended(index, item) for index, item in items.items()])
 
     def _end(self, event: BlockEnd, status: replies.ItemStatus) -> bytes:
+        if event.is_broken and not self._spec.stream:
+            return b""  # its text follows as content
         if event.call is not None and replies.is_search(self._spec, event.call):
             self._searches[event.call.call_id] = event
             return self._event("web_search_call.searching", self._place)
-        if event.is_broken and not self._spec.stream:
-            return b""  # its text follows as content
+        if event.kind == "text" and not self._spec.stream:  # tokens without text, which no delta could carry
+            self._logprobs, self._new_logprobs = self._logprobs + self._new_logprobs, []
         logprobs, self._logprobs = self._logprobs, []
         status = "incomplete" if event.is_broken else status
         ended = replies.item(self._spec, event, status, logprobs=logprobs)

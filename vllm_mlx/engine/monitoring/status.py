@@ -77,7 +77,7 @@ class Moment:
 
 
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
-    """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
+    """Write the status. `replies`: all that wait or run. `num_refused`: requests that never began."""
     report, totals, now = moment.report, moment.totals, moment.now
     facts = moment.fronts[0].model_facts if moment.fronts else None
     there = {name for name, lane, _ in moment.models if lane.row["state"] in ("ready", "leaving")}
