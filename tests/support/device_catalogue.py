@@ -52,7 +52,7 @@ def _chip(name: str, generation: int, gigabytes_a_second: float, num_cores: int,
 
 CHIPS = {name: _chip(name, *build) for name, build in _BUILDS.items()}
 
-FOUR, EIGHT, MXFP4 = 4.5, 8.5, 4.25  # bits a weight, in groups of 64 or 32 with their scales
+FOUR, EIGHT, HALF, MXFP4 = 4.5, 8.5, 16.0, 4.25  # bits a weight, in groups of 64 or 32 with their scales
 
 # fmt: off
 _SHAPES = (

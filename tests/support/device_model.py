@@ -3,7 +3,7 @@
 A product takes as long as its weights take to be read, or as its additions take, whichever is longer. To that come the
 KV that attention reads, a fixed time for every kernel, and copies. No constant belongs to one figure: those here hold
 for all chips and models, and three of `device_catalogue.py` for all chips of a generation or kind. They were chosen
-together, so that 73 published figures, from M1 to M5 Max and from 0.6B to 120B, come out within a quarter.
+together, so that the published figures of `tests/scheduler/test_device_model.py` come out.
 """
 
 import math
