@@ -242,7 +242,7 @@ def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixt
     async def check(jobs: Jobs) -> None:
         done = jobs.pool.submit(lambda: 1 / 0)
         assert isinstance(await asyncio.to_thread(done.exception, 60), ZeroDivisionError)
-        eventually(lambda: "no request waits" in caplog.text)
+        eventually(lambda: "Background work has failed" in caplog.text)
 
     with_jobs(check)
     assert "ZeroDivisionError" in caplog.text

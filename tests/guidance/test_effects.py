@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -112,6 +112,7 @@ def _schema(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.recursive(st.booleans() | st.just({}) | types.map(lambda name: {"type": name}), _schema, max_leaves=6))
+@example({"contains": True, "minContains": 0, "unevaluatedItems": False})
 def test_no_value_depends_on_a_keyword_without_effect(schema: Any) -> None:
     if isinstance(schema, bool):
         return

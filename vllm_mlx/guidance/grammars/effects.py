@@ -98,7 +98,7 @@ class Effects:
 
     def _contains_nothing(self, schema: Mapping[str, Any]) -> bool:
         least, most = schema.get("minContains", 1), schema.get("maxContains")
-        if least == 0 and most is None:
+        if least == 0 and most is None and "unevaluatedItems" not in schema:
             return True
         is_bounded = least in (0, 1) and (least == 0 or schema.get("minItems", 0) not in (0, 0.0))
         return most is None and is_bounded and self._fits(schema["contains"], TYPES)
