@@ -98,7 +98,9 @@ class Effects:
 
     def _contains_nothing(self, schema: Mapping[str, Any]) -> bool:
         least, most = schema.get("minContains", 1), schema.get("maxContains")
-        if least == 0 and most is None and "unevaluatedItems" not in schema:
+        if "unevaluatedItems" in schema:
+            return False  # items that `contains` accepts are evaluated
+        if least == 0 and most is None:
             return True
         is_bounded = least in (0, 1) and (least == 0 or schema.get("minItems", 0) not in (0, 0.0))
         return most is None and is_bounded and self._fits(schema["contains"], TYPES)
